@@ -1,6 +1,6 @@
 """hpcdl: train models with every distributed-learning strategy, on any machine that has MPI.
 
-The rooms, from the top; a room imports from rooms below it, never upwards or from beside:
+The rooms, from the top; a room imports only from rooms below it:
 
     scripts                          one program per strategy or tool
     reports                          tables, pictures and comparisons of what runs have written

@@ -1,6 +1,4 @@
-"""One way to cut n things into parts, for rings, shards, servers, batches and test sets alike; and one for things of
-different lengths, for units of a model and clients.
-"""
+"""Partitions: n items into equal chunks (rings, shards, servers, batches), and items of unequal lengths into parts."""
 
 import heapq
 from collections.abc import Sequence
@@ -16,18 +14,17 @@ def chunks(n: int, parts: int) -> list[slice]:
 
 
 def chunk(n: int, parts: int, part: int) -> slice:
-    """The slice number `part` of `chunks(n, parts)`, without making the others."""
+    """Return slice number `part` of `chunks(n, parts)`, without computing the others."""
     length, longer = divmod(n, parts)
     start = part * length + min(part, longer)
     return slice(start, start + length + (part < longer))
 
 
 def longest_first(lengths: Sequence[float], parts: int) -> list[int]:
-    """To which of the parts each thing goes, so that all get about as much: the longest first, each to the one with
-    least so far; of equal ones the first.
+    """Return the part of each item by greedy balancing: the longest item first, each to the part with the least so far.
 
-    The fullest part has at most 4/3 - 1/(3 parts) times what it would have under the best division (Graham, "Bounds on
-    multiprocessing timing anomalies", SIAM J. Appl. Math. 1969).
+    Of equal parts the first is taken. The fullest part has at most 4/3 - 1/(3 parts) times what it would have under the
+    best division (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 1969).
 
     >>> longest_first([3, 9, 5, 5], 2)
     [0, 0, 1, 1]

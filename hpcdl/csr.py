@@ -1,6 +1,6 @@
-"""Rows of which most elements are zero: compressed sparse rows (CSR), as data sets hold them and batches bring them.
+"""Compressed sparse rows (CSR), the form of sparse data sets and batches.
 
-    row i       its elements that are not zero     data[indptr[i] : indptr[i + 1]]
+    row i       its nonzero elements               data[indptr[i] : indptr[i + 1]]
                 and their columns, in order        indices[indptr[i] : indptr[i + 1]]
     shape       (rows, features)
 
@@ -8,8 +8,8 @@
     0 0 0 0      indices  1 3 0
     1 0 0 0
 
-Types are always these: indices int32, indptr int64, data float32 or float64 where a model sees them. `x[a:b]` is a
-view: its indptr is a part of that of x and begins where it begins there, so that data and indices are those of x.
+Types are fixed: indices int32, indptr int64, data float32 or float64 for models. `x[a:b]` is a view: its indptr is a
+slice of that of x, with offsets into the data and indices of x.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ MOST_FEATURES = 2**31 - 1  # columns are numbered in int32
 
 
 class Elements:
-    """data and indices, which views of the same rows share, and which may be exchanged for larger arrays.
+    """The arrays data and indices, shared by all views of the same rows; they may be replaced by larger ones.
 
-    empty(shape, dtype): allocates these, where the rows are to lie.
+    empty(shape, dtype): allocates them, in host or device memory.
     """
 
     __slots__ = ("data", "empty", "indices")
@@ -35,7 +35,7 @@ class Elements:
 
 
 class CSR:
-    """Sparse rows (rows, features); see above. It looks like an array as far as batches need it."""
+    """Sparse rows (rows, features); see above. It has the parts of the array interface that batches need."""
 
     __slots__ = ("elements", "indptr", "shape")
     ndim = 2
@@ -45,16 +45,16 @@ class CSR:
         self.indptr, self.shape = indptr, shape
 
     @classmethod
-    def empty(cls, rows: int, features: int, dtype: DTypeLike, most: int = 0, empty: Callable = np.empty) -> "CSR":
-        """Rows without elements, and room for so many; `gather` fills them and makes more room where it needs it."""
-        elements = Elements(empty(most, np.dtype(dtype)), empty(most, COLUMN), empty)
+    def empty(cls, rows: int, features: int, dtype: DTypeLike, capacity: int = 0, empty: Callable = np.empty) -> "CSR":
+        """Return empty rows with capacity for `capacity` elements; `gather` fills them, and grows it if necessary."""
+        elements = Elements(empty(capacity, np.dtype(dtype)), empty(capacity, COLUMN), empty)
         made = cls(None, None, empty(rows + 1, START), (rows, features), elements)
         made.indptr[:] = 0
         return made
 
     @classmethod
     def of(cls, x: Any) -> "CSR":
-        """From a dense array (rows, features), or a matrix of scipy.sparse, of which double elements are added up."""
+        """Convert a dense array (rows, features) or a scipy.sparse matrix, whose duplicate elements are summed."""
         if isinstance(x, CSR):
             return x
         if hasattr(x, "tocsr"):
@@ -70,12 +70,12 @@ class CSR:
 
     @property
     def data(self) -> Any:
-        """The elements that are not zero, of all rows that share them."""
+        """The nonzero elements of all rows that share the arrays."""
         return self.elements.data
 
     @property
     def indices(self) -> Any:
-        """Their columns."""
+        """The columns of the elements."""
         return self.elements.indices
 
     @property
@@ -85,18 +85,18 @@ class CSR:
 
     @property
     def nnz(self) -> int:
-        """Elements of these rows."""
+        """The number of stored elements of these rows."""
         return self.part.stop - self.part.start
 
     @property
     def part(self) -> slice:
-        """Where the elements of these rows lie in data and indices."""
-        starts = self.indptr.get() if hasattr(self.indptr, "get") else self.indptr  # from a GPU, as CuPy has it
+        """The slice of these rows' elements in data and indices."""
+        starts = self.indptr.get() if hasattr(self.indptr, "get") else self.indptr  # CuPy arrays have `get`
         return slice(int(starts[0]), int(starts[-1]))
 
     @property
     def size(self) -> int:
-        """Elements, those that are zero included, as of a dense array."""
+        """The number of elements of the dense array."""
         return self.shape[0] * self.shape[1]
 
     @property
@@ -108,7 +108,7 @@ class CSR:
         return self.shape[0]
 
     def __getitem__(self, part: slice) -> "CSR":
-        """A view of rows that follow each other."""
+        """Return a view of consecutive rows."""
         start, stop, step = part.indices(self.shape[0])
         if step != 1:
             raise IndexError("a view of sparse rows takes rows that follow each other")
@@ -116,17 +116,17 @@ class CSR:
         indptr = self.indptr[start : stop + 1]
         return CSR(None, None, indptr, (stop - start, self.shape[1]), self.elements)
 
-    def reserve(self, most: int) -> None:
-        """Make room for so many elements in all, for this view and all others of the same rows; what is there stays."""
+    def reserve(self, capacity: int) -> None:
+        """Grow the capacity to `capacity` elements for all views of the same rows; the contents are kept."""
         old = self.elements
-        if old.data.size < most:
-            most = max(most, old.data.size * 3 // 2)
-            data, indices = old.empty(most, old.data.dtype), old.empty(most, COLUMN)
+        if old.data.size < capacity:
+            capacity = max(capacity, old.data.size * 3 // 2)
+            data, indices = old.empty(capacity, old.data.dtype), old.empty(capacity, COLUMN)
             data[: old.data.size], indices[: old.indices.size] = old.data, old.indices
             old.data, old.indices = data, indices
 
     def copy_in(self, host: "CSR", device: Any) -> None:
-        """These rows, on a device (hpcdl.kernels.device), become those of `host`, as many; room is made for them."""
+        """Copy as many host rows into these rows on a device (hpcdl.kernels.device), with growth if necessary."""
         part, nnz = host.part, host.nnz
         self.reserve(nnz)
         device.copy_in(self.data[:nnz], host.data[part])
@@ -134,12 +134,12 @@ class CSR:
         device.copy_in(self.indptr, host.indptr - part.start)
 
     def copy(self) -> "CSR":
-        """The same rows in memory of their own."""
+        """Return a copy of the rows."""
         part = self.part
         return CSR(self.data[part].copy(), self.indices[part].copy(), self.indptr - part.start, self.shape)
 
     def take(self, index: np.ndarray) -> "CSR":
-        """The rows with these numbers, in memory of their own."""
+        """Return a copy of the rows with these numbers."""
         lengths = self.indptr[index + 1] - self.indptr[index]
         indptr = np.zeros(len(index) + 1, START)
         np.cumsum(lengths, out=indptr[1:])
@@ -147,7 +147,7 @@ class CSR:
         return CSR(self.data[which], self.indices[which], indptr, (len(index), self.shape[1]))
 
     def put(self, rows: "CSR") -> None:
-        """Let these rows be as many others of the same type, from where the first one begins; makes room for them."""
+        """Overwrite these rows by as many rows of the same type, with growth if necessary."""
         begin, end, to = int(rows.indptr[0]), int(rows.indptr[-1]), int(self.indptr[0])
         self.reserve(to + end - begin)
         self.data[to : to + end - begin] = rows.data[begin:end]
@@ -156,7 +156,7 @@ class CSR:
 
     @classmethod
     def joined(cls, parts: "list[CSR]") -> "CSR":
-        """The rows of these, one after the other, in memory of their own; of one part at least."""
+        """Concatenate the rows of one or more parts."""
         made = cls.empty(sum(map(len, parts)), parts[0].shape[1], parts[0].dtype, sum(part.nnz for part in parts))
         at = 0
         for part in parts:
@@ -165,7 +165,7 @@ class CSR:
         return made
 
     def dense(self) -> np.ndarray:
-        """A dense array (rows, features) of the same."""
+        """Return the dense array (rows, features)."""
         out = np.zeros(self.shape, self.dtype)
         rows = np.repeat(np.arange(len(self)), np.diff(self.indptr))
         out[rows, self.indices[self.part]] = self.data[self.part]
@@ -173,7 +173,7 @@ class CSR:
 
 
 def on(device: Any, x: Any) -> Any:
-    """Rows, sparse or not, on a device (hpcdl.kernels.device)."""
+    """Copy rows, sparse or dense, to a device (hpcdl.kernels.device)."""
     if not isinstance(x, CSR):
         return device.array(x)
     return CSR(device.array(x.data), device.array(x.indices), device.array(x.indptr), x.shape)

@@ -1,4 +1,4 @@
-"""What the user can put right: one line that says what is wrong and what to do, and exit status 2."""
+"""Errors that users can correct: one line with the problem and the remedy, and exit status 2."""
 
 import contextlib
 import difflib
@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-LONGEST_LINE = 1200  # characters of a line that is printed: of a name of five thousand, both ends tell enough
-LONGEST_REASON = 300  # characters of what another's error says: some show all that they could not read
+LONGEST_LINE = 1200  # characters of a printed line; longer ones lose their middle
+LONGEST_REASON = 300  # characters of a library's error message: some contain all unread data
 
 
 class UsageError(Exception):
@@ -15,7 +15,7 @@ class UsageError(Exception):
 
 
 class AgreedError(UsageError):
-    """Bad input that all ranks have agreed on: each knows that the others stop, too, so all can leave quietly.
+    """Bad input that all ranks have detected together, so that all can exit quietly.
 
     speaker: the rank that prints.
     """
@@ -24,7 +24,7 @@ class AgreedError(UsageError):
 
 
 class TrainingError(Exception):
-    """A run that cannot go on, as every rank knows. A script prints the message as one line and exits with status 1.
+    """An error that ends the run, known to all ranks. A script prints the message as one line and exits with status 1.
 
     speaker: the rank that prints.
     """
@@ -33,28 +33,28 @@ class TrainingError(Exception):
 
 
 class LoneError(Exception):
-    """A run that cannot go on, as only this rank knows: the message is printed as one line, and the job is ended."""
+    """An error that ends the run and that only this rank knows: it prints the message as one line and ends the job."""
 
 
-def printable(text: object, kept: str = "\n") -> str:
-    """The text as a terminal may get it: what is no printable character, for all we know of a user's names, is escaped.
+def printable(text: object, allowed: str = "\n") -> str:
+    """Return the text with characters escaped that are not printable, as in users' names.
 
-    kept: of those, what stays.
+    allowed: exceptions.
     """
     return "".join(
-        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in str(text)
+        each if each.isprintable() or each in allowed else each.encode("unicode_escape").decode() for each in str(text)
     )
 
 
 def line(text: object) -> str:
-    """An error's text as the one line that is printed: nothing in it moves a terminal; a long one lacks its middle."""
-    text = printable(text, kept="")
+    """Return an error's text as one printable line; a long one loses its middle."""
+    text = printable(text, allowed="")
     half = LONGEST_LINE // 2
     return text if len(text) <= LONGEST_LINE else f"{text[:half]} ... {text[-half:]}"
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in one line: of the system's its words alone, of one that says nothing its name."""
+    """Return an error's message in one line: a system error's text alone, or the type's name for an empty message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said = str(error).strip()
@@ -64,11 +64,11 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def blamed_on(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
-    """Whatever a library raises in the body becomes one line: `what`, as "FILE cannot be read", and the reason.
+    """Context that turns any error of a library into one line: `what`, as "FILE cannot be read", and the reason.
 
-    For what goes wrong by what a user gave us (a file, a number, a full disk): libraries raise anything at such, h5py
-    eight kinds and zipfile NotImplementedError. Our own errors pass as they are. kind: of the error that is raised, of
-    which what the library raised is the cause.
+    It is for errors caused by input (a file, a number, a full disk): libraries raise many types for them, h5py eight
+    and zipfile NotImplementedError. Our own errors pass unchanged. kind: the type of the raised error; the library's
+    error is its cause.
     """
     try:
         yield
@@ -79,46 +79,46 @@ def blamed_on(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What a message on a wrong name adds where one of the known ones is near; else nothing."""
+    """Return the suggestion of a similar known name for a message on an unknown one; empty if there is none."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not among the known ones; it lists them and suggests the nearest."""
+    """Return the error for an unknown name, which lists the known ones and suggests the nearest."""
     known = sorted(known)
     return UsageError(f"unknown {kind} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
 def refuse_beyond(what: str, needed: int, there: int) -> None:
-    """Raise UsageError where `what` needs more bytes than there are (hpcdl.memory.available) on this machine."""
+    """Raise UsageError if `what` needs more than the available bytes (hpcdl.memory.available) of this machine."""
     if needed > there:
         raise UsageError(f"{what} needs {needed:,} bytes at least, and there are {there:,} on this machine")
 
 
-def whole(text: str) -> int:
-    """The whole number that a text says, one of 64 bits: what is more counts nothing. Else ValueError."""
+def parse_integer(text: str) -> int:
+    """Parse an integer of 64 bits. Raises ValueError."""
     value = int(text)
     if not -(2**63) <= value < 2**63:
         raise ValueError
     return value
 
 
-def finite(text: str) -> float:
-    """The number that a text says, neither infinite nor NaN. Else ValueError."""
+def parse_finite(text: str) -> float:
+    """Parse a finite number. Raises ValueError."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
     return value
 
 
-READ: dict[Any, Callable[[str], Any]] = {int: whole}  # of floats, whose range matters, each is checked
+PARSERS: dict[Any, Callable[[str], Any]] = {int: parse_integer}  # floats are checked by their users, who know the range
 
 
 def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:
     """Read NAME or NAME:KEY=VALUE,... (as in `adam:beta1=0.9,eps=1e-8`) into the name and its settings.
 
-    defaults: for each known name its settings with their default values; a value is read as its default's type.
+    defaults: for each known name its settings with their default values; a value has its default's type.
     Raises UsageError for an unknown name or key, and for a value of another type.
     """
     name, _, rest = spec.partition(":")
@@ -132,7 +132,7 @@ def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:
             raise UsageError(f"{kind} {name!r} has no setting {key!r}; write NAME:KEY=VALUE with one of: {known}")
         wanted = type(settings[key])
         try:
-            settings[key] = READ.get(wanted, wanted)(text)
+            settings[key] = PARSERS.get(wanted, wanted)(text)
         except ValueError:
             raise UsageError(f"{kind} {spec!r}: {key} should be of type {wanted.__name__}, not {text!r}") from None
     return name, settings

@@ -1,4 +1,4 @@
-"""Files that are never seen half-written (a temporary name, a sync to the disk, then the final name); the cache."""
+"""Atomic file writes (a temporary name, fsync, then the final name), and the cache folder."""
 
 import contextlib
 import errno
@@ -12,30 +12,30 @@ from typing import Any, BinaryIO
 
 import platformdirs
 
-full: set[Path] = set()  # folders in which, as a drill has it (faults/inject.py), no space is left
+full_folders: set[Path] = set()  # folders that a fault drill (faults/inject.py) declares full
 
 
-def part(path: Path) -> Path:
-    """The temporary name under which this process writes a file."""
+def temporary_name(path: Path) -> Path:
+    """Return the temporary name under which this process writes a file."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def refuse_full(path: str | os.PathLike[str]) -> None:
-    """Raise OSError where a drill has it that no space is left for this file."""
-    if full and not full.isdisjoint(Path(path).resolve().parents):
+    """Raise OSError if a fault drill has declared the disk of this file full."""
+    if full_folders and not full_folders.isdisjoint(Path(path).resolve().parents):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def from_json(text: str | bytes) -> Any:
-    """What JSON says. Raises ValueError where it is none, or nested so deeply that nobody reads it."""
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raises ValueError for invalid JSON, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def probe(path: str | os.PathLike[str]) -> None:
-    """Raise OSError where `path` could not be written; leaves nothing behind, and a file that is there as it is."""
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise OSError if `path` cannot be written; an existing file stays unchanged, and no new one remains."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -43,7 +43,7 @@ def probe(path: str | os.PathLike[str]) -> None:
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return
-    temporary = part(path)
+    temporary = temporary_name(path)
     try:
         temporary.touch()
     finally:
@@ -53,10 +53,10 @@ def probe(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the body ends well, sync that file and give it the final name.
+    """Yield a temporary path beside `path`; after the body, fsync that file and rename it to `path`.
 
-    When the body fails, the temporary file is removed and `path` stays as it was. Raises OSError where something else
-    than a file bears that name, as a folder or a device: to replace it would take it away.
+    If the body fails, the temporary file is removed and `path` stays unchanged. Raises OSError if `path` is not a
+    regular file, such as a folder or a device.
     """
     path = Path(path)
     if path.is_dir():
@@ -64,7 +64,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is no file, and stays what it is", str(path))
     refuse_full(path)
-    temporary = part(path)
+    temporary = temporary_name(path)
     try:
         yield temporary
         with open(temporary, "rb") as file:
@@ -72,7 +72,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # the new name itself
+            os.fsync(folder)  # makes the rename durable
         finally:
             os.close(folder)
     finally:
@@ -81,9 +81,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """The same as an open binary file: `with atomic_write(path) as file: file.write(...)`.
+    """Yield an open binary file with the guarantees of `atomic_path`: `with atomic_write(path) as file: ...`.
 
-    What is there and no file, as a pipe or /dev/stdout, stays what it is, and is written to.
+    A pipe or a device such as /dev/stdout is written to directly.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as file:
@@ -94,15 +94,15 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 class Sink(io.FileIO):
-    """A file to write for a library that cannot bear a full disk: HDF5 ends the process where it cannot write.
+    """An output file for a library that cannot handle write errors: HDF5 aborts the process if a write fails.
 
-    The first error is kept in `error`, and from then on what is written is lost; `check` raises it.
+    The first error is kept in `error`, and later writes are dropped; `check` raises it.
     """
 
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all of it, or note why not."""
+        """Write all data, or keep the error."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:
@@ -113,7 +113,7 @@ class Sink(io.FileIO):
         return size
 
     def truncate(self, size: int | None = None) -> int:
-        """Give the file this size, or note why not."""
+        """Set the file's size, or keep the error."""
         try:
             return super().truncate(size) if self.error is None else size or 0
         except OSError as error:
@@ -121,15 +121,15 @@ class Sink(io.FileIO):
             return size or 0
 
     def check(self) -> None:
-        """Raise the OSError that was kept, if there is one."""
+        """Raise the kept OSError, if there is one."""
         if self.error is not None:
             raise self.error
 
 
 def cache_folder() -> Path:
-    """Where what was measured is kept: $HPCDL_CACHE, else $XDG_CACHE_HOME/hpcdl, else ~/.cache/hpcdl.
+    """Return the folder of cached measurements: $HPCDL_CACHE, else $XDG_CACHE_HOME/hpcdl, else ~/.cache/hpcdl.
 
-    For a user without a home, as in some containers, it is a folder beside other temporary ones.
+    For a user without a home, as in some containers, it lies in the folder of temporary files.
     """
     if os.environ.get("HPCDL_CACHE"):
         return Path(os.environ["HPCDL_CACHE"])

@@ -1,12 +1,12 @@
-"""Numbers and their nouns, as in 1 rank, 2 ranks; durations and times of day."""
+"""Formatting: numbers with nouns (1 rank, 2 ranks), durations, times of day."""
 
 import time
 
-ES = ("s", "x", "tch", "rch", "sh")  # how nouns end whose plural takes -es
+ES = ("s", "x", "tch", "rch", "sh")  # endings of nouns with the plural -es
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
-    """The number in this format, and the noun in the singular where that reads 1.
+    """Return the number in this format with its noun, singular if the number reads 1.
 
     >>> counted(1, "rank"), counted(2, "class"), counted(1438, "training row", ","), counted(0.5, "epoch", "g")
     ('1 rank', '2 classes', '1,438 training rows', '0.5 epochs')
@@ -16,7 +16,7 @@ def counted(number: float, noun: str, form: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """45 s, 12 min, 2 h 05 min, 3 days 4 h"""
+    """Return a duration as 45 s, 12 min, 2 h 05 min or 3 days 4 h."""
     seconds = max(0.0, seconds)
     if seconds < 99.5:
         return f"{seconds:.0f} s"
@@ -30,11 +30,11 @@ def duration(seconds: float) -> str:
 
 
 def clock(at: float, now: float) -> str:
-    """The time of day; with the day where that is another one."""
+    """Return the time of day, with the date if it is not today."""
     there = time.localtime(at)
     return time.strftime("%H:%M" if time.localtime(now)[:3] == there[:3] else "%a %d %b %H:%M", there)
 
 
 def spent(seconds: float) -> str:
-    """0.4 s, 9.5 s, 45 s, 12 min: for what may be short"""
+    """Return a duration that may be short, as 0.4 s, 9.5 s, 45 s or 12 min."""
     return f"{seconds:.1f} s" if 0 <= seconds < 9.95 else duration(seconds)

@@ -1,14 +1,14 @@
-"""Bytes that a rank holds, by what they are for: counted where they are allocated and given back, and their peaks.
+"""Memory accounting of a rank: current and peak bytes by purpose, counted at allocation and release.
 
-    parameters      the model's, also those that are gathered or received from other ranks, and copies that are sent
-    gradients       those of a step, also what a server receives
-    optimizer       momentum, moments, ...; what a strategy keeps beside them from step to step
-    activations     what lies between forward and backward, and scratch of a layer
+    parameters      of the model, with gathered, received and sent copies
+    gradients       of a step, also those that a server receives
+    optimizer       momentum, moments, ...; other state that a strategy keeps between steps
+    activations     saved between forward and backward, and scratch of layers
 
-They are measured, not computed: an array counts from its allocation to its end. Peaks are those of the steps of a
-training; what evaluation and checkpoints need (`paused`) is not counted, but is in the peak of the process as a whole.
+Bytes are measured, not computed: an array counts from its allocation to its release. Peaks are those of training
+steps; evaluation and checkpoints (`paused`) are excluded, but contribute to the peak of the process.
 
-What a user asks for is compared with what there is (`available`) before anything is allocated.
+The needs of a run are compared with the available memory (`available`) before anything is allocated.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ KINDS = ("parameters", "gradients", "optimizer", "activations")
 
 @functools.cache
 def available(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The bytes that this machine has, or that the container or the job may have of them."""
+    """Return the bytes of memory of this machine, or the limit of the container or job."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups, version 2 and 1
-        with contextlib.suppress(OSError, ValueError):  # there is none, or it says max
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups versions 2 and 1
+        with contextlib.suppress(OSError, ValueError):  # no limit
             found.append(int((groups / name).read_text()))
     return min(found)
 
 
 def forget_peak() -> None:
-    """Let the peak of this process's memory, as the system has it, begin anew; where that cannot be, it goes on."""
+    """Reset the system's peak memory of this process, if the system allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -49,24 +49,24 @@ class Memory:
         self.counting = True
 
     def add(self, kind: str, count: int) -> None:
-        """So many bytes more, or, where negative, less."""
+        """Add `count` bytes of this kind; negative: remove them."""
         self.now[kind] += count
         if self.counting and self.now[kind] > self.peak[kind]:
             self.peak[kind] = self.now[kind]
 
     def hold(self, kind: str, array: np.ndarray) -> np.ndarray:
-        """Count an array that was allocated and stays; returns it."""
+        """Count an array that is never released; return it."""
         self.add(kind, array.nbytes)
         return array
 
-    def hold_while_it_is_there(self, kind: str, array: np.ndarray) -> np.ndarray:
-        """Count an array until nobody has it any more, as one that a message is sent from; returns it."""
+    def hold_until_freed(self, kind: str, array: np.ndarray) -> np.ndarray:
+        """Count an array until it is garbage-collected, such as a send buffer; return it."""
         weakref.finalize(array, self.add, kind, -array.nbytes)
         return self.hold(kind, array)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is allocated inside does not count for the peaks."""
+        """Context whose allocations do not count for the peaks."""
         before, self.counting = self.counting, False
         try:
             yield

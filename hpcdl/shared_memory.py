@@ -1,9 +1,9 @@
-"""Memory that the ranks of a node share: a file in /dev/shm that all of them map and that has no name any more.
+"""Shared memory of the ranks of a node: an unlinked file in /dev/shm that all of them map.
 
-Each rank reserves its own part before anybody writes to it, so too little room is one warning and something to fall
-back on, where an MPI window of that size would kill the job at the first write. The pages lie near the core that
-reserves them and go when the last array over them goes. The name is gone before they are reserved: a killed job leaves
-nothing behind, or at worst an empty file.
+Each rank reserves its own part before any write, so a lack of room gives one warning and a fall-back, whereas an MPI
+window of that size would kill the job at the first write. The pages lie in the memory of the core that reserves them,
+and are freed with the last array over them. The file is unlinked before the pages are reserved: a killed job leaves at
+worst an empty file.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-def unname() -> None:
-    """Take away the names that MPICH's files in /dev/shm still have, once all ranks of the job have mapped them.
+def unlink_mpich_files() -> None:
+    """Unlink MPICH's files in /dev/shm, after all ranks of the job have mapped them.
 
-    It does so itself when a job ends in good order; of one that is killed, a MiB for each rank would stay for ever.
-    What is mapped stays mapped, and the library asks for these names no more. Open MPI's launcher cleans up after it;
-    where that is killed, too, Open MPI's files stay.
+    MPICH unlinks them itself only at a regular end; a killed job would leave a MiB for each rank for ever. The mappings
+    stay valid, and the library does not open the names again. Open MPI's launcher removes its files; they stay only if
+    the launcher is killed, too.
     """
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         for path in set(re.findall(rf"({FOLDER}/mpich_shm_\w+)$", maps.read(), re.MULTILINE)):
-            with contextlib.suppress(OSError):  # another rank has done it
+            with contextlib.suppress(OSError):  # another rank has unlinked it
                 os.unlink(path)
 
 
 class Mapping:
-    """A file in memory, shared with other processes, for as long as an array over it lives; numpy makes one of it.
+    """A shared mapping of a file that lives as long as a numpy array over it.
 
-    Unlike Python's own it keeps no descriptor of the file: a process has a thousand of those, and vectors without end.
+    Unlike Python's mmap it keeps no file descriptor: a process has a thousand descriptors, but any number of vectors.
     """
 
     def __init__(self, file: int, size: int):
@@ -60,10 +60,10 @@ class Mapping:
 
 
 def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] | None:
-    """Collective over the ranks of a node: the memory of each rank (bytes, zero), of which it asks for `size` itself.
+    """Return the memory of each rank of a node (zero bytes), `size` for this one; collective over the node.
 
-    None, on all ranks, where there is no room; rank 0 then warns that `what` needs it and what is done `otherwise`.
-    Parts begin at whole pages.
+    None, on all ranks, if there is no room; rank 0 then warns that `what` needs it, and of the fall-back `otherwise`.
+    Parts are aligned to pages.
     """
     sizes = node.allgather(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     total, start = sum(sizes), sum(sizes[: node.rank])
@@ -71,7 +71,7 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
     file, mapped, problem = -1, None, None
     with contextlib.ExitStack() as files:
         with contextlib.ExitStack() as names:
-            for turn in (0, 1):  # rank 0 makes the file, then the others open it
+            for turn in (0, 1):  # rank 0 creates the file, then the others open it
                 if turn == min(1, node.rank):
                     try:
                         file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if turn == 0 else 0), 0o600)
@@ -81,8 +81,8 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
                             os.ftruncate(file, max(total, 1))
                     except OSError as error:
                         problem = error.strerror
-                problem = first(node, problem)
-        node.Barrier()  # the name is gone: to reserve much takes long, and a job may be killed for it
+                problem = first_problem(node, problem)
+        node.Barrier()  # the file is unlinked: reserving may take long, and a job may be killed in it
         if problem is None:
             try:
                 if sizes[node.rank]:
@@ -90,7 +90,7 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
                 mapped = Mapping(file, max(total, 1))
             except OSError as error:
                 problem = error.strerror
-            problem = first(node, problem)
+            problem = first_problem(node, problem)
     if problem is not None or mapped is None:
         if node.rank == 0:
             log.warning("%s: %s; %s needs %.1f MB there: %s", FOLDER, problem, what, total / 1e6, otherwise)
@@ -100,14 +100,14 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
 
 
 def remove_mapped() -> None:
-    """Remove the files of shared memory that this process has mapped: for the end of a job that cannot finalize MPI."""
+    """Unlink the shared-memory files that this process has mapped, for a job that ends without MPI_Finalize."""
     with open("/proc/self/maps") as maps:
         names = {line.rstrip("\n").partition(f" {FOLDER}/")[2] for line in maps}
     for name in names - {""}:
-        with contextlib.suppress(OSError):  # another rank was first
+        with contextlib.suppress(OSError):  # another rank has unlinked it
             os.unlink(os.path.join(FOLDER, name))
 
 
-def first(node: Any, problem: str | None) -> str | None:
-    """Collective: the problem of the lowest rank that has one."""
+def first_problem(node: Any, problem: str | None) -> str | None:
+    """Return the problem of the lowest rank that has one, or None; collective."""
     return next(filter(None, node.allgather(problem)), None)

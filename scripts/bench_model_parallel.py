@@ -18,7 +18,7 @@ from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.progress import nap_until
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
-from hpcdl.faults.straggler import slowed
+from hpcdl.faults.straggler import with_stragglers
 from hpcdl.formatting import counted
 from hpcdl.launch.benchmark_table import check_files, positive, report, several, spread
 from hpcdl.launch.launch_consistency import reading
@@ -160,7 +160,7 @@ def measure(world, group, options: ModelBench, data, train, turn: int) -> dict:
         with Run(comm, settings) as run:
             whole = train is sequential.train or train is all_reduce.train
             optimizer = run.make_optimizer(model, data, None if whole else 0)
-            train(comm, slowed(model, settings, comm.rank, range(comm.size)), data, optimizer, run)
+            train(comm, with_stragglers(model, settings, comm.rank, range(comm.size)), data, optimizer, run)
         comm.free()
         summary = run.summary or {}
     over = world.Ibarrier()

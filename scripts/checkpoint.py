@@ -19,7 +19,7 @@ import numpy as np
 from hpcdl.checkpoint.checkpoint_file import Checkpoint, Damaged, Stored, checkpoints_of, link, pack
 from hpcdl.checkpoint.shards import sweep
 from hpcdl.errors import UsageError, blamed_on, line
-from hpcdl.files import probe
+from hpcdl.files import check_writable
 from hpcdl.formatting import counted
 from hpcdl.launch.one_process import one_process
 from hpcdl.runs.folder import Folder
@@ -82,7 +82,7 @@ def pack_all(options):
         if out.exists() and not options.force:
             raise UsageError(f"--out {out} exists; give another name, or --force to replace it")
         with blamed_on(f"--out {out} cannot be written"):
-            probe(out)
+            check_writable(out)
             print(line(f"{out}: {about(pack(sources[0], out))}"))
         return True
     folder = Folder(sources[0].parent, 0)

@@ -44,7 +44,7 @@ from hpcdl.launch.isolated_run import (
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.machine.doctor import warn
-from hpcdl.machine.world import one_world
+from hpcdl.machine.world import check_world
 from hpcdl.reports import comparison
 from hpcdl.reports.comparison import Line, run_folder
 from hpcdl.reports.measures import BY_NAME, read_target, shown
@@ -53,7 +53,7 @@ from hpcdl.runs import signals
 from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_run, summary_of
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, Options, kinds_of, option
-from hpcdl.shared_memory import unname
+from hpcdl.shared_memory import unlink_mpich_files
 
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
 MOST_SEEDS = 10_000
@@ -88,7 +88,7 @@ class CompareOptions(Options):
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("compare", world.rank):
-        one_world(world)
+        check_world(world)
         with reading(world) as read:
             options = read(CompareOptions, "compare", __doc__, arguments)
             entries = read_lines(options, world.size)
@@ -99,7 +99,7 @@ def main(arguments=None):
                 if world.rank == 0:
                     lock.path = automatic("compare") if options.out in ("", "auto") else Path(options.out)
                     done = prepare(lock, options, entries)
-            unname()  # all ranks have come so far
+            unlink_mpich_files()  # all ranks have come so far
             folder, done = world.bcast((lock.path, done))
             known: dict = {}
             stopped = run_all(world, options, entries, folder, done, known)
@@ -204,7 +204,7 @@ def run_all(world, options: CompareOptions, entries: list[Command], folder: Path
                     with contextlib.suppress(OSError):
                         (folder / run_folder(entry.folder, seed) / BEGUN).unlink()
                     at = f"[{ended_runs}/{len(entries) * len(options.seed_list)}] seed {seed}"
-                    said = printable(f"{at}  {entry.text}: {news(folder, entry, seed, end)}", kept="")
+                    said = printable(f"{at}  {entry.text}: {news(folder, entry, seed, end)}", allowed="")
                     console.print(said, markup=False, soft_wrap=True)
             if world.allreduce(len(signals.received) + any(end.stopped == "signal" for end in ends)):
                 return True

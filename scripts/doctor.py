@@ -26,7 +26,7 @@ from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.machine.display import console
 from hpcdl.machine.doctor import HURTS, CheckRow, examine
-from hpcdl.machine.world import leave, library, lone
+from hpcdl.machine.world import exit_process, library, split_world
 from hpcdl.runs.options import option
 
 COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
@@ -47,12 +47,12 @@ def main(arguments=None):
         with reading(world) as parse:
             options = parse(DoctorOptions, "doctor", __doc__, arguments)
             check_output_file("--json", options.json, (".json",))
-        problem = lone(world.size, os.environ, library())
+        problem = split_world(world.size, os.environ, library())
         if problem is not None:
             found, advice, number = problem
             if number == 0:
                 write(options, [CheckRow("world", found, HURTS, advice)], world.size)
-            leave(f"{found}; {advice}", number, 1)
+            exit_process(f"{found}; {advice}", number, 1)
         comm = Communicator(world, "mpi", options.timeout)
         rows = examine(comm.mpi, options.quick)
         comm.free()

@@ -63,8 +63,8 @@ def main(arguments=None):
             rows = [row for part in parts for row in hardware.PARTS[part](found, options.seconds)]
             if options.device == "cuda":
                 rows += hardware_gpu.gpu(device)
-            show(hardware.bests(rows) if options.show == "best" else rows)
-            far, of_all = hardware.disturbed(rows)
+            show(hardware.best_values(rows) if options.show == "best" else rows)
+            far, of_all = hardware.disturbed_count(rows)
             if far:
                 print(f"\n{far} of {of_all} medians are far from the best: something else runs, and slows both of them")
             rows += under_the_roofs(options, ready, rows) + beside(options, rows)
@@ -117,7 +117,9 @@ def beside(options, rows: list[dict]) -> list[dict]:
     """The row of --run, shown."""
     if not options.run:
         return []
-    copied = [row for row in hardware.of(rows, "bandwidth") if (row["place"], row["loop"]) == ("memory", "copy")]
+    copied = [
+        row for row in hardware.rows_of_kind(rows, "bandwidth") if (row["place"], row["loop"]) == ("memory", "copy")
+    ]
     row = balance(Path(options.run), hardware.peak(rows), copied[0]["gigabytes_per_second_best"])
     console().print("\n" + told(row), highlight=False)
     return [row]

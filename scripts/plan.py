@@ -284,7 +284,7 @@ def case_of(text, ranks):
 def machine_for(options, lines):
     """The machine that is named, or this one, measured for these (line, ranks)."""
     from hpcdl.errors import blamed_on
-    from hpcdl.files import probe
+    from hpcdl.files import check_writable
     from hpcdl.planning.machine_sheet import Machine
     from hpcdl.planning.probe_jobs import starter
     from hpcdl.planning.surveying import survey
@@ -293,7 +293,7 @@ def machine_for(options, lines):
         return Machine.read(options.machine)
     if options.measure:
         with blamed_on(f"--measure {options.measure} cannot be written"):
-            probe(options.measure)
+            check_writable(options.measure)
     cores = 0 if options.launcher else len(os.sched_getaffinity(0))
     found = survey(lines, case_of, starter(options.launcher), cores, told, bool(options.measure))
     if options.measure:

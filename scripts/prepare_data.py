@@ -143,7 +143,7 @@ def main(arguments=None):
     *others, last = [(info.rows[group], words[group]) for group in info.kinds]
     rows = "".join(f"{count} {word} and " for count, word in others) + counted(last[0], f"{last[1]} row")
     kinds = next(iter(info.kinds.values()))
-    said = "".join(f"; {printable(' '.join(each.split()), kept='')}" for each in output.summary)
+    said = "".join(f"; {printable(' '.join(each.split()), allowed='')}" for each in output.summary)
     print(f"{info.path}: {rows} of {shape} {kinds}, scale {info.scale:.6g}, {task}{said}")
 
 

@@ -31,7 +31,7 @@ from hpcdl.launch.launch_consistency import reading, refuse_unlike
 from hpcdl.launch.nested_command_line import divided
 from hpcdl.launch.program import ended
 from hpcdl.machine.doctor import warn
-from hpcdl.machine.world import one_world
+from hpcdl.machine.world import check_world
 from hpcdl.plugins import names_in, refuse_untrusted
 from hpcdl.runs import signals
 from hpcdl.runs.folder import Folder, automatic, check_run_folder, environment
@@ -57,7 +57,7 @@ from hpcdl.search.space import Parameter, Space
 from hpcdl.search.stop_broadcast import LATE, StopBroadcast
 from hpcdl.search.training_trial import TrialWork
 from hpcdl.search.view import View
-from hpcdl.shared_memory import unname
+from hpcdl.shared_memory import unlink_mpich_files
 
 AGAIN = ("out", "resume", "force", "space_file", "progress", "time_limit", "only")  # are those of one start
 WRITTEN = ("config.yaml", "trials.csv", "best.yaml")  # beside the journal, and a folder for each trial
@@ -113,7 +113,7 @@ class SearchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("search", world.rank):
-        one_world(world)
+        check_world(world)
         with reading(world) as read:
             options = read(SearchOptions, "search", __doc__, words(sys.argv[1:] if arguments is None else arguments))
             if options.only >= 0:  # nobody else is to have the other ranks
@@ -135,7 +135,7 @@ def main(arguments=None):
                 if world.rank == 0:
                     refuse_unmakeable(command, tried, data)
                     controller = prepare(lock, trial, options, command, space, objective, most)
-            unname()  # all ranks have come so far
+            unlink_mpich_files()  # all ranks have come so far
             for each in data.values():
                 each.close()
             folder = world.bcast(lock.path)

@@ -44,8 +44,8 @@ from hpcdl.launch.nested_command_line import divided
 from hpcdl.launch.program import ended
 from hpcdl.machine.doctor import warn
 from hpcdl.machine.threads import limited
-from hpcdl.machine.world import one_world
-from hpcdl.plugins import is_own, refuse_untrusted
+from hpcdl.machine.world import check_world
+from hpcdl.plugins import is_plugin, refuse_untrusted
 from hpcdl.runs import signals
 from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_leftovers, remove_run
 from hpcdl.runs.help import dashed
@@ -74,7 +74,7 @@ from hpcdl.search.ensemble_members import (
     with_options,
 )
 from hpcdl.search.stop_broadcast import LATE, StopBroadcast
-from hpcdl.shared_memory import unname
+from hpcdl.shared_memory import unlink_mpich_files
 
 PROGRAM = "train-allreduce"
 SEVERAL = ("vary", "from", "resume")  # read here, not by the parser
@@ -139,7 +139,7 @@ class EnsemblePlan(NamedTuple):
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("train-ensemble", world.rank):
-        one_world(world)
+        check_world(world)
         words = sys.argv[1:] if arguments is None else arguments
         with reading(world) as read:
             plan = planned(read, [*words], world.size)
@@ -152,8 +152,10 @@ def main(arguments=None):
                     told = plan.options.resume or plan.options.out
                     lock.path = automatic("ensemble") if told in ("", "auto") else Path(told)
                     prepare(lock, plan)
-            unname()  # all ranks have come so far
-            data = open_all_data(world, [each for each in plan.told if not is_own(each.data)])  # once for all members
+            unlink_mpich_files()  # all ranks have come so far
+            data = open_all_data(
+                world, [each for each in plan.told if not is_plugin(each.data)]
+            )  # once for all members
             for each in data.values():
                 each.close()
             status = trained(world, plan, world.bcast(lock.path))
@@ -285,7 +287,7 @@ def trained(world, plan: EnsemblePlan, folder: Path) -> int:
 
     def told(spec: MemberSpec, end: Any) -> None:
         if not silent:
-            said = printable(f"member {spec.number}  {spec.differs}: {outcome_text(folder, spec, end)}", kept="")
+            said = printable(f"member {spec.number}  {spec.differs}: {outcome_text(folder, spec, end)}", allowed="")
             sys.stdout.write(f"{said}\n")  # at once: other groups print, too
             sys.stdout.flush()
 

@@ -23,7 +23,7 @@ clusters.
 
 # ruff: noqa: E402
 
-from hpcdl.machine.world import one_world, start
+from hpcdl.machine.world import check_world, start
 
 start()  # before the next import starts MPI, which may end the process in words of its own
 
@@ -95,7 +95,7 @@ def main(arguments=None):
     """All ranks cluster; rank 0 prints and writes."""
     world = MPI.COMM_WORLD
     with ended("train-kmeans", world.rank):
-        one_world(world)
+        check_world(world)
         with reading(world) as parse:
             options = parse(KMeansOptions, "train-kmeans", __doc__, arguments)
             divide(world.size, options.servers)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.errors import LONGEST_LINE, UsageError, blamed_on, finite, line, parse_spec, whole
+from hpcdl.errors import LONGEST_LINE, UsageError, blamed_on, line, parse_finite, parse_integer, parse_spec
 
 
 def test_one_line_that_moves_no_terminal_and_shows_both_ends():
@@ -12,13 +12,13 @@ def test_one_line_that_moves_no_terminal_and_shows_both_ends():
 
 
 def test_numbers_of_64_bits_and_none_beyond():
-    assert whole(str(2**63 - 1)) == 2**63 - 1 and whole("-3") == -3
+    assert parse_integer(str(2**63 - 1)) == 2**63 - 1 and parse_integer("-3") == -3
     for text in (str(2**63), "1e3", "9" * 5000, ""):
         with pytest.raises(ValueError):
-            whole(text)
+            parse_integer(text)
     for text in ("inf", "nan", "1e999"):
         with pytest.raises(ValueError):
-            finite(text)
+            parse_finite(text)
     with pytest.raises(UsageError, match="n should be of type int, not '9"):
         parse_spec("thing", f"a:n={'9' * 30}", {"a": {"n": 1}})
 

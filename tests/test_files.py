@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.files import atomic_path, atomic_write, cache_folder, from_json, probe
+from hpcdl.files import atomic_path, atomic_write, cache_folder, check_writable, parse_json
 
 
 def test_a_file_gets_its_name_when_it_is_whole(mpi_tmp_path, world):
@@ -74,16 +74,16 @@ def test_what_is_no_file_is_never_replaced(tmp_path):
 
 def test_a_probe_says_what_writing_would_and_leaves_nothing(tmp_path):
     (tmp_path / "there").write_text("kept")
-    probe(tmp_path / "there")
-    probe(tmp_path / "new")
+    check_writable(tmp_path / "there")
+    check_writable(tmp_path / "new")
     for path in (tmp_path, tmp_path / "no" / "x", tmp_path / ("x" * 250), tmp_path / "there" / "x"):
         with pytest.raises(OSError):
-            probe(path)
+            check_writable(path)
     assert os.listdir(tmp_path) == ["there"] and (tmp_path / "there").read_text() == "kept"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, b'{"a":' * 100_000, "{", b"\xff", ""])
 def test_what_is_no_json_is_a_wrong_value_however_deep(text):
-    assert from_json('{"a": [1]}') == {"a": [1]}
+    assert parse_json('{"a": [1]}') == {"a": [1]}
     with pytest.raises(ValueError):
-        from_json(text)
+        parse_json(text)

@@ -27,7 +27,7 @@ def test_now_and_peak_of_each_kind():
 
 def test_an_array_counts_until_nobody_has_it_any_more():
     memory = Memory()
-    array = memory.hold_while_it_is_there("parameters", np.zeros(5))
+    array = memory.hold_until_freed("parameters", np.zeros(5))
     view = array[1:3]
     del array
     assert memory.now["parameters"] == 40

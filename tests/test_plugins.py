@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.plugins import is_own, made, names_in, names_in_line, own, refuse_untrusted
+from hpcdl.plugins import call_plugin, is_plugin, load_plugin, names_in, names_in_line, refuse_untrusted
 
 
 @pytest.fixture
@@ -28,34 +28,34 @@ def module(tmp_path, monkeypatch):
 
 
 def test_what_looks_like_a_name_of_ones_own():
-    assert is_own("a:b") and is_own("a.b:c,width=3") and is_own("mlp:f")
-    assert not any(map(is_own, ("mlp:256,128", "a/b.h5", ":f", "a:", "a-b:c", "digits")))
+    assert is_plugin("a:b") and is_plugin("a.b:c,width=3") and is_plugin("mlp:f")
+    assert not any(map(is_plugin, ("mlp:256,128", "a/b.h5", ":f", "a:", "a-b:c", "digits")))
 
 
 def test_settings_are_values_of_python_or_texts(module):
     name = module("shop.parts", "class Part: pass")
-    assert own(f"{name}:Part,width=3,rate=1e-2,on=True,kind=relu,none=None", "x")[1] == {
+    assert load_plugin(f"{name}:Part,width=3,rate=1e-2,on=True,kind=relu,none=None", "x")[1] == {
         "width": 3,
         "rate": 0.01,
         "on": True,
         "kind": "relu",
         "none": None,
     }
-    assert own(f"{name}:Part", "x")[0].__name__ == "Part"
+    assert load_plugin(f"{name}:Part", "x")[0].__name__ == "Part"
 
 
 def test_what_it_takes_is_given(module):
-    found, settings = own(
+    found, settings = load_plugin(
         f"{module('take', 'def f(features, width=2, *, dtype): return features, width, dtype')}:f", "x"
     )
     offered = {"features": 5, "dtype": "d", "classes": 3}
-    assert made(found, settings, offered, "x") == (5, 2, "d")
-    assert made(found, {"width": 7, "features": 1}, offered, "x") == (1, 7, "d")
+    assert call_plugin(found, settings, offered, "x") == (5, 2, "d")
+    assert call_plugin(found, {"width": 7, "features": 1}, offered, "x") == (1, 7, "d")
     with pytest.raises(UsageError, match="there is no setting 'deep'; it takes features, width, dtype"):
-        made(found, {"deep": 1}, offered, "x")
+        call_plugin(found, {"deep": 1}, offered, "x")
     with pytest.raises(UsageError, match="it needs features; write them as in :features=VALUE"):
-        made(found, {}, {"dtype": 1}, "x")
-    assert made(lambda **names: names, {"any": 1}, {"features": 2}, "x") == {"any": 1}
+        call_plugin(found, {}, {"dtype": 1}, "x")
+    assert call_plugin(lambda **names: names, {"any": 1}, {"features": 2}, "x") == {"any": 1}
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_refusals(module, text, words):
     module("broken", "\ndef g():\n    1 / 0\ng()")
     module("leaves", "import sys; sys.exit(3)")
     with pytest.raises(UsageError, match=words) as refusal:
-        own(text, "--model")
+        load_plugin(text, "--model")
     assert "\n" not in str(refusal.value)
 
 
 def test_what_fails_inside_is_one_line_that_says_where(module):
-    found, _ = own(f"{module('fails', chr(10) + 'def f(width=1):' + chr(10) + '    return [][width]')}:f", "x")
+    found, _ = load_plugin(f"{module('fails', chr(10) + 'def f(width=1):' + chr(10) + '    return [][width]')}:f", "x")
     with pytest.raises(UsageError, match=r"--data fails:f: IndexError: list index out of range \(fails.py, line 3\)"):
-        made(found, {}, {}, "--data fails:f")
+        call_plugin(found, {}, {}, "--data fails:f")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, device_of
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.random import Random
 
 PREFIX = "extra/"  # of the names in a checkpoint
@@ -44,13 +44,13 @@ def broadcast(comm: Communicator, array: Array, root: int = 0) -> None:
 
 def extra_of(model: Any) -> dict[str, Array]:
     """The arrays of a model by name."""
-    return getattr(plain(model), "extra", {})
+    return getattr(unwrapped(model), "extra", {})
 
 
 def follow(model: Any, random: Random) -> None:
     """A run begins: a model that draws at random while it trains follows its seed."""
-    if hasattr(plain(model), "of_run"):
-        plain(model).of_run(random)
+    if hasattr(unwrapped(model), "of_run"):
+        unwrapped(model).of_run(random)
 
 
 def tracked(arrays: dict[str, Array]) -> dict[str, Tracked]:
@@ -67,7 +67,7 @@ def share(model: Any, comm: Communicator) -> None:
 def pack(model: Any) -> np.ndarray:
     """Those that are to be averaged, one after the other, as float64."""
     arrays = extra_of(model)
-    own = [arrays[name] for name in getattr(plain(model), "averaged", ())]
+    own = [arrays[name] for name in getattr(unwrapped(model), "averaged", ())]
     parts = [device_of(each).host(each).reshape(-1).astype(np.float64) for each in own]
     return np.concatenate([np.empty(0), *parts])
 
@@ -75,7 +75,7 @@ def pack(model: Any) -> np.ndarray:
 def unpack(model: Any, numbers: np.ndarray) -> None:
     """What `pack` has made, or the mean of such, into the model."""
     arrays, start = extra_of(model), 0
-    for name in getattr(plain(model), "averaged", ()):
+    for name in getattr(unwrapped(model), "averaged", ()):
         array = arrays[name]
         part = numbers[start : start + array.size].reshape(array.shape).astype(array.dtype)
         device_of(array).copy_in(array, part)
@@ -91,7 +91,8 @@ def whole_numbers(model: Any) -> np.ndarray:
     """Which of the packed numbers are whole ones, of which the largest counts, and not the mean."""
     arrays = extra_of(model)
     kinds = [
-        np.full(arrays[name].size, arrays[name].dtype.kind in "biu") for name in getattr(plain(model), "averaged", ())
+        np.full(arrays[name].size, arrays[name].dtype.kind in "biu")
+        for name in getattr(unwrapped(model), "averaged", ())
     ]
     return np.concatenate([np.empty(0, bool), *kinds])
 

@@ -34,7 +34,7 @@ from hpcdl.checkpoint.shard_checks import refuse_elsewhere, strange
 from hpcdl.checkpoint.shards import FOLDER, Joined, files_of, joining_file, joins_pieces, problem_of, sweep
 from hpcdl.data.format import SLAB_BYTES, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
-from hpcdl.files import atomic_path, from_json, part
+from hpcdl.files import atomic_path, parse_json, temporary_name
 from hpcdl.memory import available
 
 VERSION = 2
@@ -123,7 +123,7 @@ class Checkpoint:
             if file.attrs["version"] not in READ:
                 known = " and ".join(map(str, READ))
                 raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {known}")
-            attributes, checksum = from_json(file.attrs["attributes"]), file.attrs["checksum"]
+            attributes, checksum = parse_json(file.attrs["attributes"]), file.attrs["checksum"]
             joined = Joined.read(file) if joins else None
 
             def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
@@ -274,7 +274,7 @@ def link_pieces(source: Path, folder: Path) -> None:
 
 def one_more_name(source: Path, target: Path) -> None:
     """By a hard link, and where a file system knows none, a copy."""
-    temporary = part(target)
+    temporary = temporary_name(target)
     temporary.unlink(missing_ok=True)
     try:
         os.link(source, temporary)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from hpcdl.errors import LoneError, UsageError, blamed_on
-from hpcdl.files import atomic_write, probe
+from hpcdl.files import atomic_write, check_writable
 
 
 def check_output_file(option: str, path: str, endings: tuple[str, ...] = ()) -> None:
@@ -21,7 +21,7 @@ def check_output_file(option: str, path: str, endings: tuple[str, ...] = ()) -> 
         if path and not os.access(Path(path).absolute().parent, os.W_OK | os.X_OK):
             raise UsageError(f"{option} {path} cannot be written: there is no such folder, or no permission")
         if path:
-            probe(path)
+            check_writable(path)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ import h5py
 import numpy as np
 
 from hpcdl.data.format import NewFile
-from hpcdl.files import Sink, atomic_path, from_json
+from hpcdl.files import Sink, atomic_path, parse_json
 from hpcdl.kernels.device import Array, device_of
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Joined:
     @classmethod
     def read(cls, file: h5py.File) -> "Joined":
         """What a file that joins pieces has of it; raises ValueError where that is not as `join` made it."""
-        pieces = [WrittenShard(name, size, crc, {}) for name, size, crc in from_json(file.attrs[FOLDER])]
+        pieces = [WrittenShard(name, size, crc, {}) for name, size, crc in parse_json(file.attrs[FOLDER])]
         known, forms = {piece.file: piece for piece in pieces}, {}
         if not all(isinstance(each.file, str) and NAME.fullmatch(each.file) for each in pieces):
             raise ValueError("its pieces have other names")
@@ -394,7 +394,7 @@ def files_of(path: Path) -> set[str] | None:
                 return set()
         joins_pieces(path)
         with h5py.File(path, "r") as file:
-            return {each[0] for each in from_json(file.attrs[FOLDER])}
+            return {each[0] for each in parse_json(file.attrs[FOLDER])}
     except Exception:  # whatever h5py raises
         return None
 

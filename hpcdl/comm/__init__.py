@@ -18,10 +18,10 @@ __all__ = ["ANY", "Arrival", "Communicator", "refuse_together"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is used first: diagnostics read the recordings of a job where there is no MPI."""
+    """Import a name at its first use: diagnostics read the recordings of a job without MPI."""
     import importlib
 
     if name not in WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{WHERE[name]}"), name)
-    return found
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{WHERE[name]}"), name)
+    return value

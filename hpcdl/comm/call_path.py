@@ -1,10 +1,11 @@
-"""The two ways by which an operation passes through a communicator; they send the same messages with the same tags.
+"""The two paths of an operation through a communicator; both send the same messages with the same tags.
 
-    the plain way    a `Request` (requests.py): may be in flight beside others, and takes them forward while it waits
-    the short way    for a blocking call while nothing is in flight: the same steps, one after the other, in place
+    request path    a `Request` (requests.py): may be in flight beside others, and advances them while it waits
+    fast path       for a blocking call while nothing is in flight: the same steps, executed one after the other
 
-What is in flight differs from rank to rank, so one rank may go the plain way and another the short one. Both check,
-count and time the same, both tell the watchdog, and both leave the same span. The plain way costs several us more.
+The operations in flight differ from rank to rank, so one rank may take the request path and another the fast path. Both
+check, count and time the operation, report it to the watchdog and record its span. The request path costs several us
+more.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,22 +16,22 @@ from mpi4py import MPI
 
 from hpcdl.comm.call_matching import number
 from hpcdl.comm.collective_schedule import Step
-from hpcdl.comm.counting import LANES, Counters, CountingIntracomm, Routes, places_among
-from hpcdl.comm.diagnostics.call_signature import ALL, TYPES, Call, told
-from hpcdl.comm.diagnostics.collective_checker import Checking
+from hpcdl.comm.counting import LANES, Counters, CountingIntracomm, TranslatedSentCounts, translate_ranks
+from hpcdl.comm.diagnostics.call_signature import ALL, TYPES, Call, describe_call
+from hpcdl.comm.diagnostics.collective_checker import CollectiveChecker
 from hpcdl.comm.diagnostics.flight_recorder import FAILED, REMEMBERED
-from hpcdl.comm.progress import Awaits, activity, clock
+from hpcdl.comm.progress import WaitTarget, activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, on_device
 
-OWN_LANES = LANES - 1  # for operations that take one; lane 0 is for tags that the caller names
+OWN_LANES = LANES - 1  # lanes of collective operations; lane 0 is for tags that the caller names
 MOST_TAG = 32767  # what MPI guarantees
 
 
 def flat(array: np.ndarray, written: bool = False) -> np.ndarray:
-    """A flat view of a contiguous array, which is what travels; anything else is refused. written: it is written to."""
+    """Return a flat view of a contiguous array. Raises UsageError for any other buffer. written: it is written to."""
     if not isinstance(array, np.ndarray) and not on_device(array):
         raise UsageError(f"a message is a numpy array, not {type(array).__name__}")
     if not array.flags.c_contiguous:
@@ -44,28 +45,28 @@ def flat(array: np.ndarray, written: bool = False) -> np.ndarray:
     return array.reshape(-1)
 
 
-class Door:
-    """What all operations of a communicator share."""
+class CallPath:
+    """Base of a communicator: the request path and the fast path of its operations."""
 
-    mpi: MPI.Intracomm  # for messages between two ranks
+    mpi: MPI.Intracomm  # for point-to-point messages
     rank: int
     size: int
     traffic: Traffic
     timeline: Timeline
     allreduce: str
-    _checking: Checking | None
+    _checker: CollectiveChecker | None
 
-    def _open_door(self, collective: MPI.Intracomm) -> None:
-        self._collective = collective  # for operations of all ranks
-        self._everyone = Awaits(self)
-        self._others: dict[int, Awaits] = {}
-        self.sequence = 0  # of calls of all ranks
-        self._calls: list[Call | None] = [None] * REMEMBERED  # the last ones
-        self._counting: dict[str, CountingIntracomm] = {}  # by operation, for those that go the short way or name tags
-        self._routes = Routes(self.traffic.sent, self._among_all)  # looked up at the first message to a rank
+    def _open_call_path(self, collective: MPI.Intracomm) -> None:
+        self._collective = collective  # for collective operations
+        self._everyone = WaitTarget(self)
+        self._others: dict[int, WaitTarget] = {}
+        self.sequence = 0  # number of collective calls so far
+        self._calls: list[Call | None] = [None] * REMEMBERED  # the last calls, a ring buffer
+        self._counting: dict[str, CountingIntracomm] = {}  # by operation, for the fast path and for named tags
+        self._routes = TranslatedSentCounts(self.traffic.sent, self._world_ranks)  # ranks translated at first use
         self._places: list[int] | None = None
 
-    # -- the plain way -----------------------------------------------------------------------------------------------
+    # -- the request path --------------------------------------------------------------------------------------------
 
     def _request(
         self,
@@ -77,32 +78,32 @@ class Door:
         other: int = ALL,
         compared: bool = False,
     ) -> Request:
-        if other == ALL and self._checking is not None and not compared:
-            steps = self._checking.first(self, self._latest, steps)
+        if other == ALL and self._checker is not None and not compared:
+            steps = self._checker.checked_steps(self, self._latest_call, steps)
         return Request(self, name, steps, comm.counters, finish, peer, other)
 
     def _lane(self, call: Call) -> CountingIntracomm:
-        """A counting communicator with tags of its own; all ranks start the same operations in the same order."""
+        """Return a counting communicator with its own tags; all ranks start the same operations in the same order."""
         comm = CountingIntracomm(self._collective)
         comm.sent = self._routes
         return self._next_lane(comm, call)
 
-    # -- the short way -----------------------------------------------------------------------------------------------
+    # -- the fast path -----------------------------------------------------------------------------------------------
 
-    def _short_vector(self, array: Array, written: bool = False) -> np.ndarray | None:
-        """The array as a flat vector, where a blocking call may go the short way; else None. written: as in `flat`."""
+    def _fast_vector(self, array: Array, written: bool = False) -> np.ndarray | None:
+        """Return the array as a flat vector if a blocking call may take the fast path, else None (see `flat`)."""
         if activity.in_flight or type(array) is not np.ndarray:
             return None
         flags = array.flags
         if array.dtype not in TYPES or not (flags.carray if written else flags.c_contiguous and flags.aligned):
-            return None  # the plain way says what is wrong with it, or copies it
+            return None  # the request path refuses or copies it
         return array if array.ndim == 1 else array.reshape(-1)
 
-    def _short_lane(self, call: Call) -> CountingIntracomm:
-        """As `_lane`, for an operation that is over before the next one starts."""
+    def _fast_lane(self, call: Call) -> CountingIntracomm:
+        """As `_lane`, for an operation that ends before the next one starts; its counting communicator is reused."""
         return self._next_lane(self._counting.get(call[0]) or self._counted(call[0], self._collective), call)
 
-    def _short_way(
+    def _fast_path(
         self,
         name: str,
         counters: Counters,
@@ -110,11 +111,11 @@ class Door:
         argument: Any,
         finish: Callable[[], object] | None = None,
         peer: dict[str, int] | None = None,
-        awaits: Awaits | None = None,
+        awaits: WaitTarget | None = None,
     ) -> None:
-        """The short way: run(argument), then finish(). awaits: all ranks of the group where it is not given.
+        """Run an operation on the fast path: run(argument), then finish(). awaits: None for all ranks of the group.
 
-        run returns the nanoseconds for which it waited, and the bytes that passed without a message.
+        run returns the nanoseconds that it waited, and the bytes moved without a message.
         """
         counters.calls += 1
         before, around, began, waits = counters.bytes, activity.operation, activity.since, activity.awaits
@@ -124,7 +125,9 @@ class Door:
         flight = activity.flight
         record = flight.begin(self, name, start, ALL if awaits is None else awaits.other) if flight is not None else 0
         try:
-            compared = self._checking.before(self, self._latest) if awaits is None and self._checking is not None else 0
+            compared = (
+                self._checker.before(self, self._latest_call) if awaits is None and self._checker is not None else 0
+            )
             waited, written = run(argument)
             if finish is not None:
                 finish()
@@ -149,7 +152,7 @@ class Door:
     # -- both --------------------------------------------------------------------------------------------------------
 
     def _counted(self, name: str, comm: MPI.Intracomm) -> CountingIntracomm:
-        """The counting communicator of an operation whose tags are the caller's, or those of one lane after another."""
+        """Return the reused counting communicator of an operation; it counts into the operation's counters."""
         counting = self._counting.get(name)
         if counting is None:
             counting = self._counting[name] = CountingIntracomm(comm)
@@ -158,75 +161,75 @@ class Door:
         return counting
 
     def _next_lane(self, comm: CountingIntracomm, call: Call) -> CountingIntracomm:
-        self._next(call)
+        self._begin_call(call)
         name = "all_reduce" if call[0] == "all_reduce_compressed" else call[0]
         comm.lane, comm.counters = self._lane_of(number(call)), self.traffic[name]
         return comm
 
-    def _awaits(self, other: int) -> Awaits:
-        """What a wait for this rank is for."""
+    def _wait_target(self, other: int) -> WaitTarget:
+        """Return the target of a wait for this rank."""
         found = self._others.get(other)
         if found is None:
-            found = self._others[other] = Awaits(self, other)
+            found = self._others[other] = WaitTarget(self, other)
         return found
 
-    def calls(self, name: str) -> Awaits:
-        """All ranks make a call of MPI's of this name, which is counted among those of all ranks."""
-        self._next((name, None, 0, "", 0))
-        if self._checking is not None:
-            self._checking.before(self, self._latest)
+    def begin_library_call(self, name: str) -> WaitTarget:
+        """Register a collective call of the MPI library by this name; return its wait target."""
+        self._begin_call((name, None, 0, "", 0))
+        if self._checker is not None:
+            self._checker.before(self, self._latest_call)
         return self._everyone
 
     @property
-    def _latest(self) -> Call:
-        """The call of all ranks that has begun last."""
+    def _latest_call(self) -> Call:
+        """The last collective call that has begun."""
         return self._calls[self.sequence % REMEMBERED]  # type: ignore[return-value]
 
     @property
     def checked(self) -> bool:
-        """Whether the ranks compare what they call together."""
-        return self._checking is not None
+        """True if the ranks compare each collective call (collective_checker.py)."""
+        return self._checker is not None
 
     def algorithm_of(self, call: Call) -> str:
-        """By what name the ranks compare the algorithm of a call."""
+        """Return the name of the call's algorithm, as the ranks compare it."""
         return self.allreduce if call[0] == "all_reduce" else ""
 
-    def _next(self, call: Call) -> None:
-        """One more operation of all ranks begins."""
+    def _begin_call(self, call: Call) -> None:
+        """Register the next collective call."""
         self.sequence += 1
         self._calls[self.sequence % REMEMBERED] = call
 
     def _lane_of(self, what: int) -> int:
-        """The lane of the operation that has begun last; what: the number of its call."""
+        """Return the lane of the last collective call; what: its call number."""
         return 1 + self.sequence % OWN_LANES + what * LANES
 
-    def called(self, sequence: int) -> str | None:
-        """What this rank's call of this number was, in words; None where it is to come, or forgotten."""
+    def call_text(self, sequence: int) -> str | None:
+        """Return the text of this rank's call with this sequence number; None if it is in the future or forgotten."""
         call = self._calls[sequence % REMEMBERED]
         known = call is not None and self.sequence - REMEMBERED < sequence <= self.sequence
-        return told(call) if known else None  # type: ignore[arg-type]
+        return describe_call(call) if known else None  # type: ignore[arg-type]
 
     def _peer(self, direction: str, rank: int) -> dict[str, int] | None:
-        """What the trace says of the other rank of a message: its number among the rows of the trace."""
+        """Return the trace detail that names the other rank of a message, or None without a trace."""
         if not self.timeline.limit:
             return None
-        return {direction: self._among_all()[rank]}
+        return {direction: self._world_ranks()[rank]}
 
-    def _among_all(self) -> list[int]:
-        """Of each rank, its number in the communicator that was made first, of which this one is a group."""
+    def _world_ranks(self) -> list[int]:
+        """Return, for each rank, its number in the communicator that this group was derived from first."""
         if self._places is None:
-            self._places = places_among(self.mpi, self.timeline.comm)
+            self._places = translate_ranks(self.mpi, self.timeline.comm)
         return self._places
 
     @property
     def sent_to(self) -> list[list[int]]:
-        """What this rank has sent: for each rank of this communicator that got something, [rank, bytes, messages]."""
-        rows, places = self.traffic.sent, self._among_all()
-        found = [[rank, rows[place][-1], sum(rows[place][:-1])] for rank, place in enumerate(places) if place in rows]
-        return [each for each in found if each[2]]
+        """What this rank has sent: [rank, bytes, messages] for each receiving rank of this communicator."""
+        rows, places = self.traffic.sent, self._world_ranks()
+        totals = [[rank, rows[place][-1], sum(rows[place][:-1])] for rank, place in enumerate(places) if place in rows]
+        return [total for total in totals if total[2]]
 
     def _known(self, rank: int, tag: int = 0) -> bool:
-        """Whether there are such a rank and such a tag; if not, the plain way says which there are."""
+        """True if rank and tag are valid; if not, the request path raises the error."""
         return 0 <= rank < self.size and 0 <= tag <= MOST_TAG
 
     def _check_tag(self, tag: int) -> None:

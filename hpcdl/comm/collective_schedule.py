@@ -1,7 +1,7 @@
-"""How a collective operation is written once and runs both ways, blocking and asynchronous.
+"""Collective operations as generators: written once, they run blocking and asynchronously.
 
-The algorithm is a generator. Where its blocking form would wait for messages it yields their requests instead, and goes
-on when they are complete:
+Where a blocking algorithm would wait for messages, the generator yields their requests instead, and continues when they
+are complete:
 
     @collective
     def ring_all_reduce(comm, vector, op=SUM):
@@ -10,9 +10,9 @@ on when they are complete:
         op(vector, inbox)
 
 `ring_all_reduce(comm, vector)` then waits at each yield. `ring_all_reduce.steps(comm, vector, op)` is the generator
-itself, which `hpcdl.comm.requests.Request` takes forward whenever its messages have arrived, while the caller computes.
+itself, which `hpcdl.comm.requests.Request` advances as messages arrive, while the caller computes.
 
-What is yielded is a list of MPI requests, or, where no message comes (shared memory), an `Until`.
+A step is a list of MPI requests or, without messages (shared memory), an `Until`.
 """
 
 import contextlib
@@ -28,28 +28,28 @@ clock = time.perf_counter_ns
 
 
 class Until:
-    """A step that waits for a condition; `block`, where given, waits for it faster than asking again and again."""
+    """A step that waits for a condition; `block`, if given, waits for it faster than polling."""
 
     def __init__(self, condition: Callable[[], bool], block: Callable[[], None] | None = None):
         self.condition, self.block = condition, block
 
 
 class Delivery(Until):
-    """A step of messages whose lengths are looked at: until all requests, the receives first, are complete.
+    """A step that waits for all requests, the receives first, and checks the lengths of the received messages.
 
-    check(number, status): called for each of the first `receives` requests; status: None where what came is longer than
-    the place for it, of which MPI says no more.
+    check(number, status): called for each of the first `receives` requests; status: None if the message is longer than
+    its buffer (MPI gives no status then).
     """
 
     def __init__(self, requests: list[MPI.Request], receives: int, check: Callable[[int, MPI.Status | None], object]):
-        super().__init__(self.come)
+        super().__init__(self.arrived)
         self.requests, self.receives, self.check = requests, receives, check
         self.statuses: list[MPI.Status] = []
 
-    def come(self) -> bool:
-        """Whether all have come. Raises what `check` raises."""
+    def arrived(self) -> bool:
+        """True if all messages have arrived. Raises what `check` raises."""
         try:
-            with kept(self.requests):
+            with keep_requests(self.requests):
                 if not MPI.Request.Testall(self.requests, self.statuses):
                     return False
         except MPI.Exception as error:
@@ -64,76 +64,76 @@ class Delivery(Until):
 
 Step: TypeAlias = Sequence[MPI.Request] | Until
 NAP = 2e-5  # seconds
-NAPS = 1000  # after the core was taken away
-TAKEN = 500_000  # nanoseconds between two looks: the core was taken away
-POLLS = 50  # looks for messages before the core is offered to others; some 20 us
-one_by_one = False  # whether requests are waited for by themselves: where ranks may be gone (recovery/ulfm_recovery.py)
-failed: list[Step] = []  # steps of which a request has failed; MPI may still know the others
+NAPS = 1000  # polls with a nap after a preemption
+PREEMPTED = 500_000  # nanoseconds between two polls from which the core counts as preempted
+POLLS = 50  # polls before the core is yielded; some 20 us
+test_singly = False  # True if requests are tested one by one, as ranks may be dead (recovery/ulfm_recovery.py)
+failed_steps: list[Step] = []  # steps with a failed request; MPI may still use their other requests
 
 
 @contextlib.contextmanager
-def kept(step: Step) -> Iterator[None]:
-    """Requests are kept where the body raises.
+def keep_requests(step: Step) -> Iterator[None]:
+    """Keep the requests of a step alive if the body raises.
 
-    Open MPI's Waitall frees them where one has failed, and ends the process when another one fails later.
+    Open MPI's Waitall frees them when one has failed, and ends the process when another one fails later.
     """
     try:
         yield
     except MPI.Exception:
-        failed.append(step)
+        failed_steps.append(step)
         raise
 
 
 def ready(step: Step) -> bool:
-    """Whether the step is complete; does not block."""
+    """True if the step is complete; does not block."""
     if isinstance(step, Until):
         return step.condition()
-    if one_by_one:
-        with kept(step):
+    if test_singly:
+        with keep_requests(step):
             return all([each.Test() for each in step])
     return MPI.Request.Testall(step)
 
 
-def block(come: Callable[[], bool]) -> None:
-    """Look until it has come, and offer the core to others between two looks, after the first few.
+def block(arrived: Callable[[], bool]) -> None:
+    """Poll until `arrived()` is true, and yield the core between polls, after the first few.
 
-    MPI's own waiting may keep the core (MPICH's does), and then the others that work there, among them who is waited
-    for, come on when the kernel takes it away: after some milliseconds. Where that has happened, looks are in naps for
-    a while: to yield does nothing for another session where the kernel groups processes by them, and who has slept is
-    the first to come on.
+    MPI's own waiting may keep the core (MPICH's does). Other processes on it, perhaps the awaited one, then run only
+    after a preemption, some milliseconds later. After a preemption the polls sleep for a while instead of yielding: a
+    yield has no effect across sessions if the kernel groups processes by session, and a process that has slept is
+    scheduled first.
     """
     for _ in range(POLLS):
-        if come():
+        if arrived():
             return
     before = clock()
-    while not come():
-        if crowd.naps:
-            crowd.naps -= 1
+    while not arrived():
+        if contention.naps:
+            contention.naps -= 1
             time.sleep(NAP)
         else:
             os.sched_yield()
         now = clock()
-        if now - before > TAKEN:
-            crowd.naps = NAPS
+        if now - before > PREEMPTED:
+            contention.naps = NAPS
         before = now
 
 
-class Crowd:
-    """Others on the core: how many looks are yet in naps."""
+class CoreContention:
+    """Core contention: polls left that sleep first."""
 
     naps = 0
 
 
-crowd = Crowd()
+contention = CoreContention()
 
 
 def complete(step: Step) -> None:
     """Block until the step is complete."""
     if not isinstance(step, Until):
-        if not one_by_one:
+        if not test_singly:
             block(lambda: MPI.Request.Testall(step))
             return
-        with kept(step):
+        with keep_requests(step):
             for each in step:
                 block(each.Test)
     elif step.block is not None:
@@ -143,7 +143,7 @@ def complete(step: Step) -> None:
 
 
 class Collective:
-    """An operation written as the generator `steps`; called, it blocks until the last step."""
+    """A collective operation given by its generator `steps`; a call blocks until the last step is complete."""
 
     def __init__(self, steps: Callable[..., Iterator[Step]]):
         self.steps = steps
@@ -155,5 +155,5 @@ class Collective:
 
 
 def collective(steps: Callable[..., Iterator[Step]]) -> Collective:
-    """Decorator: make the generator callable, as a function that blocks; the generator itself is its `.steps`."""
+    """Decorate a generator: the result is the blocking function, and its `.steps` is the generator."""
     return Collective(steps)

@@ -1,4 +1,4 @@
-"""Operations of all ranks together: every rank of the group makes the same calls in the same order.
+"""Collective operations: every rank of the group makes the same calls in the same order.
 
 broadcast         one rank sends the same to all          reduce_scatter, all_gather    the halves of an all-reduce
 reduce            combine the data of all on one rank     barrier                       until all ranks have come
@@ -17,8 +17,8 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
 from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
 from hpcdl.comm.barrier import dissemination_barrier
-from hpcdl.comm.call_matching import SameCall, number
-from hpcdl.comm.call_path import Door, flat
+from hpcdl.comm.call_matching import CallComparison, number
+from hpcdl.comm.call_path import CallPath, flat
 from hpcdl.comm.collective_schedule import Step, block, complete
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.counting import CountingIntracomm
@@ -30,27 +30,27 @@ from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
 
 BARRIER: Call = "barrier", None, 0, "", 0
-MOST_CALLS = 1000  # that are kept: a program has a few lengths, or any number of them
+MOST_CALLS = 1000  # kept in the cache of fast calls: a program may use any number of lengths
 
 
-class Collectives(Door):
-    """The operations of all ranks of a group."""
+class Collectives(CallPath):
+    """The collective operations of a communicator."""
 
     algorithm: Algorithm
-    node_memory: NodeMemory | None  # that the algorithm works in
+    node_memory: NodeMemory | None  # of the algorithm, if it uses shared memory
 
     def _open_collectives(self, algorithm: Algorithm) -> None:
         """Use this all-reduce algorithm from now on; collective."""
         self.algorithm = algorithm
         self.node_memory = algorithm.prepare(self._collective) if algorithm.prepare else None
-        self._short_calls: dict[Call, Callable[[np.ndarray], tuple[int, int]]] = {}
+        self._fast_calls: dict[Call, Callable[[np.ndarray], tuple[int, int]]] = {}
 
     # -- all-reduce --------------------------------------------------------------------------------------------------
 
     def iall_reduce(self, array: np.ndarray, op: str = "sum") -> Request:
-        """Replace every rank's `array` by the sum (mean, max, min) over all ranks, by the algorithm chosen.
+        """Replace every rank's `array` by the sum (mean, max, min) over all ranks, by the chosen algorithm.
 
-        An algorithm of the user's that is no generator is done when this returns.
+        A user's algorithm that is not a generator is complete when this returns.
         """
         return self._all_reduce(array, op)
 
@@ -59,16 +59,16 @@ class Collectives(Door):
             self._all_reduce(array, op, blocking=True).wait()
             return
         call = "all_reduce", array.dtype, array.size, op, 0
-        run = self._short_calls.get(call) or self._short_call(array, call)
-        self._next(call)
+        run = self._fast_calls.get(call) or self._fast_call(array, call)
+        self._begin_call(call)
         vector = array if array.ndim == 1 else array.reshape(-1)
-        self._short_way("all_reduce", self.traffic["all_reduce"], run, vector)
+        self._fast_path("all_reduce", self.traffic["all_reduce"], run, vector)
 
     @staged
     def iall_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> Request:
         """The sum (mean) as by `iall_reduce`, in 16-bit messages; state: a `Compressed` (hpcdl/comm/compressed.py).
 
-        It has an algorithm of its own. What is rounded away stays in `state` for the next call.
+        It uses its own algorithm. The rounding error stays in `state` for the next call.
         """
         state.check_vector(flat(array), op)
         return self._all_reduce(array, op, Algorithm("all_reduce_compressed", state.steps))
@@ -78,7 +78,7 @@ class Collectives(Door):
 
     @staged(direct=True)
     def _all_reduce(self, array: np.ndarray, name: str, algorithm: Any = None, blocking: bool = False) -> Request:
-        """The plain way."""
+        """Run an all-reduce on the request path."""
         vector, op = flat(array, written=True), operation(name, array.dtype)
         comm = self._lane((algorithm.name if algorithm else "all_reduce", vector.dtype, vector.size, name, 0))
         algorithm, memory = algorithm or self._chosen(vector), self.node_memory
@@ -94,15 +94,15 @@ class Collectives(Door):
             if memory is not None:
                 comm.counters.bytes += memory.take_written()
 
-        at_once = algorithm.steps is None  # then it blocks, and so may what stands before it
-        if at_once and self._checking is not None:
-            waited = self._checking.before(self, self._latest) / 1e9
+        at_once = algorithm.steps is None  # it blocks, so the comparison may block, too
+        if at_once and self._checker is not None:
+            waited = self._checker.before(self, self._latest_call) / 1e9
             comm.counters.blocked_seconds += waited
             comm.counters.seconds += waited
         return self._request("all_reduce", steps, comm, finish, compared=at_once)
 
     def _at_once(self, name: str, call: Callable[[], object]) -> Iterator[Step]:
-        """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""
+        """Run a call that has no steps; all of its time counts as blocked."""
         start = clock()
         with activity.inside(name):
             call()
@@ -110,37 +110,37 @@ class Collectives(Door):
         yield from ()
 
     def _chosen(self, vector: np.ndarray) -> Algorithm:
-        """The algorithm that reduces this vector."""
+        """Return the algorithm for this vector (`auto` chooses by length)."""
         choose = self.algorithm.choose
         return self.algorithm if choose is None else choose(self._collective, vector)
 
-    def _short_call(self, array: np.ndarray, call: Call) -> Callable[[np.ndarray], tuple[int, int]]:
-        """What the short way runs for this call of all_reduce, looked up once. Raises UsageError."""
+    def _fast_call(self, array: np.ndarray, call: Call) -> Callable[[np.ndarray], tuple[int, int]]:
+        """Return the function that the fast path runs for this all_reduce. Raises UsageError."""
         vector, op, what = flat(array), operation(call[3], array.dtype), number(call)
         comm = self._counted("all_reduce", self._collective)
         algorithm, memory, size = self._chosen(vector), self.node_memory, self.size
         reduce: Any = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
-        same, checked = SameCall(self._collective, vector, op) if algorithm.meets else None, False
+        same, checked = CallComparison(self._collective, vector, op) if algorithm.meets else None, False
 
         def by_messages(vector: np.ndarray) -> tuple[int, int]:
             nonlocal checked
             comm.lane, comm.counters = self._lane_of(what), self.traffic["all_reduce"]
-            waited = at_once(algorithm, comm, vector, op, same, checked)
+            waited = blocking_call(algorithm, comm, vector, op, same, checked)
             checked = True
             return waited, memory.take_written() if memory is not None else 0
 
         def mean(vector: np.ndarray) -> tuple[int, int]:
-            found = reduce(vector)
+            costs = reduce(vector)
             op.finish(vector, size)
-            return found
+            return costs
 
         reduce = reduce or by_messages
-        if len(self._short_calls) == MOST_CALLS:
-            self._short_calls.clear()
-        found = self._short_calls[call] = mean if op.divides else reduce
-        return found
+        if len(self._fast_calls) == MOST_CALLS:
+            self._fast_calls.clear()
+        run = self._fast_calls[call] = mean if op.divides else reduce
+        return run
 
-    # -- the others --------------------------------------------------------------------------------------------------
+    # -- other collectives ---------------------------------------------------------------------------------------------
 
     @staged
     def ireduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> Request:
@@ -152,18 +152,18 @@ class Collectives(Door):
         return self._request("reduce", tree_reduce.steps(comm, total, reduction, root, met=True), comm, finish)
 
     def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
-        vector = self._short_vector(array, self.rank == root)
+        vector = self._fast_vector(array, self.rank == root)
         if vector is None or not self._known(root):
             self.ireduce(array, root, op).wait()
             return
         reduction = operation(op, vector.dtype)
         total, finish = self._of_root(vector, root, reduction)
-        comm = self._short_lane(("reduce", vector.dtype, vector.size, op, root))
+        comm = self._fast_lane(("reduce", vector.dtype, vector.size, op, root))
         steps = tree_reduce.steps(comm, total, reduction, root, met=True)
-        self._short_way("reduce", comm.counters, in_turn, steps, finish)
+        self._fast_path("reduce", comm.counters, run_steps, steps, finish)
 
     def _of_root(self, vector: np.ndarray, root: int, op: Reduction) -> tuple[np.ndarray, Callable | None]:
-        """The vector that is reduced in place, and what is left to do: the root's own, of others a copy and nothing."""
+        """Return the vector to reduce in place (a copy on ranks other than the root), and the root's final division."""
         if self.rank != root:
             return vector.copy(), None
         return vector, (lambda: op.finish(vector, self.size)) if op.divides else None
@@ -177,12 +177,12 @@ class Collectives(Door):
         return self._request("broadcast", tree_broadcast.steps(comm, vector, root, met=True), comm)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        vector = self._short_vector(array, self.rank != root)
+        vector = self._fast_vector(array, self.rank != root)
         if vector is None or not self._known(root):
             self.ibroadcast(array, root).wait()
             return
-        comm = self._short_lane(("broadcast", vector.dtype, vector.size, "", root))
-        self._short_way("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root, met=True))
+        comm = self._fast_lane(("broadcast", vector.dtype, vector.size, "", root))
+        self._fast_path("broadcast", comm.counters, run_steps, tree_broadcast.steps(comm, vector, root, met=True))
 
     @staged
     def ireduce_scatter(self, array: np.ndarray, op: str = "sum") -> Request:
@@ -201,15 +201,15 @@ class Collectives(Door):
         return self._request("reduce_scatter", ring_reduce_scatter.steps(comm, vector, reduction), comm, finish)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
-        vector = self._short_vector(array, written=True)
+        vector = self._fast_vector(array, written=True)
         if vector is None:
             return self.ireduce_scatter(array, op).wait()
         reduction = operation(op, vector.dtype)
-        comm = self._short_lane(("reduce_scatter", vector.dtype, vector.size, op, 0))
+        comm = self._fast_lane(("reduce_scatter", vector.dtype, vector.size, op, 0))
         own = vector[chunk(vector.size, self.size, self.rank)]
         finish = (lambda: reduction.finish(own, self.size)) if reduction.divides else None
-        self._short_way(
-            "reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, reduction), finish
+        self._fast_path(
+            "reduce_scatter", comm.counters, run_steps, ring_reduce_scatter.steps(comm, vector, reduction), finish
         )
         return own
 
@@ -221,18 +221,17 @@ class Collectives(Door):
         return self._request("all_gather", ring_all_gather.steps(comm, vector), comm)
 
     def all_gather(self, array: np.ndarray) -> None:
-        vector = self._short_vector(array, written=True)
+        vector = self._fast_vector(array, written=True)
         if vector is None:
             self.iall_gather(array).wait()
             return
-        comm = self._short_lane(("all_gather", vector.dtype, vector.size, "", 0))
-        self._short_way("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
+        comm = self._fast_lane(("all_gather", vector.dtype, vector.size, "", 0))
+        self._fast_path("all_gather", comm.counters, run_steps, ring_all_gather.steps(comm, vector))
 
     def irun(self, call: Call, steps: Callable[[CountingIntracomm], Iterator[Step]]) -> Request:
-        """An operation of all ranks by the caller's algorithm: steps(comm) is its generator (collective_schedule.py).
+        """Run a collective operation by the caller's algorithm: steps(comm) is its generator (collective_schedule.py).
 
-        call: its name, type, length, reduction and root, as the ranks compare them (call_matching.py); the same on all
-        ranks.
+        call: name, type, length, reduction and root, as the ranks compare them (call_matching.py); equal on all ranks.
         """
         self._check_rank(call[4])
         comm = self._lane(call)
@@ -242,8 +241,8 @@ class Collectives(Door):
         if activity.in_flight or not self._known(call[4]):
             self.irun(call, steps).wait()
             return
-        comm = self._short_lane(call)
-        self._short_way(call[0], comm.counters, in_turn, steps(comm))
+        comm = self._fast_lane(call)
+        self._fast_path(call[0], comm.counters, run_steps, steps(comm))
 
     def ibarrier(self) -> Request:
         """Complete when all ranks have called this."""
@@ -254,12 +253,12 @@ class Collectives(Door):
         if activity.in_flight:
             self.ibarrier().wait()
             return
-        comm = self._short_lane(BARRIER)
-        self._short_way("barrier", comm.counters, in_turn, dissemination_barrier.steps(comm))
+        comm = self._fast_lane(BARRIER)
+        self._fast_path("barrier", comm.counters, run_steps, dissemination_barrier.steps(comm))
 
 
-def in_turn(steps: Iterable[Step]) -> tuple[int, int]:
-    """Run the steps one after the other; returns the nanoseconds of the wait, and no bytes beside the messages."""
+def run_steps(steps: Iterable[Step]) -> tuple[int, int]:
+    """Run the steps one after the other; return the nanoseconds waited, and 0 bytes moved without a message."""
     waited = 0
     for step in steps:
         start = clock()
@@ -268,31 +267,31 @@ def in_turn(steps: Iterable[Step]) -> tuple[int, int]:
     return waited, 0
 
 
-def at_once(
+def blocking_call(
     algorithm: Algorithm,
     comm: CountingIntracomm,
     vector: np.ndarray,
     op: Reduction,
-    same: SameCall | None,
+    same: CallComparison | None,
     checked: bool,
 ) -> int:
-    """The blocking call of an algorithm; returns the nanoseconds for which it waited.
+    """Run the blocking call of an algorithm; return the nanoseconds waited.
 
-    All of a call that does not tell what it waits for counts as waiting. same: of an algorithm that `meets`; whether
-    the ranks' calls are the same is known before this kind of call is made for the first time, for MPICH ends the job
-    where they are not, and from then on, when they have been `checked`, beside it.
+    All the time of a call without steps counts as waiting. same: the comparison of an algorithm that `meets`. The first
+    call of its kind is compared before it is made, because MPICH ends the job if calls differ; a later one (`checked`)
+    is compared beside it.
     """
     if algorithm.steps is not None and same is None:
-        return in_turn(algorithm.steps(comm, vector, op))[0]
+        return run_steps(algorithm.steps(comm, vector, op))[0]
     start = clock()
-    come = same.start() if same is not None else MPI.REQUEST_NULL  # some wait for all before the call: see `meeting`
+    compared = same.start() if same is not None else MPI.REQUEST_NULL  # ranks may wait for it: see `meeting`
     if same is not None and not checked:
-        block(come.Test)
+        block(compared.Test)
         same.check()
     try:
-        algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # here is one
+        algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # not None here
     finally:
         if same is not None and checked:
-            block(come.Test)
+            block(compared.Test)
             same.check()
     return clock() - start

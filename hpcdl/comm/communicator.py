@@ -1,13 +1,13 @@
-"""The one door through which messages leave: the primitives, each blocking and, with a leading i, asynchronous.
+"""The communicator: all message primitives, each blocking and, with a leading i, asynchronous.
 
-    push       a rank sends data to another             wait/notify   pause until another rank gives a sign
-    pull       a rank fetches data from another         barrier       pause until all ranks have come
+    push       a rank sends data to another             wait/notify   pause until another rank sends a signal
+    pull       a rank fetches data from another         barrier       pause until all ranks have entered
     broadcast  one rank sends the same to all           all_reduce    reduce, and all ranks get the result
     reduce     combine the data of all on one rank      reduce_scatter, all_gather    the two halves of an all-reduce
 
-A `Communicator` checks buffers, chooses the algorithm, and counts and times what passes; the algorithms
-(hpcdl/comm/allreduce/) know nothing of that. Its operations are in point_to_point.py and collectives.py; here it is
-made, cut into groups, and given back.
+A `Communicator` checks buffers, chooses the algorithm, and counts and times every operation; the algorithms
+(hpcdl/comm/allreduce/) need not know that. The operations are in point_to_point.py and collectives.py; creation, groups
+and release are here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,34 +21,33 @@ from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm, auto
 from hpcdl.comm.call_path import flat
 from hpcdl.comm.collectives import Collectives
-from hpcdl.comm.diagnostics.call_signature import told
+from hpcdl.comm.diagnostics.call_signature import describe_call
 from hpcdl.comm.diagnostics.call_site import refuse
-from hpcdl.comm.diagnostics.collective_checker import Checking, wanted
+from hpcdl.comm.diagnostics.collective_checker import CollectiveChecker, enabled_by_environment
 from hpcdl.comm.diagnostics.watchdog import Watchdog
 from hpcdl.comm.node_memory import KEY
 from hpcdl.comm.point_to_point import PointToPoint
 from hpcdl.comm.progress import activity, meet
-from hpcdl.comm.rma_window import Exposed
-from hpcdl.comm.staging import takes_device_arrays
+from hpcdl.comm.rma_window import ExposedArray
+from hpcdl.comm.staging import supports_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.kernels.device import CPU, Array, Device, device_of
-from hpcdl.shared_memory import unname
+from hpcdl.shared_memory import unlink_mpich_files
 
-PAIRS = ("push", "pull", "notify", "wait")  # operations of two ranks, which may never be answered
+PAIRS = ("push", "pull", "notify", "wait")  # point-to-point operations: they may never complete
 
 
 class Communicator(PointToPoint, Collectives):
     """A group of ranks that exchange typed buffers; wraps an mpi4py communicator, which it duplicates.
 
-    allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds
-    after which a rank that waits in one operation is taken for hung; the job is ended with a report of which ranks
-    wait where. 0: never. trace: how many of the last spans to keep for the picture of the run. device: where `empty`
-    allocates (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks,
-    and ranks that would wait for ever are: the first communicator over several ranks that says so installs what does
-    (hpcdl/comm/failure.py). check: whether the ranks compare what they call together before each such call
-    (hpcdl/comm/diagnostics/collective_checker.py); None: where $HPCDL_CHECK says so. Buffers are C-contiguous numpy
-    arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any shape and of any type that MPI knows (float32, float64,
-    int64, ...). Making one, `split`, `duplicate`, `expose` and `free` are collective calls.
+    allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds that a
+    rank may wait in one operation before the job ends with a report of all ranks' places; 0: no limit. trace: number of
+    spans kept for the trace, the last ones. device: where `empty` allocates (hpcdl.kernels.device). ends_job: True if
+    an uncaught exception on one rank, or a deadlock, ends all ranks; the first such communicator over several ranks
+    installs the hooks (hpcdl/comm/failure.py). check: True if the ranks compare each collective call before they make
+    it (hpcdl/comm/diagnostics/collective_checker.py); None: as $HPCDL_CHECK says. Buffers are C-contiguous numpy
+    arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any shape and any MPI type (float32, float64, int64, ...).
+    The constructor, `split`, `duplicate`, `expose` and `free` are collective calls.
     """
 
     def __init__(
@@ -64,25 +63,25 @@ class Communicator(PointToPoint, Collectives):
         if ends_job and comm.Get_size() > 1:
             failure.install()
         self.device = device
-        check = wanted() if check is None else check
+        check = enabled_by_environment() if check is None else check
         self._open(comm, "world", Traffic(), allreduce, bool(comm.allreduce(check, MPI.LOR)))
-        if self.size == MPI.COMM_WORLD.size:  # all ranks have come so far
-            unname()
-        self.direct = takes_device_arrays(self.mpi, device)
+        if self.size == MPI.COMM_WORLD.size:  # all ranks have reached this point
+            unlink_mpich_files()
+        self.direct = supports_device_arrays(self.mpi, device)
         self.timeline = Timeline(self.mpi, trace)
         watches = timeout > 0 or (ends_job and self.size > 1)
         self.watchdog = Watchdog(self.mpi, timeout, ends_job) if watches else None
         self._watched_by(self.watchdog)
 
     def use(self, allreduce: str) -> None:
-        """Choose the all-reduce algorithm by name, the same on all ranks; a collective call."""
+        """Set the all-reduce algorithm by name, equal on all ranks; a collective call."""
         self._compare("use", f"all-reduce by {allreduce}")
         self.allreduce = allreduce
         self._open_collectives(algorithm(allreduce))
 
     @property
     def by_length(self) -> list[str]:
-        """The algorithms that `auto` takes, for short vectors to long ones; empty where another algorithm is in use."""
+        """The algorithms that `auto` uses, from short vectors to long ones; empty for any other algorithm."""
         return auto.table(self._collective) if self.algorithm is auto.ALGORITHM else []
 
     @property
@@ -91,15 +90,15 @@ class Communicator(PointToPoint, Collectives):
         return "direct" if self.direct and self.algorithm.direct else "staged"
 
     def _open(self, comm: MPI.Intracomm, name: str, traffic: Traffic, allreduce: str, check: bool) -> None:
-        self.name, self.traffic, self._checking = name, traffic, None
+        self.name, self.traffic, self._checker = name, traffic, None
         self.mpi, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
-        self._exposed: list[Exposed] = []
+        self._exposed_arrays: list[ExposedArray] = []
         self._parent: Communicator | None = None
-        self._derived: list[Communicator] = []  # those that were not given back yet
-        self._open_door(comm.Dup())
+        self._derived: list[Communicator] = []  # not freed yet
+        self._open_call_path(comm.Dup())
         self.use(allreduce)
         if check:
-            self._checking = Checking(comm)
+            self._checker = CollectiveChecker(comm)
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class Communicator(PointToPoint, Collectives):
     def split(
         self, color: int | None, key: int | None = None, name: str = "group", allreduce: str | None = None
     ) -> "Communicator | None":
-        """The group of all ranks that give the same color, ordered by key; None for a rank whose color is None.
+        """Return the group of the ranks that pass the same color, ordered by key; None on a rank whose color is None.
 
         The group inherits trace and watchdog, and the algorithm unless `allreduce` names another.
         """
@@ -131,9 +130,9 @@ class Communicator(PointToPoint, Collectives):
         return group
 
     def subgroup(self, ranks: Sequence[int], name: str = "group", tag: int = 0) -> "Communicator":
-        """The group of these ranks, in this order; they alone make the call. It inherits as one of `split` does.
+        """Return the group of these ranks, in this order; only they make the call. It inherits as in `split`.
 
-        tag: tells apart groups that are made at once by several threads.
+        tag: distinguishes groups that several threads make at once.
         """
         everyone = self.mpi.Get_group()
         chosen = everyone.Incl(list(ranks))
@@ -147,17 +146,17 @@ class Communicator(PointToPoint, Collectives):
 
     @property
     def groups(self) -> list["Communicator"]:
-        """Its groups and duplicates that were not given back yet."""
+        """Its groups and duplicates that are not freed yet."""
         return list(self._derived)
 
     def family(self) -> Iterator["Communicator"]:
-        """This one, its groups and duplicates, and theirs."""
+        """Yield this communicator and, recursively, its groups and duplicates."""
         yield self
         for group in self._derived:
             yield from group.family()
 
     def duplicate(self, name: str, allreduce: str | None = None) -> "Communicator":
-        """The same ranks with a traffic count of their own and no trace, for what is no part of the training."""
+        """Return a communicator of the same ranks with its own traffic count and no trace, for bookkeeping messages."""
         meet(self, "duplicate")
         group = self._derive(self.mpi, name, Traffic(), allreduce)
         group.timeline = Timeline(group.mpi)
@@ -168,7 +167,7 @@ class Communicator(PointToPoint, Collectives):
         group.device, group.direct = self.device, self.direct
         group.timeline, group.watchdog = self.timeline, None
         with activity.inside("duplicate"):
-            group._open(comm, name, traffic, allreduce or self.allreduce, self._checking is not None)
+            group._open(comm, name, traffic, allreduce or self.allreduce, self._checker is not None)
         group._watched_by(self._watcher)
         group._parent = self
         self._derived.append(group)
@@ -179,20 +178,20 @@ class Communicator(PointToPoint, Collectives):
         if watcher is not None:
             watcher.watch(self)
         if activity.flight is not None:
-            activity.flight.know(self)
+            activity.flight.register(self)
 
     def _compare(self, name: str, mine: str) -> None:
-        """Raise AgreedError, on all ranks, where what they ask for in the call `name` is not the same; collective."""
+        """Raise AgreedError, on all ranks, if their arguments of the call `name` differ; collective."""
         with activity.inside(name):
             if len({*self.mpi.allgather(mine)}) > 1:
                 refuse(self.mpi, mine)
 
     def empty(self, n: int | None = None, dtype: DTypeLike = "float32", like: Array | None = None) -> Array:
-        """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.
+        """Return a flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.
 
-        Where the all-reduce algorithm gains from it, the other ranks of the node reach the vector, too; that memory is
-        given back when no rank has the vector any more, at the next call, or when this communicator is freed. n may
-        differ from rank to rank only where the algorithm works by messages alone: else an AgreedError.
+        It lies in memory shared by the node's ranks if the all-reduce algorithm uses that. Shared memory is released at
+        the next call after all ranks have dropped the vector, or when this communicator is freed. n may differ between
+        ranks only if the algorithm works by messages alone; otherwise an AgreedError is raised.
         """
         if n is None:
             assert like is not None
@@ -203,37 +202,36 @@ class Communicator(PointToPoint, Collectives):
             return device.empty(n, dtype)
         if self.node_memory is not None:
             meet(self, "empty")
-            self._compare("empty", told(("empty", dtype, n, "", 0)))
+            self._compare("empty", describe_call(("empty", dtype, n, "", 0)))
             vector = self.node_memory.empty(n, dtype)
             if vector is not None:
                 return vector
         return CPU.empty(n, dtype)
 
-    def expose(self, array: np.ndarray) -> Exposed:
-        """Copy `array` to where all ranks can pull from it and push into it; see `Exposed.array`."""
+    def expose(self, array: np.ndarray) -> ExposedArray:
+        """Copy `array` into memory that all ranks can pull from and push into; see `ExposedArray.array`."""
         flat(array)
         meet(self, "expose")
         with activity.inside("expose", self):
-            exposed = Exposed(self.mpi, device_of(array).host(array))
-        self._exposed.append(exposed)
+            exposed = ExposedArray(self.mpi, device_of(array).host(array))
+        self._exposed_arrays.append(exposed)
         return exposed
 
     def revoke(self) -> None:
-        """Let all ranks leave what they wait in here or in a group of it: their calls raise; local (ULFM).
+        """Revoke this communicator and its groups (ULFM): pending and later calls raise on all ranks; a local call.
 
-        It is for ranks that have seen another fail, and cannot be used any more then.
+        A rank calls it when it has seen another rank fail.
         """
         for group in self._derived:
             group.revoke()
-        for comm in (self.mpi, self._collective, *([self._checking.comm] if self._checking is not None else [])):
+        for comm in (self.mpi, self._collective, *([self._checker.comm] if self._checker is not None else [])):
             if comm != MPI.COMM_NULL:
                 comm.Revoke()
 
     def free(self) -> None:
-        """Complete the collective operations in flight; give back windows and communicators, and stop the watchdog.
+        """Complete the collective operations in flight; free windows, communicators and groups; stop the watchdog.
 
-        Groups and duplicates that were not given back yet are, too: MPI has a few thousand communicators for a process.
-        Nothing happens where this one was given back before.
+        MPI has only a few thousand communicators for a process. A second call has no effect.
         """
         if self.mpi == MPI.COMM_NULL:
             return
@@ -245,23 +243,23 @@ class Communicator(PointToPoint, Collectives):
         if self._parent is not None:
             self._parent._derived.remove(self)
         if self.watchdog is not None:
-            meet(self, "free")  # until then it watches
+            meet(self, "free")  # the watchdog works until all ranks are here
             self.watchdog.close()
         if self._watcher is not None:
             self._watcher.forget(self)
         if activity.flight is not None:
             activity.flight.forget(self)
         with activity.inside("free"):
-            for exposed in self._exposed:
+            for exposed in self._exposed_arrays:
                 exposed.free()
             if self.timeline.comm is self.mpi:
                 self.timeline.close()
-            memory: Any = self._collective.Get_attr(KEY)  # of any algorithm that has been in use
+            memory: Any = self._collective.Get_attr(KEY)  # of any algorithm used so far
             if memory is not None:
                 memory.free()
             self.mpi.Free()
             self._collective.Free()
-            if self._checking is not None:
-                self._checking.free()
-            self._short_calls.clear()  # they know the memory that is gone, ...
-            self._counting.clear()  # ... and these the communicators
+            if self._checker is not None:
+                self._checker.free()
+            self._fast_calls.clear()  # they refer to the freed memory ...
+            self._counting.clear()  # ... and these to the freed communicators

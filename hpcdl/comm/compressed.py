@@ -1,4 +1,4 @@
-"""All-reduce with 16-bit messages and error feedback: half of the bytes, and in the long run nothing is lost.
+"""All-reduce with 16-bit messages and error feedback: half of the bytes, and rounding errors do not accumulate.
 
 A reduce-scatter and an all-gather, each in one step. With 3 ranks, vectors a, b, c of 3 chunks each, and ' for a chunk
 rounded to 16 bits:
@@ -15,15 +15,15 @@ rounded to 16 bits:
 
 where k(r) is the length of chunk r of the K values: half of what the same exchange, or the ring, sends in float32.
 
-Error feedback at both ends: what rounding a chunk leaves stays with the rank that rounded it, in `residual`, and is
-added to that chunk the next time. Rank r rounds the chunks of the others as it sends them, and the sum of chunk r when
-it is complete; its own part of that sum it does not round, so one residual of K values serves both ends. Always
+Error feedback at both ends: the rank that rounds a chunk keeps the error in `residual`, and adds it to that chunk in
+the next call. Rank r rounds the chunks of the others when it sends them, and the complete sum of chunk r; it does not
+round its own part of that sum, so one residual of K values serves both ends. The invariant is
 
     sum over ranks of (vector + residual before) = result + sum over ranks of residual after
 
 up to the rounding of the additions, so the results of T calls add up to the T exact sums, within the residuals. Each
 chunk is added once, first its rank's own, then the others in the order of the ranks, and all ranks decode the same
-codes: they get the same bits. One rank alone has no messages, and nothing is rounded.
+codes: they get the same bits. A single rank sends and rounds nothing.
 
 (Tang et al., "DoubleSqueeze: parallel stochastic gradient descent with double-pass error-compensated compression", ICML
 2019; the exchange is that of Tang et al., "1-bit Adam", ICML 2021)
@@ -50,10 +50,10 @@ KINDS = {  # encode with error feedback, decode, decode and add
 
 
 class Compressed:
-    """What compressed all-reduces of one vector keep from call to call: buffers, and what was rounded away.
+    """The state of compressed all-reduces of one vector: buffers, and the rounding error of this rank.
 
-    size, dtype: of the vector, float32 or float64. kind: float16 or bfloat16. residual: the vector's type and size; it
-    belongs to this rank, among this number of ranks. Raises UsageError for what it cannot do.
+    size, dtype: of the vector, float32 or float64. kind: float16 or bfloat16. residual: this rank's rounding error, in
+    the vector's type and size, valid for this number of ranks. Raises UsageError for other types and kinds.
     """
 
     def __init__(self, size: int, dtype: DTypeLike, kind: str):
@@ -66,12 +66,12 @@ class Compressed:
         self.residual, self.code = CPU.zeros(size, dtype), CPU.empty(size, np.uint16)
         self.inbox = np.empty((0, 0), np.uint16)
         nothing, no_code = self.residual[:0], self.code[:0]
-        self.encode(nothing, nothing, no_code)  # compiled here, where no clock runs
+        self.encode(nothing, nothing, no_code)  # compile before any timed call
         self.decode(nothing, no_code)
         self.add(nothing, no_code)
 
     def part(self, cut: slice) -> "Compressed":
-        """The state of one part of the vector, which is reduced by itself: its residual is that part of this one's.
+        """Return the state of a part of the vector that is reduced by itself; its residual is a view of this one.
 
         Parts that do not overlap may be in flight at once.
         """
@@ -80,7 +80,7 @@ class Compressed:
         return part
 
     def check_vector(self, vector: np.ndarray, op: str) -> None:
-        """Raise UsageError where an all-reduce of this vector cannot start, before any message leaves."""
+        """Raise UsageError, before any message leaves, if this vector cannot be reduced."""
         if vector.size != self.residual.size or vector.dtype != self.residual.dtype:
             wanted = f"{self.residual.size} elements of {self.residual.dtype}"
             raise UsageError(f"this compression is for {wanted}, not for {vector.size} of {vector.dtype}")
@@ -90,11 +90,11 @@ class Compressed:
             raise UsageError("this compression is in use by an all-reduce in flight; wait for it, or make another")
 
     def steps(self, comm: MPI.Intracomm, vector: np.ndarray, op: Any = None) -> Iterator[Step]:
-        """The all-reduce as a generator, in the form of the other algorithms; `op` is the sum."""
+        """The all-reduce as a generator, with the signature of the other algorithms; `op` is the sum."""
         return compressed_all_reduce.steps(comm, vector, self)
 
     def inbox_of(self, ranks: int, length: int) -> np.ndarray:
-        """Room for one chunk of codes from each of so many ranks; kept, for fresh memory costs more than the codes."""
+        """Return a buffer (ranks, length) for one chunk of codes from each rank; reused, as new memory costs more."""
         if self.inbox.shape != (ranks, length):
             self.inbox = np.empty((ranks, length), np.uint16)
         return self.inbox

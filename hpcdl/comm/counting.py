@@ -1,12 +1,12 @@
-"""A communicator that counts what really passes through it, so that the bytes a run reports are measured.
+"""A communicator that counts the messages it sends, so that the bytes a run reports are measured.
 
-The algorithms are handed this subclass of `mpi4py.MPI.Intracomm` and know nothing of it. Each operation in flight gets
-tags of its own, so that the messages of two operations never meet. Counting costs 0.33 us for each Isend (0.17 of them
+The algorithms receive this subclass of `mpi4py.MPI.Intracomm` as their communicator. Each operation in flight has its
+own tags, so that messages of two operations never match. Counting costs 0.33 us for each Isend (0.17 of them
 for the rank that it goes to; medians), 1 us for other calls. Persistent and partitioned sends, and pickled messages
 (which serve set-up only), are not counted.
 
-Where a message goes is counted, too, with the size of its payload; what a library's collective sends, and what passes
-through shared memory, goes to nobody.
+Messages are also counted by receiver and payload size. Messages inside a library's collective, and data in shared
+memory, have no receiver.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from hpcdl.kernels.device import on_device
 
-TAGS = 32  # each operation in flight has this many tags; MPI guarantees at least 32,768
+TAGS = 32  # of each operation in flight; MPI guarantees at least 32,768
 LANES = 1024
 SIZES = 64  # of messages: 0, 1, 2, 4, ... 2^62 bytes
 ANY_TAG = MPI.ANY_TAG
@@ -27,7 +27,7 @@ isend, irecv, allreduce = MPI.Intracomm.Isend, MPI.Intracomm.Irecv, MPI.Intracom
 
 @dataclass
 class Counters:
-    """What one rank spent on one kind of operation. `messages` is None when a library's own collective hides them."""
+    """Costs of one kind of operation on one rank. `messages` is None if a library's collective hides them."""
 
     calls: int = 0
     bytes: int = 0
@@ -37,7 +37,7 @@ class Counters:
 
 
 def nbytes(buffer: Any) -> int:
-    """The payload of an mpi4py buffer argument: an array, or [array, (count,) type]."""
+    """Return the bytes of an mpi4py buffer argument: an array, or [array, (count,) type]."""
     if isinstance(buffer, np.ndarray) or on_device(buffer):
         return buffer.nbytes
     if buffer is None:  # a rank that only receives
@@ -51,10 +51,10 @@ def nbytes(buffer: Any) -> int:
     return 0 if buffer is MPI.IN_PLACE else memoryview(buffer).nbytes
 
 
-class Sent(dict[int, list[int]]):
-    """What this rank has sent to each rank, a row for each that it has sent to.
+class SentCounts(dict[int, list[int]]):
+    """Messages that this rank has sent, by receiver: a row of counts for each.
 
-    A row: how many messages were empty, how many had 1 byte, 2, up to 4, up to 8, ... bytes, and at its end all bytes.
+    A row counts the messages of 0, 1, 2, up to 4, up to 8, ... bytes; its last element is the sum of all bytes.
     """
 
     def __missing__(self, rank: int) -> list[int]:
@@ -62,8 +62,8 @@ class Sent(dict[int, list[int]]):
         return row
 
 
-class Routes(dict[int, list[int]]):
-    """The rows of `sent` by the ranks of another communicator: places() says where they are among those of `sent`."""
+class TranslatedSentCounts(dict[int, list[int]]):
+    """The rows of `sent` by the ranks of another communicator; places() returns their numbers in `sent`."""
 
     def __init__(self, sent: dict[int, list[int]], places: Callable[[], Sequence[int]]):
         super().__init__()
@@ -74,29 +74,29 @@ class Routes(dict[int, list[int]]):
         return row
 
 
-def places_among(comm: MPI.Intracomm, others: MPI.Intracomm) -> list[int]:
-    """Of each rank of `comm`, its number in `others`."""
+def translate_ranks(comm: MPI.Intracomm, others: MPI.Intracomm) -> list[int]:
+    """Return the number in `others` of each rank of `comm`."""
     ours, theirs = comm.Get_group(), others.Get_group()
-    found = ours.Translate_ranks(None, theirs)
+    numbers = ours.Translate_ranks(None, theirs)
     ours.Free()
     theirs.Free()
-    return [int(each) for each in found]
+    return [int(number) for number in numbers]
 
 
 class CountingIntracomm(MPI.Intracomm):
     """`CountingIntracomm(comm)` behaves as `comm`, adds what it sends to `counters` and shifts all tags to its lane.
 
-    sent: the rows that are counted on, by rank of `comm` (Sent or Routes).
+    sent: counts by receiver, a rank of `comm` (SentCounts or TranslatedSentCounts).
     """
 
     sent: dict[int, list[int]]
 
     def __init__(self, comm: MPI.Intracomm):
-        self.counters, self.sent = Counters(), Sent()
+        self.counters, self.sent = Counters(), SentCounts()
         self.lane = 0
 
     def count(self, buffer: Any, to: int | None = None) -> None:
-        """A message with this payload leaves; to: for this rank, where one is meant."""
+        """Count a message with this payload; to: its receiver, if there is one."""
         size = nbytes(buffer)
         self.counters.bytes += size
         if self.counters.messages is not None:
@@ -107,10 +107,10 @@ class CountingIntracomm(MPI.Intracomm):
             row[-1] += size
 
     def shift(self, tag: int) -> int:
-        """The tag in this lane."""
+        """Return the tag shifted to this lane."""
         return self.lane * TAGS + (0 if tag == ANY_TAG else tag)
 
-    # What our own algorithms call, as fast as can be, so written out; the others are wrapped below.
+    # The calls of our own algorithms, written out for speed; the other methods are wrapped below.
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
         counters, row = self.counters, self.sent[dest]
@@ -134,7 +134,7 @@ class CountingIntracomm(MPI.Intracomm):
 def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = False) -> None:
     """Make the method `name` count its argument `sends` and shift its tags (parameter name -> default).
 
-    hidden: a collective of the library's, whose payload is all that is known. Arguments may come by place or by name.
+    hidden: True for a collective of the library, whose messages are unknown. Arguments may be positional or named.
     """
     plain = getattr(MPI.Intracomm, name)
     order = PARAMETERS[name]
@@ -155,17 +155,17 @@ def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = Fal
 
 
 def _derive(name: str) -> None:
-    """Make the communicator that the method `name` returns count on the same counters."""
+    """Make the communicator returned by the method `name` count into the same counters."""
     plain = getattr(MPI.Intracomm, name)
 
     def method(self: CountingIntracomm, *arguments: Any, **options: Any) -> Any:
-        made = plain(self, *arguments, **options)
-        if made == MPI.COMM_NULL or not isinstance(made, MPI.Intracomm):
-            return made
-        counting = CountingIntracomm(made)
+        derived = plain(self, *arguments, **options)
+        if derived == MPI.COMM_NULL or not isinstance(derived, MPI.Intracomm):
+            return derived
+        counting = CountingIntracomm(derived)
         counting.counters, counting.lane = self.counters, self.lane
-        places = places_among(made, self)
-        counting.sent = Routes(self.sent, lambda: places)
+        places = translate_ranks(derived, self)
+        counting.sent = TranslatedSentCounts(self.sent, lambda: places)
         return counting
 
     setattr(CountingIntracomm, name, method)

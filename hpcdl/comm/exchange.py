@@ -1,8 +1,8 @@
-"""Operations in one step, in which every rank sends to each other straight what is meant for it.
+"""Collectives in one step: every rank sends directly to each other rank.
 
-    exchange                  all-gather, gather, scatter and all-to-all: what each rank sends and takes is listed
-    folded_reduce_scatter     each rank takes the part that it completes from all, and folds the rows into one
-    folded_all_reduce         the same with the chunks of one vector, then every rank sends its chunk to all
+    exchange                  all-gather, gather, scatter and all-to-all, from lists of sends and receives
+    folded_reduce_scatter     each rank receives its part from all ranks, and folds the rows into one
+    folded_all_reduce         the same with the chunks of one vector, then an all-gather
 
     with 3 ranks              rank 0                   rank 1                   rank 2
     holds                     a0 a1 a2                 b0 b1 b2                 c0 c1 c2
@@ -30,7 +30,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import convert
 from hpcdl.kernels import reduce as kernels
 
-Fold: TypeAlias = Callable[[np.ndarray, np.ndarray], None]  # (rows of all ranks, into): into <- what they make together
+Fold: TypeAlias = Callable[[np.ndarray, np.ndarray], None]  # (rows of all ranks, into): into <- fold of the rows
 Message: TypeAlias = tuple[np.ndarray, int]  # a flat vector, and the rank that it goes to or comes from
 
 BY_NAME: dict[str, np.ufunc] = {
@@ -50,10 +50,10 @@ CODERS = {
 
 @collective
 def exchange(comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message]) -> Iterator[Step]:
-    """Send and receive these vectors; between two ranks they meet in the order in which they stand.
+    """Send and receive these vectors; between two ranks they match in list order.
 
-    Raises UsageError where what comes is longer or shorter than the vector for it. Who receives nothing is done only
-    when what it has sent is being received, as of ranks that do not call the same it would not be (call_matching.py).
+    Raises UsageError if a message is longer or shorter than its vector. A rank that receives nothing waits until its
+    messages are being received, so that ranks with different calls are detected (call_matching.py).
     """
 
     def check(number: int, status: MPI.Status | None) -> None:
@@ -74,7 +74,7 @@ def exchange(comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[M
 def folded_reduce_scatter(
     comm: MPI.Intracomm, parts: Sequence[np.ndarray], into: np.ndarray, fold: Fold
 ) -> Iterator[Step]:
-    """into <- the fold of what all ranks have for this one; parts: of each rank, what this one has for it."""
+    """into <- the fold of all ranks' parts for this rank; parts: this rank's part for each rank."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [(rank + i) % size for i in range(1, size)]
     rows = np.empty((size, into.size), into.dtype)
@@ -108,7 +108,7 @@ def folded_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold, root: int
 
 
 def folding(name: str, kind: str | None = None) -> Fold:
-    """The fold of that name (BY_NAME); kind: float16 or bfloat16, where the vectors are codes of theirs (uint16)."""
+    """Return the fold of that name (BY_NAME); kind: float16 or bfloat16 for vectors of 16-bit codes (uint16)."""
     function = BY_NAME[name]
 
     def fold(rows: np.ndarray, into: np.ndarray) -> None:
@@ -132,7 +132,7 @@ def folding(name: str, kind: str | None = None) -> Fold:
             else:
                 decode(value, row)
                 function(total, value, out=total)
-        value[:] = 0  # no residual: nothing is fed back here
+        value[:] = 0  # no error feedback here
         encode(total, value, into)
 
     return fold_codes

@@ -1,4 +1,4 @@
-"""Ranks on a grid of three axes: copies of the model, stages of each copy, parts of each stage's layers.
+"""The process grid of three axes: replicas of the model, stages of a replica, parts of each stage's layers.
 
     data 2, pipeline 2, tensor 2        replica 0              replica 1
                                         tensor 0   tensor 1    tensor 0   tensor 1
@@ -7,17 +7,17 @@
 
     rank = (d * pipeline + p) * tensor + t
 
-Each rank is in a group along each axis, those that differ from it on this axis alone, and at the ends in one more:
+Each rank is in one group along each axis, with the ranks that differ on this axis alone. End ranks are in one more:
 
     group       ranks that share      of rank 5     what they do together
     data        p and t               1 5           add up gradients
-    pipeline    d and t               5 7           hand on activations, and gradients by them
+    pipeline    d and t               5 7           send activations, and their gradients
     tensor      d and p               4 5           multiply by the parts of a matrix
-    ends        d and t, p outermost  5 7           add up gradients of what both hold (tied embeddings)
+    ends        d and t, p outermost  5 7           add up gradients of tied embeddings
 
-Tensor is the innermost axis, for its messages are the most frequent: neighbouring ranks are on one node. Data is the
-outermost: one exchange for each update. (The order of Narayanan et al., "Efficient large-scale language model training
-on GPU clusters using Megatron-LM", SC 2021.)
+Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node. Data is
+the outermost: one exchange for each update. (The order of Narayanan et al., "Efficient large-scale language model
+training on GPU clusters using Megatron-LM", SC 2021.)
 """
 
 from hpcdl.comm.communicator import Communicator
@@ -28,9 +28,9 @@ AXES = ("data", "pipeline", "tensor")
 
 
 def parse_grid(text: str, size: int) -> dict[str, int]:
-    """Read `data=2,pipeline=2,tensor=2` into the ranks along each axis; an axis that is left out has 1.
+    """Read `data=2,pipeline=2,tensor=2` into the ranks along each axis; a missing axis has 1.
 
-    Raises UsageError where the text is not like that, and where the grid has not `size` ranks.
+    Raises UsageError if the text has another form, or the grid has not `size` ranks.
     """
     grid = {}
     for item in text.split(","):
@@ -51,7 +51,7 @@ def parse_grid(text: str, size: int) -> dict[str, int]:
 
 
 def check_grid(grid: dict[str, int], size: int) -> None:
-    """Raise UsageError where the grid has not `size` ranks; the message says what would fit."""
+    """Raise UsageError, with the counts that would fit, if the grid has not `size` ranks."""
     text = ",".join(f"{axis}={number}" for axis, number in grid.items())
     if min(grid.values()) < 1:
         raise UsageError(f"grid {text}: each axis has at least 1 rank")
@@ -64,11 +64,11 @@ def check_grid(grid: dict[str, int], size: int) -> None:
 
 
 class Grid:
-    """The place of this rank on the grid, and its groups, each a `Communicator` that counts where `comm` counts.
+    """The place of this rank on the grid, and its groups; each is a `Communicator` with the traffic counts of `comm`.
 
-    shape: (data, pipeline, tensor); place: (d, p, t). data, pipeline, tensor: groups, of 1 rank too; a rank's
-    number in one is its place along that axis. ends: first and last stage, None on the stages between and where there
-    is 1 stage. Making and freeing it are collective calls. Raises UsageError where `comm` has another number of ranks.
+    shape: (data, pipeline, tensor); place: (d, p, t). data, pipeline, tensor: groups, also of 1 rank; a rank's number
+    in a group is its place along that axis. ends: the group of first and last stage; None on other stages, and for 1
+    stage. The constructor and `free` are collective calls. Raises UsageError if `comm` has another number of ranks.
     """
 
     def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, tensor: int = 1):
@@ -81,19 +81,19 @@ class Grid:
         self.ends = two_ends(self.pipeline)
 
     def free(self) -> None:
-        """Give back the groups; `comm` stays."""
+        """Free the groups; `comm` stays."""
         for group in (self.data, self.pipeline, self.tensor):
             group.free()
 
 
 def two_ends(comm: Communicator) -> Communicator | None:
-    """The group of the first and the last rank, which share tied weights; None on others, and where they are one."""
+    """Return the group of the first and the last rank, which share tied weights; None on others, and for one rank."""
     if comm.size == 1:
         return None
     return comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
 
 
 def place(rank: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """(d, p, t) of a rank on the grid."""
+    """Return (d, p, t) of a rank on the grid."""
     _, pipeline, tensor = shape
     return rank // (pipeline * tensor), rank // tensor % pipeline, rank % tensor

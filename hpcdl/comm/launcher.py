@@ -9,7 +9,7 @@ from hpcdl.errors import UsageError
 
 
 def mpiexec() -> str:
-    """The mpiexec beside this Python (MPI from the registry), or else the one on the PATH (the site's own)."""
+    """Return the mpiexec beside this Python (MPI from the registry), or else the one on the PATH (the site's)."""
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
@@ -18,6 +18,6 @@ def mpiexec() -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what an MPI library has put there, which must not reach a new launcher."""
+    """Return this process's environment without the MPI library's variables, which a new launcher must not see."""
     ours = ("PMI", "MPI_LOCAL", "HYDRA", "OMPI_COMM_WORLD")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

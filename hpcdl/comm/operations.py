@@ -15,9 +15,9 @@ from hpcdl.kernels import reduce as kernels
 
 @dataclass(frozen=True)
 class Reduction:
-    """op(into, values) combines two flat vectors into the first; `mpi` is the same operation in MPI's words.
+    """op(into, values) combines two flat vectors into the first; `mpi` is the same operation for MPI.
 
-    divides: whether what is combined is then divided by the number of vectors, which `finish` does.
+    divides: True if `finish` divides the result by the number of vectors.
     """
 
     name: str
@@ -29,16 +29,16 @@ class Reduction:
         self.combine(into, values)
 
     def finish(self, vector: np.ndarray, size: int) -> None:
-        """What is left to do once `size` vectors are combined."""
+        """Finish the reduction of `size` vectors: divide, for a mean."""
         if self.divides:
             kernels.scale(vector, 1 / size)
 
 
-def keeping_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
-    """A maximum or minimum for MPI that is not a number where one of its values is none (IEEE 754-2019).
+def propagate_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
+    """Return a maximum or minimum for MPI that propagates NaN (IEEE 754-2019).
 
-    MPI's own leaves that to the library, and which of two values is lost then depends on their order. Of whole numbers,
-    too, so that both sides of a call name the same operation.
+    With MPI's own operations the result depends on the order of the values. It serves integers, too, so that all ranks
+    of a call name the same operation.
     """
 
     def call(values: Any, into: Any, datatype: MPI.Datatype) -> None:
@@ -50,26 +50,26 @@ def keeping_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
 
 SUM = Reduction("sum", MPI.SUM, kernels.add_into)
 MEAN = Reduction("mean", MPI.SUM, kernels.add_into, divides=True)
-MAX = Reduction("max", keeping_nan(kernels.max_into), kernels.max_into)
-MIN = Reduction("min", keeping_nan(kernels.min_into), kernels.min_into)
+MAX = Reduction("max", propagate_nan(kernels.max_into), kernels.max_into)
+MIN = Reduction("min", propagate_nan(kernels.min_into), kernels.min_into)
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 
 def reducible(dtype: np.dtype) -> bool:
-    """Whether the loops know this type."""
+    """True if the loops support this type."""
     return dtype.isnative and (dtype.kind in "iu" or dtype in (np.float32, np.float64))
 
 
 def operation(name: str, dtype: np.dtype) -> Reduction:
-    """The operation of that name, if the type has it: a mean of integers would not be an integer."""
+    """Return the reduction of that name for this type. Raises UsageError, as for a mean of integers."""
     if not isinstance(name, str):
         raise UsageError(f"a reduction is one of the words {', '.join(OPERATIONS)}, not {name!r}")
-    return known(name, dtype)
+    return reduction_named(name, dtype)
 
 
 @functools.cache
-def known(name: str, dtype: np.dtype) -> Reduction:
-    """The same of a word."""
+def reduction_named(name: str, dtype: np.dtype) -> Reduction:
+    """Return the reduction of that name; cached form of `operation`."""
     if name not in OPERATIONS:
         raise unknown("reduction", name, OPERATIONS)
     if not reducible(dtype):

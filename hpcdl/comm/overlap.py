@@ -1,23 +1,24 @@
-"""Hide the all-reduce of the gradient behind the backward pass that makes it.
+"""Overlap of communication and computation: the all-reduce of the gradient runs during the backward pass.
 
-The backward pass completes the gradient from the last layer on. As soon as the layers of one bucket are complete, their
-part of the gradient is on its way, and whenever a layer more is complete what is on its way is taken forward:
+The backward pass completes the gradient from the last layer to the first. When all layers of a bucket are complete, its
+all-reduce starts, and whenever another layer is complete, the all-reduces in flight advance:
 
     without    | forward | backward 3 | backward 2 | backward 1 | all-reduce 3 2 1 | update |
     with       | forward | backward 3 | backward 2 | backward 1 |  1  | update |
                                       |-- all-reduce 3 --|              bucket 1 is complete when nothing is left to
-                                                   |- all-reduce 2 -|   compute: it is exposed, and so is the work that
-                                                                        testing and starting take between the layers
+                                                   |- all-reduce 2 -|   compute: it is exposed, and so is the time to
+                                                                        test and start requests between the layers
 
     cost, B buckets      all-reduces    values sent                       latencies
     each step            B              those of one, but for rounding    B times those of one
 
-Buckets are whole layers, at least `size` bytes of them, from the end of the vector (`buckets`). They are the same on
-all ranks and start in this order whatever a rank's batch is, for collective calls meet in the order in which they are
-made. The result is that of one all-reduce but for the order of additions: each bucket is cut into chunks by itself.
+A bucket is a run of whole layers with at least `size` bytes, counted from the end of the vector (`buckets`). Buckets
+are the same on all ranks and start in the same order for every batch, because MPI matches collective calls by their
+order. The result equals that of one all-reduce but for the order of additions: each bucket is cut into chunks by
+itself.
 
-Nothing moves by itself while a rank computes, except what the MPI library or the network does without being called.
-How much is hidden is measured, never assumed: `Overlap.costs`.
+While a rank computes, messages progress only as far as the MPI library or the network moves them without calls. The
+hidden share is measured, never assumed: `Overlap.costs`.
 
 (Li et al., "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020)
 """
@@ -37,13 +38,13 @@ from hpcdl.comm.requests import Request
 from hpcdl.errors import UsageError
 
 MIB = 1 << 20
-FEWEST, MOST, SECONDS = 3, 15, 1.0  # turns of a trial, and the seconds that they may take between the two
+FEWEST, MOST, SECONDS = 3, 15, 1.0  # turns of a trial, and the seconds that decide between them
 
 
 def buckets(layout: Any, size: float) -> list[slice]:
     """Cut the vector of `layout` from its end into buckets of whole layers, each the fewest that make `size` bytes.
 
-    What is left at the beginning is the last bucket, and may be smaller.
+    The layers left at the beginning form the last bucket, which may be smaller.
     """
     cut, stop = [], layout.size
     for start in sorted({0} | {part.start for _, part in layout.layer_slices}, reverse=True):
@@ -54,9 +55,9 @@ def buckets(layout: Any, size: float) -> list[slice]:
 
 
 class AfterBackward:
-    """The all-reduce of the whole gradient when the backward pass is over; state: to compress it (`Compressed`)."""
+    """The all-reduce of the whole gradient after the backward pass; state: compression state (`Compressed`)."""
 
-    ready = None  # nothing to tell it
+    ready = None  # no callback
 
     def __init__(self, comm: Communicator, gradient: np.ndarray, state: Compressed | None = None):
         self.comm, self.gradient, self.state = comm, gradient, state
@@ -70,10 +71,10 @@ class AfterBackward:
 
 
 class Overlap:
-    """The all-reduces of the buckets of one gradient, from `ready` to `finish`, step after step.
+    """The all-reduces of the buckets of one gradient: `ready` starts them, `finish` ends the step.
 
-    cut: the buckets, from the end of the vector; the same on all ranks, and together the whole vector. state: a
-    `Compressed` of the whole gradient, which each bucket has a part of.
+    cut: the buckets from the end of the vector, equal on all ranks; together they cover the vector. state: a
+    `Compressed` of the whole gradient, of which each bucket uses its part.
     """
 
     def __init__(self, comm: Communicator, gradient: np.ndarray, cut: list[slice], state: Compressed | None = None):
@@ -95,10 +96,10 @@ class Overlap:
         self.missing, self.started = [part.stop - part.start for part in self.cut], 0
 
     def ready(self, part: slice) -> None:
-        """Slice `part` of the gradient is final: start the buckets that it completes, and take forward the others.
+        """Report that slice `part` of the gradient is final: start the buckets that it completes; advance the others.
 
-        The slices of a step are disjoint, in any order, and need not cover the vector: `finish` starts what is left.
-        Raises UsageError where more of a bucket is reported than there is: it may have left before it was complete.
+        The slices of a step are disjoint, in any order, and need not cover the vector: `finish` starts the rest. Raises
+        UsageError if a part is reported twice: its bucket may have been sent before it was complete.
         """
         start, stop, _ = part.indices(self.gradient.size)
         new = stop - start
@@ -121,7 +122,7 @@ class Overlap:
         self.started += 1
 
     def finish(self) -> None:
-        """Start the buckets that are left, and wait for all: the gradient is then its sum over all ranks."""
+        """Start the remaining buckets and wait for all: the gradient is then the sum over all ranks."""
         while self.started < len(self.cut):
             self._start()
         while self.in_flight:
@@ -129,17 +130,17 @@ class Overlap:
         self.steps += 1
         self._reset()
 
-    # -- whether it pays ---------------------------------------------------------------------------------------------
+    # -- does overlap pay? --------------------------------------------------------------------------------------------
 
     def try_out(self, backward: Callable[..., object]) -> str | None:
-        """Measure steps with and without overlap; says in a line why it loses, where it does. A collective call.
+        """Measure steps with and without overlap; return a line with the reason if overlap loses. A collective call.
 
-        backward(gradient, on_ready): compute the gradient of a step into a vector, which is another one than that of
-        the training, on a communicator of its own: nothing of the trial is counted or kept but its seconds.
+        backward(gradient, on_ready): computes the gradient of a step. The trial uses a gradient and a communicator of
+        its own: only its seconds are kept.
         """
         own = self.comm.duplicate("trial")
         with self.comm.timeline.span("try overlap"):
-            self.trial = self._race(own, backward)
+            self.trial = self._time_steps(own, backward)
         node = ranks_of_node(own.mpi)
         ranks, places = node.size, cores(node)
         node.Free()
@@ -153,8 +154,8 @@ class Overlap:
             reason = f"no core is spare: {ranks} ranks on {places}" if ranks >= places else "try another --bucket-mib"
         return f"overlap loses: {1e3 * overlapped:.3g} ms a step with it, {1e3 * plain:.3g} ms without; {reason}"
 
-    def _race(self, own: Communicator, backward: Callable[..., object]) -> dict[str, float]:
-        """Seconds of a step either way, and of the exchange alone: medians of turns, means over the ranks of `own`."""
+    def _time_steps(self, own: Communicator, backward: Callable[..., object]) -> dict[str, float]:
+        """Return seconds of a step both ways, and of the exchange alone: medians of turns, means over the ranks."""
         gradient, exchange = own.empty(like=self.gradient), own.traffic["all_reduce"]
         state = None if self.state is None else Compressed(gradient.size, gradient.dtype, self.state.kind)
         plain, overlapped = AfterBackward(own, gradient, state), Overlap(own, gradient, self.cut, state)
@@ -169,13 +170,13 @@ class Overlap:
         def alone() -> float:
             own.barrier()
             before = exchange.seconds
-            overlapped.finish()  # nothing was reported: all buckets start at once
+            overlapped.finish()  # no part was reported: all buckets start at once
             return exchange.seconds - before
 
         def turn() -> tuple[float, float, float]:
             return step(plain), step(overlapped), alone()
 
-        turn()  # touches the memory
+        turn()  # warm-up: touches the memory
         longest = np.array([sum(turn())])
         own.all_reduce(longest, "max")
         turns = int(min(MOST, max(FEWEST, SECONDS / longest[0])))
@@ -185,12 +186,11 @@ class Overlap:
         return dict(zip(names, median.tolist(), strict=True))
 
     def costs(self, own: Communicator) -> dict:
-        """What a summary says of it, the same on all ranks; a collective call on `own`.
+        """Return the entries of the summary, equal on all ranks; a collective call on `own`.
 
-        hidden_fraction = 1 - exposed / alone, at least 0: of the seconds that exchanging the buckets takes with nothing
-        to compute beside it (in the trial), the share that the steps of the training did not spend inside the
-        communicator's calls. Waiting there for a slower rank counts as exposed, for nothing hides that. Seconds are
-        means over the ranks. None where nothing was measured: on one rank, or in no step.
+        hidden_fraction = 1 - exposed / alone, at least 0. alone: seconds of the exchange with no computing beside it,
+        in the trial. exposed: seconds of a training step inside the communicator's calls, including the wait for slower
+        ranks. Both are means over the ranks. None if nothing was measured: on one rank, or without a step.
         """
         hidden, more = None, {}
         if self.trial and self.steps:

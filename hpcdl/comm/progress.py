@@ -1,16 +1,16 @@
-"""What this process has in flight and what it waits in; and to wait without leaving the rest behind.
+"""Progress engine: the operations in flight of this process, its current wait, and waits that advance all of them.
 
-    activity.in_flight            the requests (requests.py) whose messages have not all come
-    activity.advance()            take all of them as far as their messages have come
-    activity.waiting()            what this process waits in, and how long: what the watchdog reads
+    activity.in_flight            the requests (requests.py) that are not complete
+    activity.advance()            advance all of them as far as messages have arrived
+    activity.waiting()            the current wait and its length, for the watchdog
 
-    with activity.inside("split"): ...       a call of MPI's that no request makes
-    with activity.known(): ...               all ranks know that this rank works here: no wait for it counts as a hang
-    meet(comm, "split")                      until all ranks have come, while all in flight goes on
-    nap_until(condition, "wait")             until the condition holds, in naps, while all in flight goes on
+    with activity.inside("split"): ...       an MPI call outside of requests
+    with activity.exempt(): ...               work that all ranks know of: no wait for this rank counts as a hang
+    meet(comm, "split")                      wait for all ranks, while operations in flight advance
+    nap_until(condition, "wait")             wait for the condition in naps, while operations in flight advance
 
-MPI takes a message forward only while somebody calls it, and another rank may need our part of one operation before it
-comes to the next: so whoever waits here takes forward whatever else this process has in flight.
+MPI progresses a message only inside its calls, and another rank may need this rank's part of one operation before it
+starts the next. So every wait here advances all operations in flight.
 """
 
 import contextlib
@@ -28,91 +28,91 @@ from hpcdl.comm.diagnostics.call_signature import ALL
 from hpcdl.comm.diagnostics.call_site import refuse
 from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 
-AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
-TESTED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
+AWAKE, LONGEST = 200e-6, 1e-3  # seconds: polling before the first nap; the longest nap
+RECENT_TEST = 0.25  # seconds since the last `test` within which a testing loop counts as a wait
 clock = time.perf_counter_ns
 
 
-class Awaits(NamedTuple):
-    """Whom a process waits for: a rank of a `Communicator`, some rank of it, or all to make this call."""
+class WaitTarget(NamedTuple):
+    """The target of a wait: one rank of a `Communicator`, some rank, or all ranks in a collective call."""
 
     group: Any
     other: int = ALL
-    call: int | None = None  # its number (call_path.py); None: that of the last one
+    call: int | None = None  # its sequence number (call_path.py); None: the last one
 
 
 class Wait(NamedTuple):
-    """What a process waits in: how many seconds, since when, for whom if known, whether it may take any time."""
+    """The current wait of a process: operation, seconds, start, target if known, and True if it may take any time."""
 
     operation: str
     seconds: float
     since: int
-    awaits: Awaits | None
+    awaits: WaitTarget | None
     patient: bool
-    blocked: bool  # and not testing in a loop, beside which it may compute
+    blocked: bool  # False in a testing loop, beside which it may compute
 
 
-Around: TypeAlias = tuple[str | None, int, Awaits | None, bool]
+WaitContext: TypeAlias = tuple[str | None, int, WaitTarget | None, bool]
 
 
 class Activity:
-    """What this process is doing now. Times are those of `clock`, nanoseconds."""
+    """The current activity of this process. Times are nanoseconds of `clock`."""
 
     def __init__(self) -> None:
         self.in_flight: list = []
-        self.operation: str | None = None  # what it waits in
-        self.since = 0  # since when
-        self.awaits: Awaits | None = None  # for whom
-        self.patient = False  # whether for any time
-        self.knowing = 0  # bodies of `known` that it works in
-        self.known_until = -(1 << 62)  # when the last one ended
+        self.operation: str | None = None  # operation that it waits in
+        self.since = 0  # start of the wait
+        self.awaits: WaitTarget | None = None  # target of the wait
+        self.patient = False  # True if the wait may take any time
+        self.exemptions = 0  # nesting depth of `exempt`
+        self.exempt_until = -(1 << 62)  # end of the last one
         self.last: str | None = "none yet"  # the operation before
         self.flight: FlightRecorder | None = (
             None  # where operations are recorded (hpcdl/comm/diagnostics/flight_recorder.py)
         )
-        self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
-        self.failure: Exception | None = None  # of a request in flight, where ranks may be gone: whoever naps leaves
-        self.abandoned: list = []  # requests that nobody waits for any more: MPI may still write to their buffers
+        self.tested: tuple[Any, int] | None = None  # the request of the last unsuccessful `test`, and its time
+        self.failure: Exception | None = None  # of a request, when ranks may be dead: ends every nap
+        self.abandoned: list = []  # abandoned requests: MPI may still write to their buffers
 
     def advance(self) -> None:
-        """Take all that is in flight as far as its messages have come."""
+        """Advance all operations in flight as far as their messages have arrived."""
         for request in list(self.in_flight):
             try:
                 request.advance()
-            except Exception as error:  # the request keeps it, for who waits for that
-                if collective_schedule.one_by_one:
+            except Exception as error:  # the request keeps it for its waiter
+                if collective_schedule.test_singly:
                     self.failure = error
 
     def check(self) -> None:
-        """Raise what a request in flight has failed with, where ranks may be gone."""
+        """Raise the error of a failed request in flight, when ranks may be dead."""
         if self.failure is not None:
             raise self.failure
 
     def abandon(self) -> None:
-        """Nobody waits for what is in flight any more; what this process was doing is over."""
+        """Abandon all operations in flight and the current wait."""
         self.abandoned.extend(self.in_flight)
         self.in_flight.clear()
         self.operation = self.awaits = self.tested = self.failure = None
 
-    def enter(self, name: str, awaits: Awaits | None = None) -> Around:
-        """Wait in this operation from now on; returns what it stands in, for `leave`."""
+    def enter(self, name: str, awaits: WaitTarget | None = None) -> WaitContext:
+        """Begin a wait in this operation; return the surrounding wait, for `leave`."""
         around = self.operation, self.since, self.awaits, self.patient
         self.since, self.awaits = clock(), awaits
         self.operation = name
         return around
 
-    def leave(self, around: Around) -> None:
-        """The wait is over; what it stood in, which began when it did, goes on."""
+    def leave(self, around: WaitContext) -> None:
+        """End the wait; the surrounding one, with its own start, continues."""
         self.last = self.operation
         self.operation, self.since, self.awaits, self.patient = around
 
     @contextlib.contextmanager
     def inside(self, name: str, comm: Any = None) -> Iterator[None]:
-        """`with activity.inside("split"): ...`, for calls of MPI that are not made by a request.
+        """Context of an MPI call outside of requests: `with activity.inside("split"): ...`.
 
-        comm: the `Communicator` all of whose ranks make this call, in the same order among those that it counts.
+        comm: the `Communicator` of a collective call, which is counted in its sequence; None for other calls.
         """
-        around = self.enter(name, None if comm is None else comm.calls(name))
+        around = self.enter(name, None if comm is None else comm.begin_library_call(name))
         flight = self.flight if comm is not None else None
         record = flight.begin(comm, name, self.since, ALL) if flight is not None else 0
         try:
@@ -123,28 +123,28 @@ class Activity:
                 flight.end(record, clock(), 0)
 
     @contextlib.contextmanager
-    def known(self) -> Iterator[None]:
-        """All ranks know that this rank works here: it scores, or writes a checkpoint. Who waits for it does not hang.
+    def exempt(self) -> Iterator[None]:
+        """Context of work that all ranks know of, such as a checkpoint: a wait for this rank does not count as a hang.
 
-        Its own waits within the body count as ever.
+        Its own waits within the body count as usual.
         """
-        self.knowing += 1
+        self.exemptions += 1
         try:
             yield
         finally:
-            self.knowing -= 1
-            self.known_until = clock()
+            self.exemptions -= 1
+            self.exempt_until = clock()
 
     def busy(self, within: float) -> bool:
-        """Whether this process works at such a thing, or has within so many seconds."""
-        return self.operation is None and bool(self.knowing or (clock() - self.known_until) / 1e9 < within)
+        """True if this process is inside `exempt`, or was within the last `within` seconds."""
+        return self.operation is None and bool(self.exemptions or (clock() - self.exempt_until) / 1e9 < within)
 
     def waiting(self) -> Wait | None:
-        """The operation that this process waits in: blocked in it, or testing it in a loop."""
+        """Return the current wait, blocked in an operation or testing it in a loop; None if there is none."""
         operation, awaits, tested, now = self.operation, self.awaits, self.tested, clock()
         if operation is not None:
             return Wait(operation, (now - self.since) / 1e9, self.since, awaits, self.patient, True)
-        if tested is not None and not tested[0].done and (now - tested[1]) / 1e9 < TESTED_LATELY:
+        if tested is not None and not tested[0].done and (now - tested[1]) / 1e9 < RECENT_TEST:
             request = tested[0]
             seconds = (now - request.progressed) / 1e9
             return Wait(request.name, seconds, request.progressed, request.awaits, self.patient, False)
@@ -155,17 +155,17 @@ activity = Activity()
 
 
 def meet(comm: Any, name: str) -> None:
-    """Wait until all ranks of a `Communicator` have come, and take forward what this rank has in flight meanwhile.
+    """Wait until all ranks of a `Communicator` have entered, and advance this rank's operations in flight meanwhile.
 
-    It stands before calls of MPI that block and take nothing else forward: another rank may need our part of an
-    operation in flight before it comes to the same call. name: of that call, for the watchdog. Raises AgreedError, on
-    all ranks, where others come to another call.
+    Use it before MPI calls that block without progress: another rank may need this rank's part of an operation in
+    flight before it reaches the same call. name: of that call, for the watchdog. Raises AgreedError, on all ranks, if
+    they enter different calls.
     """
     code = zlib.crc32(name.encode())
     largest = np.array([code, -code])
     with activity.inside(name, comm):
-        come = comm.mpi.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX)
-        while not come.Test():
+        entered = comm.mpi.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX)
+        while not entered.Test():
             activity.advance()
             os.sched_yield()
         if largest[0] != -largest[1]:
@@ -177,16 +177,15 @@ def nap_until(
     name: str,
     meanwhile: Callable[[], bool] | None = None,
     patient: bool = False,
-    awaits: Awaits | None = None,
+    awaits: WaitTarget | None = None,
 ) -> float:
-    """Wait until the condition holds, in naps that leave the core to others; returns the seconds spent waiting.
+    """Wait until the condition holds, in naps that free the core; return the seconds spent waiting.
 
-    MPI's own waiting looks out all the time, which is fastest but takes a core. A nap here is an eighth of the time
-    waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the
-    watchdog. meanwhile(): something to do while waiting, which returns whether it has done anything; its time is not
-    counted. patient: this may last for any time, as where a server waits for requests: --timeout counts it only where a
-    rank does not answer at all. awaits: whom it waits for, who bring the condition about: where all of them have left,
-    the job is ended.
+    MPI's own waiting polls all the time, which is fastest but occupies a core. A nap lasts an eighth of the time waited
+    so far, at most a millisecond; so does the added latency. name: of the operation, for the watchdog. meanwhile():
+    work to do while waiting; returns True if it did any; its time is not counted. patient: the wait may take any time,
+    as in a server that waits for requests; --timeout then applies only if a rank does not answer at all. awaits: the
+    ranks that make the condition true; if all of them have left, the job ends.
     """
     begun = quiet = clock()
     busy, around = 0, activity.enter(name, awaits)
@@ -203,7 +202,7 @@ def nap_until(
                 os.sched_yield()
             elif not condition():
                 time.sleep(min((before - quiet) / 8e9, LONGEST))
-        activity.check()  # a request that has failed is done, too
+        activity.check()  # a failed request is also done
     finally:
         activity.leave(around)
     return (clock() - begun - busy) / 1e9

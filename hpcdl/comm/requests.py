@@ -1,4 +1,4 @@
-"""An operation in flight: `wait()` until it is done, or `test()` to take it as far as its messages have come."""
+"""Requests: operations in flight, with `wait()` and `test()`."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,23 +8,23 @@ from hpcdl.comm.collective_schedule import Step, complete, ready
 from hpcdl.comm.counting import Counters
 from hpcdl.comm.diagnostics.call_signature import ALL
 from hpcdl.comm.diagnostics.flight_recorder import FAILED, STARTED
-from hpcdl.comm.progress import Awaits, activity, clock, nap_until
+from hpcdl.comm.progress import WaitTarget, activity, clock, nap_until
 
 
 class Request:
     """One asynchronous operation, driven through its generator (see hpcdl/comm/collective_schedule.py).
 
-    The communicator's timeline gets its span, `counters` its seconds, and the watchdog learns what this rank waits for.
-    finish() is called once, when the last message has arrived; what it returns is the result. peer: for the picture,
-    the other rank of a message between two, as {"to": rank} or {"from": rank}; None: nothing. other: that rank in the
-    communicator, SOME if any may be it; ALL where all make this call.
+    It reports its span to the communicator's timeline, its seconds to `counters`, and its waits to the watchdog.
+    finish() is called once, when the last message has arrived; its return value is the result. peer: the other rank of
+    a point-to-point message for the trace, as {"to": rank} or {"from": rank}, or None. other: that rank in the
+    communicator; SOME if it may be any, ALL for a collective call.
 
-    Whoever waits for one operation, or tests it, takes all others of this rank forward meanwhile (progress.py): ranks
-    may wait for their operations in different orders.
+    Waiting for or testing one operation advances all others of this rank (progress.py), so ranks may wait for their
+    operations in different orders.
     """
 
-    pending: Any  # Step | None: what it waits for; once it is done, None
-    progressed: int  # when that was sent
+    pending: Any  # Step | None: the step it waits for; None when done
+    progressed: int  # time of the last progress
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Request:
         peer: dict[str, int] | None = None,
         other: int = ALL,
     ):
-        self.awaits = Awaits(communicator, other, communicator.sequence if other == ALL else None)
+        self.awaits = WaitTarget(communicator, other, communicator.sequence if other == ALL else None)
         self.communicator, self.name, self.steps, self.counters = communicator, name, steps, counters
         self.finish, self.peer = finish, peer or {}
         self.pending, self.done, self.result = (), False, None  # type: Any, bool, Any
@@ -44,7 +44,7 @@ class Request:
         self.start, self.bytes = clock(), 0
         counters.calls += 1
         activity.in_flight.append(self)
-        self.flight = activity.flight  # where it is recorded, as `record`
+        self.flight = activity.flight  # the recorder of its `record`
         self.record = (
             self.flight.begin(communicator, name, self.start, other, STARTED) if self.flight is not None else 0
         )
@@ -52,7 +52,7 @@ class Request:
         counters.seconds += (clock() - self.start) / 1e9
 
     def _next_step(self) -> None:
-        """Go on to the next set of messages to wait for, or end."""
+        """Advance to the next step, or complete the operation."""
         self.progressed, before = clock(), self.counters.bytes
         try:
             self.pending = next(self.steps, None)
@@ -64,7 +64,7 @@ class Request:
             activity.in_flight.remove(self)
             if self.finish is not None:
                 self.result = self.finish()
-        self.bytes += self.counters.bytes - before  # others in flight may count on the same counters meanwhile
+        self.bytes += self.counters.bytes - before  # other operations share these counters
         if self.done:
             details, stop = {"bytes sent": self.bytes} | self.peer, clock()
             self.communicator.timeline.add(self.name, self.start, stop, **details)
@@ -72,14 +72,14 @@ class Request:
                 self.flight.end(self.record, stop, self.bytes)
 
     def _fail(self, error: BaseException) -> None:
-        """It is over: something in it went wrong, as a refused vector does; others in flight may go on."""
+        """End this operation with an error, such as a refused vector; others in flight may go on."""
         self.done, self.error = True, error
         if self.flight is not None:
             self.flight.end(self.record, clock(), self.bytes, FAILED)
         activity.in_flight.remove(self)
 
     def then(self, follow: Callable[[Any], Any]) -> None:
-        """Hand the result on to `follow` when the operation is complete; what that returns takes its place."""
+        """Replace the result by follow(result) when the operation is complete."""
         if self.done:
             self.result = follow(self.result)
         else:
@@ -99,24 +99,24 @@ class Request:
         return self.done
 
     def advance(self) -> bool:
-        """Take it as far as its messages have come, and nothing else; True when the operation is complete."""
-        while not self.done and self._sent_in(ready):
+        """Advance only this operation, as far as its messages have arrived; True when it is complete."""
+        while not self.done and self._poll_step(ready):
             self._next_step()
         return self.done
 
-    def _sent_in(self, look: Callable) -> Any:
-        """look(pending step); the step may be a call that sends (Algorithm.meeting)."""
+    def _poll_step(self, poll: Callable) -> Any:
+        """Return poll(pending step), and count the bytes of a step that is itself a call (Algorithm.meeting)."""
         before = self.counters.bytes
         try:
-            found = look(self.pending)
+            complete = poll(self.pending)
         except Exception as error:
             self._fail(error)
             raise
         self.bytes += self.counters.bytes - before
-        return found
+        return complete
 
     def wait(self, doze: bool = False) -> Any:
-        """Block until the operation is complete; returns its result, if it has one. doze: in naps."""
+        """Block until the operation is complete; return its result, if it has one. doze: wait in naps."""
         if doze and not self.done:
             waited = nap_until(lambda: self.done, self.name, awaits=self.awaits)
             self.counters.seconds += waited
@@ -132,7 +132,7 @@ class Request:
             while not self.done:
                 before = clock()
                 if len(activity.in_flight) == 1:
-                    self._sent_in(complete)
+                    self._poll_step(complete)
                     blocked += clock() - before
                     self._next_step()
                 else:

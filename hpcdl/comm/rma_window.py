@@ -1,7 +1,7 @@
-"""Memory that other ranks read and write while its owner computes: pull and push without the owner's help.
+"""One-sided communication (RMA): an array that other ranks read and write while its owner computes.
 
 `comm.expose(array)` copies each rank's array into an MPI window that stays open (one `Lock_all` for its whole
-life), so that a pull is one MPI_Get and completes although the rank asked never enters MPI. Within a node this is
+life), so that a pull is one MPI_Get and completes although the target rank never enters MPI. Within a node this is
 guaranteed; between hosts over TCP the message waits until the owner next enters MPI, unless the library runs a
 progress thread (MPICH: MPIR_CVAR_ASYNC_PROGRESS=1).
 """
@@ -14,8 +14,8 @@ from mpi4py import MPI
 from hpcdl.errors import UsageError
 
 
-class Exposed:
-    """This rank's `array`, of its own length, in memory that every rank of the communicator can reach."""
+class ExposedArray:
+    """This rank's `array` in an MPI window of all ranks of the communicator; lengths may differ between ranks."""
 
     def __init__(self, comm: MPI.Intracomm, array: np.ndarray):
         kinds = set(comm.allgather(array.dtype.str))
@@ -28,10 +28,10 @@ class Exposed:
         self.array[...] = array
         self.window.Lock_all(MPI.MODE_NOCHECK)
         self.window.Sync()
-        comm.Barrier()  # nobody pulls before everybody's values are there
+        comm.Barrier()  # no rank pulls before all values are in place
 
     def check_transfer(self, array: np.ndarray, rank: int, at: int) -> None:
-        """Refuse a transfer that would leave the exposed array of `rank`."""
+        """Raise UsageError if a transfer exceeds the exposed array of `rank`."""
         if array.dtype != self.array.dtype:
             raise UsageError(f"the exposed array holds {self.array.dtype}, not {array.dtype}")
         if at < 0 or at + array.size > self.lengths[rank]:
@@ -40,7 +40,7 @@ class Exposed:
             )
 
     def free(self) -> None:
-        """Close the window, unless that has been done; a collective call."""
+        """Close the window if it is open; a collective call."""
         if self.array is None:
             return
         self.array = None

@@ -1,19 +1,18 @@
-"""Messages from and to arrays on a GPU: through pinned memory of the host, or straight from the GPU.
+"""Messages from and to arrays on a GPU: staged through pinned host memory, or directly by a CUDA-aware MPI.
 
-    staged    array on the GPU -> copy -> pinned host vector -> the operation, as ever -> copy -> array on the GPU
-    direct    the operation is handed the GPU's array, and the MPI library reads and writes it there
+    staged    array on the GPU -> copy -> pinned host vector -> the operation -> copy -> array on the GPU
+    direct    the operation receives the GPU's array, and the MPI library reads and writes it
 
-Staged is what always works: the algorithms and the library see a host vector and know nothing of a GPU. It costs a copy
-of the K values each way, K * itemsize / (bandwidth of the bus) seconds, which count as seconds of the operation;
-waiting until the array is computed does not. On one rank a collective operation changes nothing, so nothing is copied.
+Staging always works: the algorithms and the library see a host vector. It costs a copy of
+the K values each way, K * itemsize / (bandwidth of the bus) seconds, which count as seconds of the operation; the wait
+for the array's computation does not. On one rank a collective operation has no effect, so nothing is copied.
 
-Direct is taken where three things hold: the all-reduce algorithm says that it only hands its vector on (it has a member
-`direct`, as MPI's own has); the MPI library says, on every rank, that it is CUDA-aware (`says_aware`); and what the
-library does with arrays on the GPU has been seen to be right (`self_test`). A library that does not say so is never
-handed such an array, for it would crash.
+Direct needs three conditions: the all-reduce algorithm passes its vector to MPI unread (its record has `direct`); the
+MPI library declares itself CUDA-aware on every rank (`is_cuda_aware`); and a test of the library on arrays of the GPU
+succeeds (`self_test`). A library that is not CUDA-aware would crash on such an array.
 
-An array of the host whose elements lie at odd addresses, as np.frombuffer with an offset makes, is staged, too: neither
-mpi4py nor compiled loops take it.
+A host array at unaligned addresses, as np.frombuffer with an offset returns, is staged, too: neither mpi4py nor
+compiled loops accept it.
 """
 
 import ctypes
@@ -46,11 +45,11 @@ def staged(
 def staged(
     start: Any = None, *, out: bool = True, back: bool = True, collective: bool = True, direct: bool = False
 ) -> Any:
-    """Decorate a method that starts an operation on its first argument, so that this array may lie on a GPU, or askew.
+    """Decorate a method that starts an operation on its first argument: the array may be on a GPU, or unaligned.
 
-    out, back: whether the operation reads the array, and whether it writes it. collective: whether it leaves the array
-    as it is when there is one rank. direct: whether it runs the communicator's algorithm, which may take the array as
-    it is. A result that is a part of the array is given as that part of the GPU's array.
+    out, back: True if the operation reads, or writes, the array. collective: True if it has no effect on one rank.
+    direct: True if it runs the communicator's algorithm, which may accept GPU arrays. A result that is a part of the
+    array is returned as that part of the GPU's array.
     """
     if start is None:
         return functools.partial(staged, out=out, back=back, collective=collective, direct=direct)
@@ -83,16 +82,16 @@ def staged(
             return result
 
         begin = time.perf_counter()
-        request.then(finish)  # copies back at once, when the operation is complete already
+        request.then(finish)  # copies back now if the operation is already complete
         request.counters.seconds += copied + time.perf_counter() - begin
         return request
 
     return on_host
 
 
-def says_aware() -> bool:
-    """Whether the MPI library says that it takes arrays on NVIDIA's GPUs (Open MPI's question, then MPICH's)."""
-    library = ctypes.CDLL(MPI.__file__)  # the names are looked up in the library that this module is linked to
+def is_cuda_aware() -> bool:
+    """True if the MPI library is CUDA-aware, by Open MPI's query function or MPICH's."""
+    library = ctypes.CDLL(MPI.__file__)  # finds symbols of the MPI library linked to it
     if hasattr(library, "MPIX_Query_cuda_support"):
         return library.MPIX_Query_cuda_support() == 1
     if hasattr(library, "MPIX_GPU_query_support"):
@@ -102,7 +101,7 @@ def says_aware() -> bool:
 
 
 def self_test(comm: MPI.Intracomm, device: Device) -> bool:
-    """Whether a sum over all ranks and a message around the ring come out right from arrays on the GPU; collective."""
+    """True if an all-reduce and a ring message of GPU arrays give correct results; collective."""
     rank, size = comm.Get_rank(), comm.Get_size()
     values = np.arange(1000, dtype=np.float32)
     mine, sums, received = device.array(values + rank), device.array(values + rank), device.zeros(1000, np.float32)
@@ -118,9 +117,9 @@ def self_test(comm: MPI.Intracomm, device: Device) -> bool:
     )
 
 
-def takes_device_arrays(comm: MPI.Intracomm, device: Device) -> bool:
-    """Whether all ranks may hand arrays on their GPUs to the MPI library; collective. Some may have none: servers."""
+def supports_device_arrays(comm: MPI.Intracomm, device: Device) -> bool:
+    """True if all ranks may pass GPU arrays to the MPI library; collective. Some ranks may have no GPU: servers."""
     with activity.inside("self-test of messages from the GPU"):
         if not comm.allreduce(device is not CPU, MPI.LAND):
             return False
-        return all(comm.allgather(says_aware())) and all(comm.allgather(self_test(comm, device)))
+        return all(comm.allgather(is_cuda_aware())) and all(comm.allgather(self_test(comm, device)))

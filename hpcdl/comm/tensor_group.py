@@ -1,18 +1,18 @@
-"""Megatron's operators f and g over ranks that each hold a part of a layer's matrices.
+"""Tensor parallelism by messages: Megatron's operators f and g over the ranks that share a layer.
 
-A block of layers is cut twice, so that nothing is exchanged in between: its first matrix A by columns, its second B by
-rows. On N ranks, with A = [A1 ... AN] and B = [B1; ...; BN]:
+The first matrix A of a block is cut by columns, the second B by rows, so that nothing is exchanged between them. On N
+ranks, with A = [A1 ... AN] and B = [B1; ...; BN]:
 
     x -> f -> h = activation(x Ar) -> y = h Br -> g -> sum of all y
 
-f and g are each other's backward. Without sequence parallelism all ranks hold all rows of x:
+f and g are each other's backward. Without sequence parallelism every rank holds all rows of x:
 
                 forward                     backward
     f           x as it is                  all-reduce of dx (each rank has that of its columns)
     g           all-reduce of y             dy as it is
 
-With it, the rows outside such a block (layer norms, residuals, dropout) are cut too, n = rows / N on each rank, and an
-all-reduce becomes its two halves:
+With sequence parallelism the rows outside a block (layer norms, residuals, dropout) are cut, too, n = rows / N on each
+rank, and an all-reduce is split into its two halves:
 
                 forward                     backward
     f           all-gather of x             reduce-scatter of dx
@@ -22,7 +22,7 @@ all-reduce becomes its two halves:
     all-reduce                    2 (N-1) K / N                         2 (N-1)
     all-gather, reduce-scatter    (N-1) K / N                           N - 1
 
-Forward and backward together send the same either way; sequence parallelism keeps 1/N of the activations outside the
+Both send the same in forward and backward together; sequence parallelism stores 1/N of the activations outside the
 blocks. (Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019.
 Sequence parallelism: Korthikanti et al., "Reducing activation recomputation in large transformer models", MLSys 2023.)
 """
@@ -35,11 +35,11 @@ from hpcdl.kernels.device import Array
 
 
 class TensorGroup:
-    """The ranks of `comm` as the group of a layer that is cut over them.
+    """The `LayerGroup` (hpcdl/models/group.py) of the ranks of `comm`.
 
-    x, y, dx, dy are C-contiguous (rows, width), rows a multiple of `size` where they are to be cut; the same shape on
-    all ranks. pool: has take(*shape) and give(buffer), as hpcdl.models.pool.Pool. All ranks call the same operators in
-    the same order.
+    x, y, dx, dy are C-contiguous (rows, width), of the same shape on all ranks; rows that are cut are a multiple of
+    `size`. pool: has take(*shape) and give(buffer), as hpcdl.models.pool.Pool. All ranks call the same operators in the
+    same order.
     """
 
     def __init__(self, comm: Communicator, sequence: bool = False):
@@ -47,48 +47,48 @@ class TensorGroup:
         self.rank, self.size = comm.rank, comm.size
 
     def f(self, x: Array, pool: Any) -> Array:
-        """Forward, before a product with a matrix cut by columns: x with all its rows.
+        """Return x with all its rows: forward, before a product with a matrix cut by columns.
 
-        sequence: a new array from the pool, (rows * size, width); x stays with the caller.
+        With sequence parallelism it is a new array from the pool, (rows * size, width); the caller keeps x.
         """
         return self._gather(x, pool) if self.sequence else x
 
     def f_backward(self, dx: Array, pool: Any) -> Array:
-        """Backward, after the products of all ranks: their sum, in dx's place.
+        """Return the sum of dx over all ranks, in dx's place: backward, after the product.
 
-        sequence: this rank's rows of it, (rows / size, width), a new array from the pool, to which dx goes back.
+        With sequence parallelism: this rank's rows of the sum, (rows / size, width), in exchange for dx, from the pool.
         """
         return self._sum(dx, pool)
 
     def g(self, y: Array, pool: Any) -> Array:
-        """Forward, after a product with a matrix cut by rows: the sum over all ranks, as `f_backward`."""
+        """Return the sum over all ranks, as `f_backward`: forward, after a product with a matrix cut by rows."""
         return self._sum(y, pool)
 
     def g_backward(self, dy: Array, pool: Any) -> Array:
-        """Backward, before the products of all ranks: dy with all its rows, as `f`."""
+        """Return dy with all its rows, as `f`: backward, before the product."""
         return self._gather(dy, pool) if self.sequence else dy
 
     def all_reduce(self, array: Array, op: str = "sum") -> None:
-        """Replace `array` by its sum (mean, max, min) over all ranks: what a loss cut over classes needs."""
+        """Replace `array` by its sum (mean, max, min) over all ranks, for a loss cut over classes."""
         self.comm.all_reduce(array, op)
 
     def _gather(self, part: Array, pool: Any) -> Array:
         n, width = part.shape
-        whole = pool.take(n * self.size, width)
-        whole[self.rank * n : (self.rank + 1) * n] = part
-        self.comm.all_gather(whole)
-        return whole
+        array = pool.take(n * self.size, width)
+        array[self.rank * n : (self.rank + 1) * n] = part
+        self.comm.all_gather(array)
+        return array
 
-    def _sum(self, whole: Array, pool: Any) -> Array:
+    def _sum(self, array: Array, pool: Any) -> Array:
         if not self.sequence:
-            self.comm.all_reduce(whole)
-            return whole
-        rows, width = whole.shape
+            self.comm.all_reduce(array)
+            return array
+        rows, width = array.shape
         if rows % self.size:
             raise UsageError(
                 f"{rows} rows cannot be cut over {self.size} ranks: sequence parallelism takes multiples of {self.size}"
             )
         part = pool.take(rows // self.size, width)
-        part[...] = self.comm.reduce_scatter(whole).reshape(part.shape)
-        pool.give(whole)
+        part[...] = self.comm.reduce_scatter(array).reshape(part.shape)
+        pool.give(array)
         return part

@@ -1,14 +1,13 @@
-"""What a rank did and when: counters for every operation, and spans on one clock for a picture of the run.
+"""Tracing: counters of every operation, and spans of all ranks on one clock.
 
-`Traffic` counts calls, bytes, messages, seconds and seconds blocked, for each kind of operation. `Timeline` keeps
-spans (name, start, end), the last `limit` of them, and `write` gathers those of all ranks into one file in Chrome's
-trace format, one row for each rank, which https://ui.perfetto.dev opens. As each rank keeps its last ones, they meet at
-the end of the run, and have the time in common that the busiest rank's spans cover.
+`Traffic` counts calls, bytes, messages, seconds and seconds blocked, for each kind of operation. `Timeline` keeps the
+last `limit` spans (name, start, end) of its rank, and `write` gathers those of all ranks into one file in Chrome's
+trace format, with a row for each rank, for https://ui.perfetto.dev. All ranks' spans cover the end of the run; the
+common time is that of the busiest rank's spans.
 
-Each host has a clock of its own. Their offsets to the clock of rank 0 are measured by ping-pong when the timeline
-is made and again when it is written (Cristian, "Probabilistic clock synchronization", 1989): of several rounds the
-one with the shortest round trip counts, the remote clock being read in its middle; times between are shifted by the
-line through both offsets.
+Each host has its own clock. The offset to the clock of rank 0 is measured by ping-pong when the timeline is made and
+when it is written (Cristian, "Probabilistic clock synchronization", 1989): the round with the shortest round trip
+counts, and the remote clock is assumed to be read in its middle. Times between are shifted by linear interpolation.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.counting import Counters, Sent
+from hpcdl.comm.counting import Counters, SentCounts
 from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, blamed_on
@@ -34,14 +33,14 @@ ROUNDS = 10
 
 
 class Traffic(dict[str, Counters]):
-    """Counters by kind of operation: traffic["all_reduce"].bytes; and what was `sent` to whom.
+    """Counters by kind of operation, as traffic["all_reduce"].bytes, and `sent`, the messages by receiver.
 
-    The ranks of `sent` are those of the communicator that was made first, of whose groups this is the traffic.
+    The ranks of `sent` are numbered in the first communicator, from which the groups with this traffic are derived.
     """
 
     def __init__(self, *counters: Any, **named: Counters):
         super().__init__(*counters, **named)
-        self.sent = Sent()
+        self.sent = SentCounts()
 
     def __missing__(self, name: str) -> Counters:
         counters = self[name] = Counters()
@@ -49,7 +48,7 @@ class Traffic(dict[str, Counters]):
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What passes inside is not counted: what is no part of the training, on its communicators."""
+        """Context without counting, for messages that are not part of the training."""
         before = {name: dataclasses.replace(counters) for name, counters in self.items()}
         sent = {rank: row.copy() for rank, row in self.sent.items()}
         try:
@@ -66,19 +65,19 @@ class Traffic(dict[str, Counters]):
 
     @property
     def messages(self) -> int | None:
-        """Messages sent, or None when a library's own collective hid some."""
-        each: list[Any] = [counters.messages for counters in self.values()]
-        return None if None in each else sum(each)
+        """Messages sent; None if a library's collective hides some."""
+        messages: list[Any] = [counters.messages for counters in self.values()]
+        return None if None in messages else sum(messages)
 
     @property
     def sent_so_far(self) -> tuple[float, float]:
-        """Bytes and messages, as they travel: messages are NaN when they are not known."""
+        """Bytes and messages as floats; messages are NaN if unknown."""
         messages = self.messages
         return float(self.bytes), math.nan if messages is None else float(messages)
 
     @property
     def message_sizes(self) -> dict[str, int]:
-        """How many messages had up to so many bytes, and more than the size before: {"0": 3, "4096": 12}."""
+        """Histogram of message sizes: upper limit in bytes -> number of messages, as {"0": 3, "4096": 12}."""
         counts = [sum(column) for column in zip(*self.sent.values(), strict=True)][:-1]
         return {str(1 << size - 1 if size else 0): count for size, count in enumerate(counts) if count}
 
@@ -92,7 +91,7 @@ class Traffic(dict[str, Counters]):
 
 
 def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
-    """Nanoseconds to add to this rank's clock to have that of rank 0; a collective call.
+    """Return the nanoseconds to add to this rank's clock to get that of rank 0; a collective call.
 
     The ranks of one node share a clock, so only the first rank of each node plays ping-pong with rank 0.
     """
@@ -121,7 +120,7 @@ def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
 
 
 class Timeline:
-    """Spans of one rank. The last `limit` ones are kept, in the order in which they end; `ended` counts all."""
+    """The last `limit` spans of one rank, in the order of their ends; `ended` counts all spans."""
 
     def __init__(self, comm: MPI.Intracomm, limit: int = 0):
         self.comm, self.limit = comm, limit
@@ -131,14 +130,14 @@ class Timeline:
         self.first: Any = (time.perf_counter_ns(), clock_offset(comm, self.node)) if limit else None  # type: ignore[arg-type]
 
     def add(self, name: str, start: int, stop: int, **details: Any) -> None:
-        """Keep one span; start and stop are `time.perf_counter_ns()`; details: what a picture shows of it, by name."""
+        """Keep one span; start and stop are `time.perf_counter_ns()`; details: shown in the trace, by name."""
         if self.limit:
             self.spans.append((name, start, stop, details))
             self.ended += 1
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """`with timeline.span("evaluate"): ...`"""
+        """Context that records its body as a span: `with timeline.span("evaluate"): ...`."""
         start = time.perf_counter_ns()
         try:
             yield
@@ -146,13 +145,13 @@ class Timeline:
             self.add(name, start, time.perf_counter_ns())
 
     def close(self) -> None:
-        """Give back the communicator of the node."""
+        """Free the communicator of the node."""
         if self.node is not None:
             self.node.Free()
             self.node = None
 
     def write(self, path: str | Path | None, root: int = 0) -> None:
-        """Gather all ranks' spans, on the clock of rank 0, on `root`, and write them there to `path`; collective."""
+        """Gather all ranks' spans, on the clock of rank 0, and write them to `path` on rank `root`; collective."""
         with activity.inside("write the trace"):
             now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)
         then, first = self.first
@@ -162,12 +161,12 @@ class Timeline:
             everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.ended - len(spans)), root)
         if everyone is not None and path is not None:
             blame = blamed_on(f"{path} cannot be written", LoneError)
-            with activity.known(), blame, atomic_write(path) as file:
-                file.write(json.dumps({"traceEvents": picture(everyone), "displayTimeUnit": "ms"}).encode())
+            with activity.exempt(), blame, atomic_write(path) as file:
+                file.write(json.dumps({"traceEvents": trace_events(everyone), "displayTimeUnit": "ms"}).encode())
 
 
-def picture(everyone: list[tuple[str, list, int]]) -> list[dict]:
-    """The events of the trace format, from all ranks' hosts, spans and number of earlier spans that were not kept."""
+def trace_events(everyone: list[tuple[str, list, int]]) -> list[dict]:
+    """Return the trace events; everyone: (host, spans, number of dropped earlier spans) of each rank."""
     origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
     events: list[dict] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
     for rank, (host, spans, dropped) in enumerate(everyone):
@@ -177,17 +176,17 @@ def picture(everyone: list[tuple[str, list, int]]) -> list[dict]:
             events.append(place | {"name": "thread_name", "args": {"name": label}})
             events.append(place | {"name": "thread_sort_index", "args": {"sort_index": rank}})
             events += [as_event(span, origin, place["tid"]) for span in nested]
-            label = f"rank {rank}, in flight at once"  # of the rows that follow
+            label = f"rank {rank}, in flight at once"  # label of further rows
     return events
 
 
 def rows(spans: list) -> list[list]:
-    """Spread spans (name, start, length, details) over as few rows as make those of each nest or follow each other.
+    """Distribute spans (name, start, length, details) over as few rows as possible, without overlap in a row.
 
-    Blocking calls always nest; operations in flight at once may overlap, which a row of a trace cannot show.
+    Spans of a row may nest or follow each other. Blocking calls always nest; operations in flight may overlap.
     """
-    spread: list[list] = []  # for each row its spans,
-    open_until: list[list[float]] = []  # and the ends of those that are open, the innermost last
+    spread: list[list] = []  # spans of each row,
+    open_until: list[list[float]] = []  # and the ends of its open spans, the innermost last
     for span in sorted(spans, key=lambda span: (span[1], -span[2])):
         start, end = span[1], span[1] + span[2]
         for ends in open_until:
@@ -203,7 +202,7 @@ def rows(spans: list) -> list[list]:
 
 
 def as_event(span: tuple[str, float, float, dict], origin: float, row: int) -> dict:
-    """A span as a complete event of the trace format, in microseconds from the origin."""
+    """Return a span as a complete event of the trace format, in microseconds from the origin."""
     name, start, length, details = span
     event: dict[str, Any] = {"name": name, "ph": "X", "pid": 0, "tid": row}
     event |= {"ts": round((start - origin) / 1e3, 3), "dur": round(length / 1e3, 3)}

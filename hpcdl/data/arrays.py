@@ -20,7 +20,7 @@ from hpcdl.data.sampler import order_name
 from hpcdl.data.schema import Schema
 from hpcdl.data.standard import array_slabs, training_statistics, without_rows
 from hpcdl.errors import UsageError
-from hpcdl.plugins import blamed_on_own, made, own
+from hpcdl.plugins import call_plugin, load_plugin, plugin_errors
 
 RETURNED_KEYS = {
     "x",
@@ -185,8 +185,8 @@ def call_data_function(spec: str, seed: int) -> dict[str, Any]:
     called or returns something else.
     """
     source = f"--data {spec}"
-    function, settings = own(spec, source)
-    returned = made(function, settings, {"seed": seed}, source)
+    function, settings = load_plugin(spec, source)
+    returned = call_plugin(function, settings, {"seed": seed}, source)
     if hasattr(returned, "reopened"):  # of hpcdl.torch.from_dataset
         return {"reopened": returned.reopened}
     if isinstance(returned, np.ndarray):
@@ -206,7 +206,7 @@ def from_returned(spec: str, returned: dict[str, Any], **options: Any) -> Data:
     source = f"--data {spec}"
     if "y" not in returned and "reopened" not in returned:
         raise UsageError(f"{source}: it returns x alone; to train and to score, y is needed, too")
-    with blamed_on_own(source):
+    with plugin_errors(source):
         data: Data = returned["reopened"](**options) if "reopened" in returned else from_arrays(**returned, **options)
     data.source = spec
     return data

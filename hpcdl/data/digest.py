@@ -29,7 +29,7 @@ from hpcdl.csr import CSR
 from hpcdl.data.format import Info, dataset, open_file, slabs_of
 from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.errors import blamed_on
-from hpcdl.files import atomic_write, cache_folder, from_json
+from hpcdl.files import atomic_write, cache_folder, parse_json
 
 if TYPE_CHECKING:
     from hpcdl.data.placement import MemoryRows
@@ -171,7 +171,7 @@ def _cache_entry(path: str, now: os.stat_result) -> tuple[Path, list]:
 def _from_cache(path: str, now: os.stat_result) -> str | None:
     where, key = _cache_entry(path, now)
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        entry = from_json(where.read_text())
+        entry = parse_json(where.read_text())
         return entry["digest"] if entry["file"] == key and isinstance(entry["digest"], str) else None
     return None
 

@@ -34,7 +34,7 @@ import numpy as np
 from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond, unknown
-from hpcdl.files import Sink, atomic_path, from_json
+from hpcdl.files import Sink, atomic_path, parse_json
 from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
@@ -107,7 +107,7 @@ def shown(value: object, most: int = MESSAGE_LENGTH) -> str:
 
 def short(text: str, most: int = MESSAGE_LENGTH) -> str:
     """Return a text for a message like `shown`, without quotes."""
-    text = printable(" ".join(text.split()), kept="")
+    text = printable(" ".join(text.split()), allowed="")
     return text if len(text) <= most else f"{text[:most]}..."
 
 
@@ -316,7 +316,7 @@ def _recipe(path: FilePath, file: h5py.File) -> dict | None:
     if TABLE not in file.attrs:
         return None
     try:
-        recipe = from_json(_text(path, TABLE, file.attrs[TABLE]))
+        recipe = parse_json(_text(path, TABLE, file.attrs[TABLE]))
     except ValueError:
         recipe = None
     if not isinstance(recipe, dict):

@@ -36,7 +36,7 @@ from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_b
 from hpcdl.data.sampler import order_name
 from hpcdl.data.standard import Standard, file_slabs, training_statistics, without_rows
 from hpcdl.errors import UsageError, unknown
-from hpcdl.plugins import is_own
+from hpcdl.plugins import is_plugin
 
 
 def open_data(
@@ -76,7 +76,7 @@ def open_data(
     if placement not in placements:
         raise unknown("placement", placement, placements)
     options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, parts, keep, data_seed)
-    if is_own(str(name)) and not os.path.exists(name):
+    if is_plugin(str(name)) and not os.path.exists(name):
         if placement != "shared":
             raise UsageError(f"--data {name} is in the memory of each rank: it needs placement shared, not {placement}")
         return from_function(name, comm, options)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunks
-from hpcdl.errors import UsageError, refuse_beyond, unknown, whole
+from hpcdl.errors import UsageError, parse_integer, refuse_beyond, unknown
 from hpcdl.memory import available
 from hpcdl.random import Random
 
@@ -44,7 +44,7 @@ def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
             raise UsageError(f"partition {spec!r}: alpha must be greater than 0, as in dirichlet:0.5")
     elif name == "shards":
         try:
-            value = whole(text if colon else "2")
+            value = parse_integer(text if colon else "2")
         except ValueError:
             value = 0
         if value < 1:

@@ -104,7 +104,7 @@ class Schema:
 def name_list(names: Sequence[str]) -> str:
     """Return the first MOST_SHOWN names in quotes, and the number of the others."""
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return ", ".join(repr(printable(each, kept="")) for each in names[:MOST_SHOWN]) + more
+    return ", ".join(repr(printable(each, allowed="")) for each in names[:MOST_SHOWN]) + more
 
 
 def first_difference(a: Schema, b: Schema) -> str:
@@ -122,4 +122,4 @@ def _describe_column(column: Any) -> str:
     values = column.get("values")
     kind = "a number" if values is None else f"{len(values)} texts"
     filled = "" if column.get("fill") is None else f", filled with {column['fill']:g}"
-    return f"{printable(column.get('name'), kept='')!r} ({kind}{filled})"
+    return f"{printable(column.get('name'), allowed='')!r} ({kind}{filled})"

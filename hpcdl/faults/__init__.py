@@ -1,1 +1,1 @@
-"""Fault injection and stragglers: what --inject and --straggler do."""
+"""Fault injection (--inject) and stragglers (--straggler)."""

@@ -1,13 +1,13 @@
-"""Bits that are flipped on purpose, by --inject corrupt: of a vector, of rows, of a checkpoint's file, of a message.
+"""Injected bit flips (--inject corrupt): in a vector, in data rows, in a checkpoint file, in a message.
 
-    of a float      the highest bit of its mantissa: another number, and a finite one
-    of another      the lowest bit
+    a float         the highest bit of its mantissa: another, finite number
+    an integer      the lowest bit
     in a file       any bit of a checkpoint's parameters
-    in a message    of the next one that carries numbers of the training: what arrives differs from what was sent
+    in a message    of the next one with training data: the received data differ from the sent data
 
-A message is changed in a copy, as by a cable: its sender holds what it held. Where the other rank passes on what it
-got, as in the first half of a ring, all ranks have the same wrong sum, and only who knows the right one sees it; where
-it keeps it, as in the second half, the replicas differ from then on.
+A message is changed in a copy, as by a faulty link: the sender's data stay intact. If the receiver forwards the data,
+as in the first half of a ring, all ranks get the same wrong sum, which replica comparison cannot detect. If it keeps
+them, as in the second half, the replicas differ from then on.
 """
 
 from pathlib import Path
@@ -18,22 +18,22 @@ import numpy as np
 if TYPE_CHECKING:
     from hpcdl.comm.trace import Traffic
 
-CODES = np.uint16  # the type of what --compress sends
+CODES = np.uint16  # type of compressed messages (--compress)
 
 
 def rows_of(run: Any) -> Any:
-    """The training rows in this rank's memory, to be written; None where they are read as they are needed."""
-    train = getattr(run.data, "train", None)  # a data server's run has no data: its rows are made into messages
+    """Return the writable training rows in this rank's memory; None if rows are read on demand."""
+    train = getattr(run.data, "train", None)  # the run of a data server has no data
     x: Any = getattr(getattr(train, "source", None), "x", None)
-    x = getattr(x, "data", x) if not isinstance(x, np.ndarray) else x  # of sparse rows, their values
-    base = getattr(x, "base", None)  # x is a view that may not be written, of memory that may
+    x = getattr(x, "data", x) if not isinstance(x, np.ndarray) else x  # the values of sparse rows
+    base = getattr(x, "base", None)  # x is a read-only view of writable memory
     if not isinstance(base, np.ndarray) or not base.flags.writeable or not base.flags.c_contiguous:
         return None
     return np.ndarray(x.shape, x.dtype, base.data, x.ctypes.data - base.ctypes.data, x.strides)
 
 
 def flip(vector: np.ndarray, index: int) -> None:
-    """Flip a bit of a number: of a float the highest of its mantissa, which leaves it finite; of another the lowest."""
+    """Flip a bit of an element: of a float the highest mantissa bit, which keeps it finite; of others the lowest."""
     at = np.unravel_index(index, vector.shape)
     kind = vector.dtype
     if kind.kind == "f":
@@ -46,8 +46,8 @@ def flip(vector: np.ndarray, index: int) -> None:
 
 
 def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
-    """Flip a bit of a checkpoint's parameters, in its file, or in the first piece of it; returns byte and bit there."""
-    import h5py  # here: who only reads options needs no HDF5
+    """Flip a bit of a checkpoint's parameters, in its file or its first shard; return byte offset and bit."""
+    import h5py  # imported here: reading options needs no HDF5
 
     from hpcdl.checkpoint.shards import FOLDER, files_of
 
@@ -66,11 +66,11 @@ def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
 
 
 def flip_in_message(traffic: "Traffic", generator: np.random.Generator) -> None:
-    """Flip a bit of the next message of numbers that is counted here; none leaves where ranks share their memory.
+    """Flip a bit of the next message with floats that `traffic` counts; shared memory has no messages.
 
-    Whole numbers stay as they are: those of the protocols, of which a wrong one could be anything.
+    Integers are spared: they belong to protocols, where a wrong value has arbitrary effects.
     """
-    from hpcdl.comm.counting import CountingIntracomm  # here: who only reads options starts no MPI
+    from hpcdl.comm.counting import CountingIntracomm  # imported here: reading options starts no MPI
 
     plain = CountingIntracomm.Isend
 
@@ -78,7 +78,7 @@ def flip_in_message(traffic: "Traffic", generator: np.random.Generator) -> None:
         ours = any(self.counters is each for each in traffic.values())
         if ours and isinstance(buf, np.ndarray) and buf.size and (buf.dtype.kind == "f" or buf.dtype == CODES):
             CountingIntracomm.Isend = plain  # type: ignore[method-assign]
-            buf = buf.copy()  # the request keeps it until it has left
+            buf = buf.copy()  # the request keeps the copy alive
             flip(buf, int(generator.integers(buf.size)))
         return plain(self, buf, dest, tag)
 

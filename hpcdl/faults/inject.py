@@ -1,31 +1,31 @@
-"""Faults on purpose, by --inject: to see what a run does when something dies, and that it comes back.
+"""Fault injection (--inject): drills of failures and of the recovery from them.
 
     --inject kill:rank=1,step=20                   the process of rank 1 is killed when its step 20 begins
-    --inject "slow:seconds=0.1 exit:step=9"        several, with blanks between
-    --inject random:seed=3,kinds=kill+exception    of which kind, on which rank and at which step a seed decides
+    --inject "slow:seconds=0.1 exit:step=9"        several faults, separated by blanks
+    --inject random:seed=3,kinds=kill+exception    kind, rank and step drawn by a seed
 
-    kind        what happens on the rank `rank` when its step `step` begins
-    kill        SIGKILL, as the kernel kills what takes too much memory
-    stop        SIGSTOP: the process is there, and does nothing
-    exit        the process leaves with `status`; how=os: at once (os._exit), how=sys: by sys.exit
+    kind        effect on rank `rank` at the begin of its step `step`
+    kill        SIGKILL, as by the kernel when memory runs out
+    stop        SIGSTOP: the process exists, but does not run
+    exit        the process exits with `status`; how=os: at once (os._exit), how=sys: by sys.exit
     exception   an InjectedFault is raised
-    slow        this step and all that follow take `seconds` longer
-    corrupt     a bit of what=parameters is flipped, drawn by `seed`; of what=data, the rows in memory (no file is
-                touched), which the ranks of a node share; of what=checkpoint, in the file of the last one; or of
-                what=message, in the next one that carries numbers, which none does in memory that ranks share
-    diskfull    from here on what this rank writes into the run's folder fails: no space left on the device
-    memory      this rank may take `mib` MiB more than now, and takes some of them in each step (RLIMIT_AS)
-    clock       the run's clock on this rank jumps by `seconds`, back where they are below 0
-    drop        the links of this rank's host to others are cut, for `seconds`, 0 for good; only of an emulated host
-    random      `faults` of the kinds, each on a rank and at a step from `first` to `last`, all drawn by `seed`
+    slow        this step and all later ones take `seconds` longer
+    corrupt     a bit, drawn by `seed`, is flipped in what=parameters; in what=data: the rows in memory (no file),
+                which the ranks of a node share; in what=checkpoint: the last file; or in what=message: the next
+                one with floats (shared memory has no messages)
+    diskfull    all later writes of this rank into the run's folder fail: no space left on the device
+    memory      the rank may allocate `mib` MiB more than now (RLIMIT_AS), and leaks some in each step
+    clock       the run's clock on this rank jumps by `seconds`, back if negative
+    drop        the links of this rank's host are cut for `seconds`, 0: for ever; only on an emulated host
+    random      `faults` faults of the kinds, on ranks and steps from `first` to `last`, drawn by `seed`
 
-Steps are counted as a rank does them: those of the run where ranks step together, of asynchronous strategies its own,
-from the step on with which this leg began. A rank that serves counts the messages that it is sent; rank 0 of parameter
-servers, which runs the run, the run's steps. Ranks are those of the run, servers included.
+Steps are those of the run if ranks step together, and the rank's own in asynchronous strategies, counted from the first
+step of this segment. A serving rank counts the messages that it receives; rank 0 of parameter servers counts the run's
+steps. Ranks are those of the run, servers included.
 
-A fault strikes `times` times in all legs of a run, once by default, so that a run which is gone on with gets beyond it;
-times=0: in each leg. What has struck stands in the run's folder, in injected.jsonl, before it strikes: a leg that dies
-of it leaves word. Draws are Philox streams of the seed (hpcdl/random.py), so a drill can be repeated.
+A fault strikes `times` times in all segments of a run, once by default, so that a resumed run gets past it; times=0: in
+each segment. A fault is written to injected.jsonl in the run's folder before it strikes, so that the record survives.
+Draws are Philox streams of the seed (hpcdl/random.py): a drill can be repeated.
 """
 
 import json
@@ -43,11 +43,11 @@ from typing import Any
 import numpy as np
 
 from hpcdl import files
-from hpcdl.errors import UsageError, finite, parse_spec, unknown
+from hpcdl.errors import UsageError, parse_finite, parse_spec, unknown
 from hpcdl.faults import clock, network_faults
 from hpcdl.faults.bit_flips import flip, flip_in_file, flip_in_message, rows_of
 from hpcdl.faults.clock import LONGEST
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.random import Random
 
 JOURNAL = "injected.jsonl"
@@ -66,9 +66,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "random": {"seed": 0, "kinds": "kill", "faults": 1, "first": 1, "last": 100, "times": 1},
 }
 CHOICES = {"how": ("os", "sys"), "what": ("parameters", "data", "checkpoint", "message")}
-MOST = 1000  # faults that a seed may draw
-LEAK = 8 << 20  # bytes that `memory` takes in each step
-LAST_WORDS = 0.1  # seconds in which a launcher reads what a process has said before it is gone
+MAX_FAULTS = 1000  # faults that a seed may draw
+LEAK = 8 << 20  # bytes that `memory` leaks in each step
+LAST_WORDS = 0.1  # seconds for a launcher to read the output of a process before it dies
 
 
 class InjectedFault(RuntimeError):
@@ -77,7 +77,7 @@ class InjectedFault(RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What strikes, and where; key: what it is called in the journal."""
+    """A fault with its settings; key: its name in the journal."""
 
     kind: str
     settings: dict[str, Any]
@@ -93,21 +93,21 @@ class Fault:
 
     @property
     def lasts(self) -> bool:
-        """Whether it goes on after its step, or strikes at the first one at which it can."""
+        """True if it strikes at its step or the first later one at which it can."""
         return self.kind in ("slow", "memory") or self.settings.get("what") == "checkpoint"
 
 
-def read(text: str) -> list[Fault]:
-    """The faults that an option names; those of `random` are left to `drawn`. Raises UsageError."""
-    found = [read_one(word) for word in text.split()]
+def parse_faults(text: str) -> list[Fault]:
+    """Parse the faults of --inject; `expand_random` draws those of `random`. Raises UsageError."""
+    found = [parse_fault(word) for word in text.split()]
     for number, fault in enumerate(found):
         if fault in found[:number]:
             raise UsageError(f"--inject: {fault.key} stands there twice; times=2 lets it strike in two legs")
     return found
 
 
-def read_one(word: str) -> Fault:
-    """One of them. Raises UsageError."""
+def parse_fault(word: str) -> Fault:
+    """Parse one fault. Raises UsageError."""
     try:
         kind, settings = parse_spec("fault", word, KINDS)
     except UsageError as error:
@@ -122,7 +122,7 @@ def read_one(word: str) -> Fault:
         raise UsageError(f"--inject {word}: a status is 0 to 255, not {settings['status']}")
     seconds, shortest = settings.get("seconds", 0.0), -LONGEST if kind == "clock" else 0.0
     try:
-        finite(seconds)
+        parse_finite(seconds)
     except ValueError:
         seconds = shortest - 1
     if not shortest <= seconds <= LONGEST:
@@ -134,13 +134,13 @@ def read_one(word: str) -> Fault:
                 raise UsageError(f"--inject {word}: {unknown('kind of fault', each, set(KINDS) - {'random'})}")
         if settings["last"] < settings["first"]:
             raise UsageError(f"--inject {word}: the last step, {settings['last']}, is before the first")
-        if settings["faults"] > MOST:
-            raise UsageError(f"--inject {word}: at most {MOST:,} faults are drawn")
+        if settings["faults"] > MAX_FAULTS:
+            raise UsageError(f"--inject {word}: at most {MAX_FAULTS:,} faults are drawn")
     return Fault(kind, settings, word)
 
 
-def drawn(fault: Fault, ranks: int) -> list[Fault]:
-    """What a seed makes of `random` on so many ranks; of another fault, itself."""
+def expand_random(fault: Fault, ranks: int) -> list[Fault]:
+    """Return the faults that `random` draws for so many ranks; any other fault is returned as it is."""
     if fault.kind != "random":
         return [fault]
     settings, found = fault.settings, []
@@ -155,29 +155,29 @@ def drawn(fault: Fault, ranks: int) -> list[Fault]:
 
 
 def check(options: Any, ranks: int) -> None:
-    """Raise UsageError where a run of so many ranks cannot be struck as its options say.
+    """Raise UsageError if the faults of a run's options do not fit so many ranks.
 
-    A run that is gone on with on fewer ranks keeps the faults of those that it had.
+    A run that is resumed on fewer ranks keeps its faults.
     """
     out = options.out
-    for fault in read(options.inject):
+    for fault in parse_faults(options.inject):
         if fault.settings.get("rank", 0) >= ranks and not options.resume:
             raise UsageError(f"--inject {fault.key}: the ranks are 0 to {ranks - 1}, and there is no rank {fault.rank}")
         if out == "none" and (fault.kind == "diskfull" or fault.settings.get("what") == "checkpoint"):
             raise UsageError(f"--inject {fault.key}: nothing is written with --out none; give a folder")
-        if "drop" in (fault.kind, *fault.settings.get("kinds", "").split("+")) and (why := network_faults.why_not()):
+        if "drop" in (fault.kind, *fault.settings.get("kinds", "").split("+")) and (why := network_faults.obstacle()):
             raise UsageError(f"--inject {fault.key}: {why}; no link is cut")
 
 
-def struck(folder: Path | None) -> list[str]:
-    """The keys of what has struck in the legs of the run in this folder so far; one that is no line is none."""
+def struck_keys(folder: Path | None) -> list[str]:
+    """Return the keys of the faults that have struck in the run of this folder; invalid lines are ignored."""
     if folder is None:
         return []
     found = []
     try:
         for line in (folder / JOURNAL).read_bytes().splitlines():
             try:
-                found.append(str(from_json(line)["fault"]))
+                found.append(str(parse_json(line)["fault"]))
             except (ValueError, KeyError, TypeError):
                 continue
     except OSError:
@@ -186,12 +186,12 @@ def struck(folder: Path | None) -> list[str]:
 
 
 def arm(run: Any) -> None:
-    """Let what --inject asks for strike this rank, in the leg of a run that begins now. Raises UsageError."""
-    from hpcdl.comm import inbox  # here: who only reads options needs no MPI
+    """Arm the faults of --inject on this rank, for the segment of a run that begins now. Raises UsageError."""
+    from hpcdl.comm import inbox  # imported here: reading options needs no MPI
 
-    inbox.watchers.clear()  # of a run before, in the same process
+    inbox.watchers.clear()  # those of an earlier run in this process
     options, everyone = run.options, run.everyone
-    if options.survivor is not None and options.survivor.goes_on:  # other ranks are gone: what is left stays its own
+    if options.survivor is not None and options.survivor.goes_on:  # after a loss of ranks the faults stay armed
         for faults in armed:
             faults.attach(run)
         return
@@ -202,11 +202,11 @@ def arm(run: Any) -> None:
     out = run.folder.path or (Path(options.out) if options.out not in ("", "auto", "none") else None)
     resume = Path(options.resume) if options.resume else None
     before = resume.parent if resume is not None and resume.is_file() else resume
-    known = struck(out) + (struck(before) if before is not None and not same(before, out) else [])
+    known = struck_keys(out) + (struck_keys(before) if before is not None and not is_same_folder(before, out) else [])
     mine = [
         fault
-        for each in read(options.inject)
-        for fault in drawn(each, everyone.size)
+        for each in parse_faults(options.inject)
+        for fault in expand_random(each, everyone.size)
         if fault.rank == everyone.rank and not 0 < fault.settings["times"] <= known.count(fault.key)
     ]
     if mine:
@@ -214,25 +214,25 @@ def arm(run: Any) -> None:
         armed[0].attach(run)
 
 
-def same(one: Path, other: Path | None) -> bool:
-    """Whether two paths are one folder."""
-    return other is not None and one.resolve() == other.resolve()
+def is_same_folder(a: Path, b: Path | None) -> bool:
+    """True if two paths name the same folder."""
+    return b is not None and a.resolve() == b.resolve()
 
 
 class Faults:
-    """The faults that may still strike this rank in this leg; out: the run's folder, where there is one."""
+    """The armed faults of this rank in this segment; out: the run's folder, or None."""
 
-    run: Any  # a hpcdl.runs.Run, from `attach` on, as the count of steps
+    run: Any  # hpcdl.runs.Run; set by `attach`, as the count of steps
 
     def __init__(self, faults: list[Fault], out: Path | None, rank: int):
         self.waiting, self.out, self.rank = faults, out, rank
         self.lasting: list[Fault] = []
         self.count, self.serving = 0, False
-        self.taken: list[np.ndarray] = []
+        self.leaked: list[np.ndarray] = []
         self.limit = resource.getrlimit(resource.RLIMIT_AS)
 
     def attach(self, run: Any) -> None:
-        """Follow a run that begins, or goes on without ranks that are gone."""
+        """Follow a run that begins, or continues after the loss of ranks."""
         from hpcdl.comm import inbox
 
         self.run, self.count = run, run.step
@@ -241,36 +241,36 @@ class Faults:
         inbox.watchers.append(self.served)
 
     def step_begins(self, name: str) -> None:
-        """A step of this rank begins, or its serving others."""
+        """Note that a step of this rank begins, or its service."""
         self.serving = name == "serve"
         if not self.serving:
             self.count += 1
             self.reach(self.count)
 
     def recorded(self, run: Any, loss: float, total: int) -> None:
-        """Rank 0 of parameter servers serves, and has seen a step of the run end: the next one begins."""
+        """Note, on rank 0 of parameter servers, that a step of the run has ended and the next begins."""
         if self.serving:
             self.count = run.step
             self.reach(run.step + 1)
 
     def served(self) -> None:
-        """A rank that serves has been sent a message."""
+        """Note that a serving rank has received a message."""
         if self.serving and (self.run.comm.rank > 0 or self.run.model is None):
             self.count += 1
             self.reach(self.count)
 
     def reach(self, step: int) -> None:
-        """Strike with what is due when this step begins."""
+        """Strike with all faults that are due at this step."""
         for fault in self.lasting:
             LATER[fault.kind](self, fault, step)
         for fault in [each for each in self.waiting if step == each.step or (each.lasts and step > each.step)]:
             if fault.settings.get("what") == "checkpoint" and not (self.out and (self.out / "checkpoint.h5").exists()):
-                continue  # there will be one
+                continue  # wait for the first checkpoint
             self.waiting.remove(fault)
             STRIKE[fault.kind](self, fault, step)
 
     def announce(self, fault: Fault, step: int, what: str) -> None:
-        """Say it on stderr and in the journal, before it happens."""
+        """Announce the fault on stderr and in the journal, before it strikes."""
         line = {"fault": fault.key, "kind": fault.kind, "rank": self.rank, "step": step, "time": time.time()}
         if self.out is not None:
             try:
@@ -279,7 +279,7 @@ class Faults:
                     file.flush()
                     os.fsync(file.fileno())
             except OSError:
-                pass  # the disk is full indeed: then it may strike once more
+                pass  # the disk is really full: the fault may strike again
         sys.stdout.flush()
         print(f"inject: rank {self.rank}, step {step}: {what}", file=sys.stderr, flush=True)
 
@@ -317,20 +317,20 @@ class Faults:
     def diskfull(self, fault: Fault, step: int) -> None:
         self.announce(fault, step, f"no space is left for {self.out}")
         if self.out is not None:
-            files.full.add(self.out.resolve())
+            files.full_folders.add(self.out.resolve())
 
     def clock(self, fault: Fault, step: int) -> None:
         self.announce(fault, step, f"the run's clock jumps by {fault.settings['seconds']:g} s")
         clock.jump(fault.settings["seconds"])
 
     def drop(self, fault: Fault, step: int) -> None:
-        seconds, cut = fault.settings["seconds"], network_faults.names()
+        seconds, cut = fault.settings["seconds"], network_faults.link_names()
         how_long = f"for {seconds:g} s" if seconds else "for good"
         self.announce(fault, step, f"the links of this host are cut {how_long}: {' '.join(cut) or 'it has none'}")
         time.sleep(LAST_WORDS)
-        network_faults.turn(cut, up=False)
+        network_faults.set_links(cut, up=False)
         if seconds:
-            mended = threading.Timer(seconds, network_faults.turn, (cut, True))
+            mended = threading.Timer(seconds, network_faults.set_links, (cut, True))
             mended.daemon = True
             mended.start()
 
@@ -346,10 +346,10 @@ class Faults:
 
     def leak(self, fault: Fault, step: int) -> None:
         try:
-            self.taken.append(np.ones(LEAK, np.uint8))
+            self.leaked.append(np.ones(LEAK, np.uint8))
         except MemoryError:
-            self.taken.clear()
-            resource.setrlimit(resource.RLIMIT_AS, self.limit)  # what ends the job needs some
+            self.leaked.clear()
+            resource.setrlimit(resource.RLIMIT_AS, self.limit)  # the end of the job needs memory
             raise MemoryError(f"--inject {fault.key}: rank {self.rank} has no memory left at step {step}") from None
 
     def corrupt(self, fault: Fault, step: int) -> None:
@@ -363,7 +363,7 @@ class Faults:
             self.announce(fault, step, "a bit of the next numbers that it sends in a message is flipped")
             flip_in_message(self.run.comm.traffic, generator)
             return
-        held = getattr(self.run, "held", None)  # a data server holds no parameters
+        held = getattr(self.run, "held", None)  # None on a data server
         vector = (held and held.parameters) if what == "parameters" else rows_of(self.run)
         if not isinstance(vector, np.ndarray) or not vector.size:
             self.announce(fault, step, f"this rank has no {what} in its memory, and nothing is flipped")
@@ -373,7 +373,7 @@ class Faults:
         self.announce(fault, step, f"a bit of number {index} of its {what} is flipped")
 
 
-armed: list[Faults] = []  # those of this process, in the run that it is in
+armed: list[Faults] = []  # the faults of this process and its current run
 STRIKE: dict[str, Callable[[Faults, Fault, int], None]] = {
     kind: getattr(Faults, kind) for kind in KINDS if kind != "random"
 }

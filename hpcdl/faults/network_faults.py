@@ -1,7 +1,7 @@
-"""Links of an emulated host, cut and mended: what --inject drop does to the network that a process sees.
+"""Network faults (--inject drop): cut and restore the links of an emulated host.
 
-A host that is emulated by namespaces has a network of its own, another one than the machine's first process. Only such
-a link is cut: the machine's own would take with it whoever is logged in.
+A host emulated by namespaces has its own network, different from that of the machine's first process. Only such links
+are cut: cutting the machine's own would disconnect its users.
 """
 
 import fcntl
@@ -14,8 +14,8 @@ FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
 REQUEST = "16sh14x"  # struct ifreq: name and flags
 
 
-def why_not(proc: Path = Path("/proc")) -> str:
-    """Why no link may be cut here, or nothing."""
+def obstacle(proc: Path = Path("/proc")) -> str:
+    """Return the reason why no link may be cut here; empty if there is none."""
     try:
         if os.stat(proc / "self/ns/net").st_ino != os.stat(proc / "1/ns/net").st_ino:
             return ""
@@ -24,13 +24,13 @@ def why_not(proc: Path = Path("/proc")) -> str:
     return "this host is not emulated, its network is the machine's own"
 
 
-def names() -> list[str]:
-    """The links of this host to others."""
+def link_names() -> list[str]:
+    """Return the names of this host's links."""
     return [name for _, name in socket.if_nameindex() if name != "lo"]
 
 
-def turn(cut: list[str], up: bool) -> None:
-    """Cut these links, or mend them. Raises OSError."""
+def set_links(cut: list[str], up: bool) -> None:
+    """Cut these links, or restore them (up). Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for name in cut:
             flags = struct.unpack(REQUEST, fcntl.ioctl(any_socket, FLAGS, struct.pack(REQUEST, name.encode(), 0)))[1]

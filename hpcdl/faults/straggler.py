@@ -1,9 +1,9 @@
-"""Make computing slower on purpose, to see what waiting for the slowest costs.
+"""Stragglers: slow computing down on purpose, to measure the cost of waiting for the slowest rank.
 
-`RANK:FACTOR` slows one rank down always; `random:P:FACTOR` slows any rank down with probability P per gradient,
+`RANK:FACTOR` always slows one rank down; `random:P:FACTOR` slows any rank down with probability P per gradient,
 drawn from (seed, rank, count), so that a repeated run has the same stragglers. `pretend_compute`: a gradient takes
-at least so many milliseconds; as sleeping needs no core, more ranks than cores then keep the timing that they would
-have on cores of their own.
+at least so many milliseconds, mostly asleep, so that more ranks than cores keep the timing of ranks with their own
+cores.
 """
 
 import contextlib
@@ -17,43 +17,43 @@ from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.faults.clock import LONGEST
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import Wrapped
+from hpcdl.models.model_wrapper import ModelWrapper
 from hpcdl.random import Random
 
-SLOWEST = 1e6  # times as long, at most: more is no straggler, but the end of the run
+SLOWEST = 1e6  # largest factor: more would stall the run
 
 
-class Slowing(Protocol):
-    """The options of a run that slow it down."""
+class StragglerOptions(Protocol):
+    """The options of a run for stragglers."""
 
     straggler: str
     pretend_compute: float  # milliseconds
     seed: int
 
 
-def slowed(model: Any, options: Slowing, rank: int, workers: range) -> Any:
-    """The model itself, or one whose `loss_and_gradient` takes as long as the options say; workers: who computes."""
+def with_stragglers(model: Any, options: StragglerOptions, rank: int, workers: range) -> Any:
+    """Return the model, slowed down as the options say; workers: the ranks that compute."""
     factor, probability = parse(options.straggler, rank, workers)
     if factor == 1 and not options.pretend_compute:
         return model
-    return Slowed(model, factor, probability, options.pretend_compute / 1000, Random(options.seed), rank)
+    return StragglerModel(model, factor, probability, options.pretend_compute / 1000, Random(options.seed), rank)
 
 
 def stretched(model: Any, fraction: float, traffic: Traffic) -> AbstractContextManager[None]:
-    """A context in which `fraction` of a gradient is computed, by a part of `model` that is slowed as the model is.
+    """Context for computing `fraction` of a gradient by a part of `model`, slowed down like the model.
 
-    traffic: of the communicator; the seconds that are spent in its calls inside are no computing. Two thirds of a
-    gradient are its backward pass.
+    traffic: of the communicator; seconds in its calls do not count as computing. The backward pass is two thirds of a
+    gradient.
     """
-    while isinstance(model, Wrapped):
-        if isinstance(model, Slowed):
+    while isinstance(model, ModelWrapper):
+        if isinstance(model, StragglerModel):
             return model.stretch(fraction, traffic)
         model = model.model
     return contextlib.nullcontext()
 
 
 def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
-    """The factor for this rank and the probability with which it strikes."""
+    """Return this rank's slowdown factor and its probability."""
     if not straggler:
         return 1, 0
     refusal = UsageError(f"--straggler is RANK:FACTOR or random:PROBABILITY:FACTOR, not {straggler!r}")
@@ -75,30 +75,30 @@ def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
     return (numbers[0], 1) if slow == rank else (1, 0)
 
 
-def rest(seconds: float) -> None:
-    """Sleep so long, where that is above 0, but not longer than the system's clock can count."""
+def sleep_for(seconds: float) -> None:
+    """Sleep for so many seconds, if positive, limited to what the system accepts."""
     time.sleep(min(max(0.0, seconds), LONGEST))
 
 
-class Slowed(Wrapped):
-    """A model whose gradient takes at least `least` seconds, and `factor` times as long when it straggles."""
+class StragglerModel(ModelWrapper):
+    """A model whose gradient takes at least `min_seconds`, and `factor` times as long when it straggles."""
 
-    def __init__(self, model: Any, factor: float, probability: float, least: float, random: Random, rank: int):
+    def __init__(self, model: Any, factor: float, probability: float, min_seconds: float, random: Random, rank: int):
         super().__init__(model)
-        self.factor, self.probability, self.least = factor, probability, least
+        self.factor, self.probability, self.min_seconds = factor, probability, min_seconds
         self.random, self.rank, self.count = random, rank, 0
 
     @contextlib.contextmanager
     def stretch(self, fraction: float, traffic: Traffic) -> Iterator[None]:
-        """What is inside takes at least its fraction of a gradient's time, and longer when it straggles."""
-        factor = self.factor if self._struck() else 1
+        """Context that takes at least its fraction of a gradient's time, and longer when it straggles."""
+        factor = self.factor if self._straggles() else 1
         begun, talked = time.perf_counter(), traffic.seconds
         yield
         computed = time.perf_counter() - begun - (traffic.seconds - talked)
-        rest(factor * max(computed, self.least * fraction) - computed)
+        sleep_for(factor * max(computed, self.min_seconds * fraction) - computed)
 
-    def _struck(self) -> bool:
-        """Whether it straggles this time."""
+    def _straggles(self) -> bool:
+        """Draw whether it straggles this time."""
         struck = self.random("straggler", self.rank, self.count).random() < self.probability
         self.count += 1
         return struck
@@ -106,27 +106,27 @@ class Slowed(Wrapped):
     def loss_and_gradient(
         self, parameters: Array, batch: Batch, gradient: Array, on_ready: Callable[[slice], object] | None = None
     ) -> float:
-        factor, begun = self.factor if self._struck() else 1, time.perf_counter()
-        done, told, slept = 0, 0.0, 0.0
+        factor, begun = self.factor if self._straggles() else 1, time.perf_counter()
+        done, notified, slept = 0, 0.0, 0.0
 
         def fall_behind() -> None:
-            """Sleep until computing has taken as long as it should by now; a third of it is the forward pass."""
+            """Sleep until the elapsed time matches the part done; a third of a gradient is the forward pass."""
             nonlocal slept
             before = time.perf_counter()
-            computed = before - begun - told - slept
-            pretended = factor * max(computed, self.least * (1 + 2 * done / gradient.size) / 3)
-            rest(pretended - computed - slept)
+            computed = before - begun - notified - slept
+            pretended = factor * max(computed, self.min_seconds * (1 + 2 * done / gradient.size) / 3)
+            sleep_for(pretended - computed - slept)
             slept += time.perf_counter() - before
 
         def ready(part: slice) -> None:
-            nonlocal done, told
+            nonlocal done, notified
             assert on_ready is not None
             start, stop, _ = part.indices(gradient.size)
             done += stop - start
             fall_behind()
             before = time.perf_counter()
             on_ready(part)
-            told += time.perf_counter() - before
+            notified += time.perf_counter() - before
 
         loss = self.model.loss_and_gradient(parameters, batch, gradient, on_ready and ready)
         done = gradient.size

@@ -67,9 +67,9 @@ def as_tables(found: dict) -> list[Table]:
             table = Table(title=title, title_justify="left", min_width=len(title))
             table.add_column("")
             for name in names:
-                table.add_column(printable(name, kept=""), justify="right")
+                table.add_column(printable(name, allowed=""), justify="right")
             for name, counts in zip(names, found["confusion"], strict=True):
-                table.add_row(printable(name, kept=""), *(str(each) if each else "." for each in counts))
+                table.add_row(printable(name, allowed=""), *(str(each) if each else "." for each in counts))
             tables.append(table)
     elif len(found["outputs"]) > 1:
         tables.append(filled(["output", "rmse", "mae", "r2"], found["outputs"]))
@@ -83,7 +83,7 @@ def filled(headings: list[str], rows: list[dict], title: str = "") -> Table:
         table.add_column(heading, justify="right" if number else "left")
     for row in rows:
         name, *values = row.values()
-        table.add_row(printable(name, kept=""), *map(shown, values))
+        table.add_row(printable(name, allowed=""), *map(shown, values))
     return table
 
 

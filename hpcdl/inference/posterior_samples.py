@@ -20,7 +20,7 @@ from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import Trained
 from hpcdl.memory import available
-from hpcdl.models.model_wrapper import Wrapped
+from hpcdl.models.model_wrapper import ModelWrapper
 from hpcdl.runs.evaluation import count
 
 FILE, FORMAT, VERSION = "samples.h5", "hpcdl samples", 1
@@ -73,7 +73,7 @@ class Samples(NamedTuple):
         return found
 
 
-class Predictive(Wrapped):
+class Predictive(ModelWrapper):
     """`model`, whose predictions are means over samples (number, parameters), whatever parameters it is given.
 
     weights (number,): how much each sample counts; None: all count alike.

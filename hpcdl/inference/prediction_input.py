@@ -41,7 +41,7 @@ from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.inference.trained_model import Trained
 from hpcdl.kernels import libsvm
-from hpcdl.plugins import is_own
+from hpcdl.plugins import is_plugin
 
 ROWS = 8192  # of a block, at most
 OTHERS = (b"PAR1", b"ARROW1", b"FEA1", b"\0\0")  # what Parquet, Arrow, Feather and idx files begin with
@@ -96,7 +96,7 @@ def new_rows(
     """
     if source in KNOWN:
         return of_file(source, trained, group, ranks)
-    if is_own(source) and not os.path.exists(source):
+    if is_plugin(source) and not os.path.exists(source):
         returned = call_data_function(source, trained.about["seed"])
         if "x" in returned and "y" not in returned and not group:
             x = returned["x"]

@@ -32,7 +32,7 @@ from hpcdl.formatting import counted
 from hpcdl.inference.prediction_input import Block, NewRows
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures, answers, probabilities
 from hpcdl.inference.trained_model import Trained
-from hpcdl.plugins import blamed_on_own
+from hpcdl.plugins import plugin_errors
 from hpcdl.runs.evaluation import ROWS, evaluate
 
 COUNTS = ("rows", "dropped", "filled", "unseen")
@@ -106,7 +106,7 @@ def predict(model: Any, trained: Trained, block: Block, name: str) -> np.ndarray
     shapes = [(len(x), classes), (len(x),)][: 1 + (classes == 2)] if classes else [(len(x), *trained.outputs)]
     if not len(x):
         return np.zeros(shapes[0], trained.dtype)
-    with blamed_on_own(f"model {trained.about['model']}"):
+    with plugin_errors(f"model {trained.about['model']}"):
         parts = [np.asarray(model.predict(trained.parameters, x[at : at + most])) for at in range(0, len(x), most)]
     with np.errstate(all="ignore"):
         found = trained.values(np.concatenate(parts)) if all(part.ndim for part in parts) else parts[0]

@@ -22,7 +22,7 @@ from hpcdl.data.formats.prepare_npz import load_npz
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.inference.trained_model import parameters_of
 from hpcdl.kernels.device import CPU
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.random import Random
 
 ENDINGS = (".safetensors", ".npz", ".pt", ".pth")
@@ -31,7 +31,7 @@ MOST = 6  # names of each kind that a message lists
 
 def begin_with(model: Any, path: str) -> None:
     """Let the model's initial values be those of a file. Raises UsageError, one line, where they do not fit."""
-    told, model = f"--initial {path}", plain(model)
+    told, model = f"--initial {path}", unwrapped(model)
     found = renamed(tensors_of(path), model)
     extra, device = extra_of(model), getattr(model, "device", CPU)
     check(found, shapes_of(model), told)

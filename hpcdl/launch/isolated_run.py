@@ -25,7 +25,7 @@ from mpi4py import MPI
 from hpcdl.comm import failure as failure_of_a_rank
 from hpcdl.comm.progress import activity, nap_until
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, printable, reason
-from hpcdl.files import atomic_write, from_json
+from hpcdl.files import atomic_write, parse_json
 from hpcdl.formatting import counted
 from hpcdl.memory import forget_peak
 from hpcdl.runs.options import Options
@@ -84,7 +84,7 @@ def attempt(comm: MPI.Intracomm, training: "Training", options: Options, folder:
 def all_come(comm: MPI.Intracomm, patience: float = math.inf) -> bool:
     """Wait until all ranks have come, in naps, or for so many seconds; whether they have come."""
     come, begun = comm.Ibarrier(), time.monotonic()
-    with activity.known():
+    with activity.exempt():
         nap_until(lambda: come.Test() or time.monotonic() - begun > patience, "end of a run", patient=True)
     return bool(come.Test())
 
@@ -114,7 +114,7 @@ def record(folder: Path, ended: Outcome) -> None:
         with atomic_write(folder / FAILED) as file:
             file.write(json.dumps({"why": ended.failed, "traceback": ended.trace}, indent=2).encode())
     except OSError:
-        sys.stderr.write(f"{printable(f'{folder}: {ended.failed}', kept='')}\n")
+        sys.stderr.write(f"{printable(f'{folder}: {ended.failed}', allowed='')}\n")
 
 
 def say_all_failed(whys: Iterable[str | None]) -> None:
@@ -122,13 +122,13 @@ def say_all_failed(whys: Iterable[str | None]) -> None:
     known = Counter(why for why in whys if why is not None)
     most, count = next(iter(known.most_common(1)), ("none has begun", 0))
     failed = f"{counted(count, 'run')} failed: " if count else ""
-    sys.stderr.write(f"error: no run has come out well; {failed}{printable(most, kept='')}\n")
+    sys.stderr.write(f"error: no run has come out well; {failed}{printable(most, allowed='')}\n")
 
 
 def failure(folder: Path) -> str | None:
     """Why the run of this folder failed; None where it has not, or nobody knows."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(from_json((folder / FAILED).read_text())["why"])
+        return str(parse_json((folder / FAILED).read_text())["why"])
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcdl.comm import refuse_together
-from hpcdl.comm.diagnostics.call_signature import ranks_told
+from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError
 from hpcdl.launch.program import quiet
@@ -80,4 +80,4 @@ def values_told(values: list[str | None]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault("not known" if value is None else value, []).append(rank)
-    return ", ".join(f"{value} on {ranks_told(of)}" for value, of in ranks.items())
+    return ", ".join(f"{value} on {format_ranks(of)}" for value, of in ranks.items())

@@ -14,7 +14,7 @@ Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot
 run that a signal stopped with status 85.
 """
 
-from hpcdl.machine.world import one_world, start
+from hpcdl.machine.world import check_world, start
 from hpcdl.runs import signals
 
 signals.install()  # before MPI starts
@@ -42,7 +42,7 @@ from hpcdl.data_server.batch_server import introduce, serve  # noqa: E402
 from hpcdl.data_server.remote_data import RemoteData  # noqa: E402
 from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
 from hpcdl.faults import inject  # noqa: E402
-from hpcdl.faults.straggler import slowed  # noqa: E402
+from hpcdl.faults.straggler import with_stragglers  # noqa: E402
 from hpcdl.formatting import counted  # noqa: E402
 from hpcdl.inference.pretrained import begin_with  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
@@ -50,7 +50,7 @@ from hpcdl.launch.launch_consistency import reading  # noqa: E402
 from hpcdl.launch.program import ended  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
 from hpcdl.models import for_data  # noqa: E402
-from hpcdl.plugins import is_own  # noqa: E402
+from hpcdl.plugins import is_plugin  # noqa: E402
 from hpcdl.recovery.respawn import is_new  # noqa: E402
 from hpcdl.recovery.survivor import Survivor  # noqa: E402
 from hpcdl.recovery.ulfm_recovery import losable, outlived, refuse_no_survival, survive, warn_no_survival  # noqa: E402
@@ -87,7 +87,7 @@ class Training:
         world = MPI.COMM_WORLD
         with outlived(), ended(self.program, world.rank) as remarks:
             if self.ranks is None:
-                one_world(world)
+                check_world(world)
             with reading(world) as parse:
                 options = parse(self.options_class, self.program, self.description, arguments)
                 if is_new():  # the job that it joins was told so
@@ -155,7 +155,7 @@ class Training:
             if self.cut:
                 options.refuse_too_large(model, world.size - options.data_servers)
             optimizer = run.make_optimizer(model, data, 0 if self.cut else None)
-            model = accumulated(slowed(model, options, everyone.rank, roles.workers), options.accumulate)
+            model = accumulated(with_stragglers(model, options, everyone.rank, roles.workers), options.accumulate)
         if role == "data server":
             assist(everyone, data, roles.clients(world.rank), run)
         else:
@@ -177,7 +177,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
     """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
     part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
     how: dict[str, Any] = {"placement": options.placement, "partition": options.partition}
-    if role == "parameter server" and not is_own(options.data):
+    if role == "parameter server" and not is_plugin(options.data):
         how = {"placement": "streamed"}  # it only reads what it scores
     elif role == "data server" and options.placement == "partitioned":
         how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)

@@ -31,8 +31,8 @@ from hpcdl import shared_memory
 from hpcdl.formatting import counted
 from hpcdl.kernels.shared import BYTES
 from hpcdl.machine import world as launched
-from hpcdl.machine.facts import Facts, glance, look
-from hpcdl.machine.network import VECTOR, LinkSpeed, measure_all_reduce, measure_links, part_of
+from hpcdl.machine.facts import Facts, all_facts, quick_facts
+from hpcdl.machine.network import VECTOR, LinkSpeed, bandwidth_share, measure_all_reduce, measure_links
 
 log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
@@ -77,19 +77,21 @@ def mpi(facts: list[Facts]) -> list[CheckRow]:
 def mpiexec(size: int, library: str, found: list[tuple[str, str | None]]) -> list[CheckRow]:
     """Whether the launcher at hand is of the library that Python uses; found: as `launched.mpiexecs` gives it."""
     if not found:
-        return [CheckRow("mpiexec", "none on the PATH or beside Python", NOTE, launched.right(library, os.environ))]
+        return [
+            CheckRow("mpiexec", "none on the PATH or beside Python", NOTE, launched.launch_advice(library, os.environ))
+        ]
     path, other = found[0]
     text = f"{path} ({other or 'does not say of which MPI'})"
-    if launched.related(library, other):
+    if launched.compatible(library, other):
         return [CheckRow("mpiexec", text)]
-    own = next((path for path, other in found if other and launched.related(library, other)), None)
+    own = next((path for path, other in found if other and launched.compatible(library, other)), None)
     advice = f"this Python's MPI is {library}: " + (f"start with {own}" if own else f"get {library}'s mpiexec")
     return [CheckRow("mpiexec", text, NOTE if size > 1 else HURTS, advice)]
 
 
 def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> list[CheckRow]:
     """The size of the world against what the launcher says."""
-    problem = launched.lone(size, environ, library)
+    problem = launched.split_world(size, environ, library)
     if problem is not None:
         return [CheckRow("world", problem[0], HURTS, problem[1])]
     aside = launched.alone_in_allocation(size, environ, library)
@@ -108,11 +110,11 @@ def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> l
 
 def hosts(facts: list[Facts]) -> list[CheckRow]:
     """Ranks per host."""
-    sizes = [len(ranks) for ranks in by_node(facts)]
+    sizes = [len(ranks) for ranks in group_by_node(facts)]
     if len(set(sizes)) == 1:
         each = f", {counted(sizes[0], 'rank')} each" if len(sizes) > 1 else f", {counted(sizes[0], 'rank')}"
-        return [CheckRow("hosts", f"{names(ranks[0].host for ranks in by_node(facts))}{each}")]
-    text = ", ".join(f"{ranks[0].host} {len(ranks)}" for ranks in by_node(facts)[:8])
+        return [CheckRow("hosts", f"{format_hosts(ranks[0].host for ranks in group_by_node(facts))}{each}")]
+    text = ", ".join(f"{ranks[0].host} {len(ranks)}" for ranks in group_by_node(facts)[:8])
     advice = "the host with most ranks sets the pace: as many on each, if all hosts are alike"
     return [CheckRow("hosts", f"ranks per host: {text}" + ", ..." * (len(sizes) > 8), NOTE, advice)]
 
@@ -125,7 +127,7 @@ def cores(facts: list[Facts]) -> list[CheckRow]:
         by = next((f" ({f.variable})" for f in ranks if f.variable), "")
         blas = f"BLAS threads per rank: {spread([f.blas for f in ranks])}{by}"
         text = f"{counted(len(ranks), 'rank')} on {len(usable)} of {counted(machine, 'core')}, {blas}"
-        among, narrow = crowded(ranks)
+        among, narrow = crowded_ranks(ranks)
         if not among:
             return CheckRow("cores", text)
         if len(among) < len(ranks):
@@ -142,7 +144,7 @@ def cores(facts: list[Facts]) -> list[CheckRow]:
     return per_host(facts, judge)
 
 
-def crowded(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
+def crowded_ranks(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
     """Ranks of a host whose threads outnumber all the cores that they may use, and these cores: the worst such set.
 
     By Hall's theorem threads find a core each if, and only if, no set of them is larger than the cores it may use; it
@@ -186,7 +188,8 @@ def room(facts: list[Facts], library: str) -> list[CheckRow]:
         need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
         if have is None:
             return CheckRow("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
-        text = f"{size_of(have)} free; {counted(n, 'rank')} would take {size_of(need)} and 8 bytes for each parameter"
+        text = f"{format_bytes(have)} free; {counted(n, 'rank')} would take {format_bytes(need)}"
+        text += " and 8 bytes for each parameter"
         if have < need:
             return CheckRow("/dev/shm", text, HURTS, launched.ENLARGE)
         largest = (have - need) // (8 * n)
@@ -204,7 +207,10 @@ def tight(ranks: list[Facts]) -> CheckRow | None:
     if len(ranks) == 1 or have >= need:
         return None
     return CheckRow(
-        "/dev/shm", f"{size_of(have)} free, where {len(ranks)} ranks want {size_of(need)}", HURTS, launched.ENLARGE
+        "/dev/shm",
+        f"{format_bytes(have)} free, where {len(ranks)} ranks want {format_bytes(need)}",
+        HURTS,
+        launched.ENLARGE,
     )
 
 
@@ -212,10 +218,10 @@ def leftovers(facts: list[Facts]) -> list[CheckRow]:
     """What ended jobs have left in /dev/shm."""
 
     def judge(ranks: list[Facts]) -> CheckRow | None:
-        if not (left := ranks[0].left):
+        if not (left := ranks[0].leftovers):
             return None
         paths = " ".join(f"{shared_memory.FOLDER}/{pattern}" for pattern in left)
-        text = f"{size_of(sum(left.values()))} older than an hour, of MPI jobs that were killed"
+        text = f"{format_bytes(sum(left.values()))} older than an hour, of MPI jobs that were killed"
         return CheckRow("left behind", text, NOTE, f"if no MPI program runs there: rm {paths}")
 
     return per_host(facts, judge)
@@ -245,7 +251,7 @@ def gpus(facts: list[Facts]) -> list[CheckRow]:
 
     rows = per_host(facts, judge)
     if any(f.gpus for f in facts):
-        aware = all(f.aware for f in facts)
+        aware = all(f.cuda_aware for f in facts)
         text = "yes" if aware else "no: messages from a GPU pass through the host's memory"
         advice = (
             "" if aware else "if the site has an MPI made for its GPUs, build mpi4py for it (make install MPI=site)"
@@ -256,7 +262,7 @@ def gpus(facts: list[Facts]) -> list[CheckRow]:
 
 def cache(facts: list[Facts]) -> list[CheckRow]:
     """The compile cache: written by this user, and on a disk of the host."""
-    several = len(by_node(facts)) > 1
+    several = len(group_by_node(facts)) > 1
 
     def judge(ranks: list[Facts]) -> CheckRow:
         folder, kind, problem = ranks[0].cache
@@ -274,7 +280,7 @@ def cache(facts: list[Facts]) -> list[CheckRow]:
 
 def clocks(facts: list[Facts]) -> list[CheckRow]:
     """How far the clocks of hosts are apart."""
-    if len(by_node(facts)) == 1:
+    if len(group_by_node(facts)) == 1:
         return []
     first, last = min(facts, key=lambda f: f.clock), max(facts, key=lambda f: f.clock)
     apart = last.clock - first.clock
@@ -289,7 +295,7 @@ def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float
     """Latency and bandwidth of links; the all-reduce (seconds by algorithm) as a part of the slowest bandwidth."""
     if not links:
         return []
-    host, within = {f.rank: f.host for f in facts}, len(by_node(facts)) == 1
+    host, within = {f.rank: f.host for f in facts}, len(group_by_node(facts)) == 1
     where = "within the host" if within else "between hosts"
     bandwidths = sorted(link.bandwidth for link in links)
     least, middle = bandwidths[0], bandwidths[len(links) // 2]
@@ -300,7 +306,7 @@ def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float
     elif not within and middle < ETHERNET:
         verdict = NOTE
         advice = "if the hosts have a faster network, this MPI does not use it: take the site's (make install MPI=site)"
-    parts = {name: part_of(least, len(facts), taken) for name, taken in seconds.items()}
+    parts = {name: bandwidth_share(least, len(facts), taken) for name, taken in seconds.items()}
     each = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms ({parts[name]:.0%} of the bandwidth)" for name in seconds)
     return [
         CheckRow("latency", f"{spread([1e6 * link.latency for link in links])} us {where}"),
@@ -314,7 +320,7 @@ def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float
 
 def examine(comm: MPI.Intracomm, quick: bool = False) -> list[CheckRow]:
     """All rows, on rank 0; nothing on the others. Collective. quick: without the network."""
-    seen = comm.gather(look(comm))
+    seen = comm.gather(all_facts(comm))
     links, seconds = [], {}
     if comm.size > 1 and not quick:
         players = comm.bcast(None if seen is None else leaders(seen))
@@ -339,7 +345,7 @@ def examine(comm: MPI.Intracomm, quick: bool = False) -> list[CheckRow]:
 
 def leaders(facts: list[Facts]) -> list[int]:
     """The first rank of each host; the first two of a single one."""
-    nodes = by_node(facts)
+    nodes = group_by_node(facts)
     return [ranks[0].rank for ranks in nodes] if len(nodes) > 1 else [f.rank for f in nodes[0][:2]]
 
 
@@ -348,7 +354,7 @@ def warn(comm: MPI.Intracomm, several: bool = True) -> None:
 
     several: the strategy works on any number of ranks, so that one alone may be a mistake.
     """
-    seen = comm.gather(glance(comm))
+    seen = comm.gather(quick_facts(comm))
     if seen is None:
         return
     aside = launched.alone_in_allocation(comm.size, os.environ, launched.library()) if several else None
@@ -358,7 +364,7 @@ def warn(comm: MPI.Intracomm, several: bool = True) -> None:
         log.warning("%s: %s; %s (hpcdl doctor says more)", row.what, row.found, row.advice)
 
 
-def by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
+def group_by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
     """The facts of each host's ranks."""
     nodes: dict[int, list[Facts]] = {}
     for each in facts:
@@ -368,7 +374,7 @@ def by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
 
 def per_host(facts: list[Facts], judge: Callable[[list[Facts]], CheckRow | None]) -> list[CheckRow]:
     """What is to be said of each host; what is the same for several is said once, and of which."""
-    nodes = by_node(facts)
+    nodes = group_by_node(facts)
     said: dict[CheckRow, list[str]] = {}
     for ranks in nodes:
         row = judge(ranks)
@@ -376,12 +382,12 @@ def per_host(facts: list[Facts], judge: Callable[[list[Facts]], CheckRow | None]
             said.setdefault(row, []).append(ranks[0].host)
     everywhere = [len(where) == len(nodes) for where in said.values()]
     return [
-        row if everyone else row._replace(found=f"{names(where)}: {row.found}")
+        row if everyone else row._replace(found=f"{format_hosts(where)}: {row.found}")
         for (row, where), everyone in zip(said.items(), everywhere, strict=True)
     ]
 
 
-def names(of_hosts: Iterable[str]) -> str:
+def format_hosts(of_hosts: Iterable[str]) -> str:
     """A few hosts by name, many by number."""
     found = list(of_hosts)
     return ", ".join(found) if len(found) <= 4 else f"{len(found)} hosts ({found[0]}, {found[1]}, ...)"
@@ -392,7 +398,7 @@ def spread(values: list[float]) -> str:
     return " to ".join(dict.fromkeys(f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values))))
 
 
-def size_of(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Bytes in words."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:

@@ -1,7 +1,7 @@
-"""What a rank sees of its surroundings: host, cores, threads, room in /dev/shm, versions, compile cache, GPUs, clock.
+"""Facts about a rank's environment: host, cores, threads, /dev/shm, versions, compile cache, GPUs, clock.
 
-`glance` costs a few messages, and every training run takes one; `look` opens files and libraries, for `hpcdl doctor`.
-What all ranks have seen is judged together (doctor.py).
+`quick_facts` costs a few messages, in every training run; `all_facts` opens files and libraries, for `hpcdl doctor`.
+The facts of all ranks are judged together (doctor.py).
 """
 
 import glob
@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info
 
 from hpcdl import shared_memory
 from hpcdl.comm.node_memory import ranks_of_node
-from hpcdl.comm.staging import says_aware
+from hpcdl.comm.staging import is_cuda_aware
 from hpcdl.comm.trace import clock_offset
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import open_device
@@ -26,12 +26,12 @@ from hpcdl.machine.versions import versions
 
 BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # what says how many threads, the first of them
 OLD = 3600  # seconds after which a file in /dev/shm is taken for left behind
-LEFT = ("mpich_shm_*", "sm_segment.*")  # names that MPICH and Open MPI give
+LEFTOVERS = ("mpich_shm_*", "sm_segment.*")  # names that MPICH and Open MPI give
 
 
 @dataclass
 class Facts:
-    """What one rank sees; what only `look` looks at has defaults. node: a number that the ranks of one host share.
+    """What one rank sees; what only `all_facts` looks at has defaults. node: a number that the ranks of one host share.
 
     cores: those it may use, of `machine` in all; spare: how many of them others leave it, where that is known. blas:
     threads of its matrix products, as `variable` says, if any does. room: free bytes of /dev/shm; left: names and bytes
@@ -48,18 +48,18 @@ class Facts:
     variable: str
     room: int | None
     spare: float | None = None
-    left: dict[str, int] = field(default_factory=dict)
+    leftovers: dict[str, int] = field(default_factory=dict)
     library: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     pools: str = ""
     cache: tuple[str, str, str] = ("", "", "")
     gpus: list[str] = field(default_factory=list)
     no_gpu: str = ""
-    aware: bool = False
+    cuda_aware: bool = False
     clock: float = 0.0
 
 
-def glance(comm: MPI.Intracomm) -> Facts:
+def quick_facts(comm: MPI.Intracomm) -> Facts:
     """What costs nothing to find; collective."""
     node = ranks_of_node(comm)
     first = node.bcast(comm.rank)
@@ -69,21 +69,21 @@ def glance(comm: MPI.Intracomm) -> Facts:
     machine = os.cpu_count() or len(cores)
     host, room = MPI.Get_processor_name(), free(shared_memory.FOLDER)
     blas = Threads(comm)
-    return Facts(comm.rank, first, host, cores, machine, blas.now, variable, room, load.left(blas.share.ranks))
+    return Facts(comm.rank, first, host, cores, machine, blas.now, variable, room, load.available(blas.share.ranks))
 
 
-def look(comm: MPI.Intracomm) -> Facts:
+def all_facts(comm: MPI.Intracomm) -> Facts:
     """All that a rank sees; collective."""
-    facts = glance(comm)
-    facts.left = left_behind(shared_memory.FOLDER, time.time())
-    facts.library = first_words(MPI.Get_library_version())
+    facts = quick_facts(comm)
+    facts.leftovers = leftover_files(shared_memory.FOLDER, time.time())
+    facts.library = library_name(MPI.Get_library_version())
     facts.versions = versions()
     pools = sorted({f"{pool['internal_api']} {pool['num_threads']}" for pool in threadpool_info()})
     facts.pools = ", ".join([*pools, f"Numba {numba.config.NUMBA_NUM_THREADS}"])
     facts.cache = compile_cache(all_reduce._cache.cache_path)
-    facts.gpus, facts.no_gpu = gpus_seen()
-    facts.aware = bool(facts.gpus) and says_aware()
-    facts.clock = ahead(comm)
+    facts.gpus, facts.no_gpu = visible_gpus()
+    facts.cuda_aware = bool(facts.gpus) and is_cuda_aware()
+    facts.clock = clock_lead(comm)
     return facts
 
 
@@ -96,10 +96,10 @@ def free(folder: str) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def left_behind(folder: str, now: float) -> dict[str, int]:
+def leftover_files(folder: str, now: float) -> dict[str, int]:
     """Bytes of what MPI libraries left there, by the pattern of its name, where it is older than an hour."""
     found: dict[str, int] = {}
-    for pattern in LEFT:
+    for pattern in LEFTOVERS:
         for path in glob.glob(os.path.join(glob.escape(folder), pattern)):
             try:
                 about = os.stat(path)
@@ -110,7 +110,7 @@ def left_behind(folder: str, now: float) -> dict[str, int]:
     return found
 
 
-def first_words(text: str) -> str:
+def library_name(text: str) -> str:
     """Name and version of an MPI library, from all that it says of itself."""
     return " ".join(text.strip("\0").split("\n")[0].split(",")[0].replace("Version:", "").split())
 
@@ -146,7 +146,7 @@ def file_system(folder: str, mounts: str = "/proc/mounts") -> str:
     return kind
 
 
-def gpus_seen() -> tuple[list[str], str]:
+def visible_gpus() -> tuple[list[str], str]:
     """The addresses of the GPUs that this process may use; or none, and why, where the machine has some."""
     if not (glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg")):
         return [], ""
@@ -157,7 +157,7 @@ def gpus_seen() -> tuple[list[str], str]:
     return [gpu.xp.cuda.Device(i).pci_bus_id for i in range(gpu.xp.cuda.runtime.getDeviceCount())], ""
 
 
-def ahead(comm: MPI.Intracomm) -> float:
+def clock_lead(comm: MPI.Intracomm) -> float:
     """Seconds that the clock of this rank's host is ahead of that of rank 0; collective.
 
     Another clock than that of the trace, which counts from the start of a machine: the difference of the two on each

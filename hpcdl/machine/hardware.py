@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hpcdl.formatting import counted
-from hpcdl.machine.doctor import size_of
+from hpcdl.machine.doctor import format_bytes
 from hpcdl.machine.hardware_arithmetic import CHAINS, arithmetic
 from hpcdl.machine.hardware_memory import LOOPS, divided, memory, narrow, remote
 from hpcdl.machine.hardware_threads import between_cores
@@ -29,7 +29,7 @@ class ReportTable(NamedTuple):
     cells: list[list[str]]
 
 
-def described(found: MachineTopology) -> list[dict]:
+def machine_rows(found: MachineTopology) -> list[dict]:
     """Rows of what the machine is made of."""
     cores, siblings = found.cores(), found.siblings()
     rows: list[dict] = [{"what": "processor", "name": found.model, "source": found.source}]
@@ -46,46 +46,48 @@ def described(found: MachineTopology) -> list[dict]:
     return rows
 
 
-def memory_of(found: MachineTopology, seconds: float) -> list[dict]:
+def memory_rows(found: MachineTopology, seconds: float) -> list[dict]:
     """Rows of the part `memory`."""
     return memory(found, seconds) + remote(found, seconds) + divided(found, seconds) + narrow(found, seconds)
 
 
 PARTS: dict[str, Callable[[MachineTopology, float], list[dict]]] = {
-    "machine": lambda found, seconds: described(found),
+    "machine": lambda found, seconds: machine_rows(found),
     "arithmetic": arithmetic,
-    "memory": memory_of,
+    "memory": memory_rows,
     "cores": between_cores,
 }
 
 
 def peak(rows: list[dict], dtype: str = "float32") -> float:
     """The best GFLOP/s of one thread at any width; 0 where none was measured."""
-    one = [row["gflops_best"] for row in of(rows, "arithmetic") if row["dtype"] == dtype and row["threads"] == 1]
+    one = [
+        row["gflops_best"] for row in rows_of_kind(rows, "arithmetic") if row["dtype"] == dtype and row["threads"] == 1
+    ]
     return max(one, default=0.0)
 
 
 def bandwidths(rows: list[dict]) -> dict[str, float]:
     """The best GB/s of one thread in each cache and in the memory, by any of the loops."""
     found: dict[str, float] = {}
-    for row in of(rows, "bandwidth"):
+    for row in rows_of_kind(rows, "bandwidth"):
         if row["threads"] == 1:
             found[row["place"]] = max(found.get(row["place"], 0.0), row["gigabytes_per_second_best"])
     return found
 
 
-def of(rows: list[dict], what: str) -> list[dict]:
+def rows_of_kind(rows: list[dict], what: str) -> list[dict]:
     """The rows of one kind."""
     return [row for row in rows if row["what"] == what]
 
 
-def disturbed(rows: list[dict]) -> tuple[int, int]:
+def disturbed_count(rows: list[dict]) -> tuple[int, int]:
     """How many numbers have a median that is far from the best, and of how many: other work has come between."""
     pairs = [(row[name.removesuffix("_best")], row[name]) for row in rows for name in row if name.endswith("_best")]
     return sum(not FAR <= median / best <= 1 / FAR for median, best in pairs), len(pairs)
 
 
-def bests(rows: list[dict]) -> list[dict]:
+def best_values(rows: list[dict]) -> list[dict]:
     """The rows with the best of each number in place of the median, but for nanoseconds, whose table has both."""
     made = []
     for row in rows:
@@ -107,24 +109,24 @@ def tables(rows: list[dict]) -> list[ReportTable]:
 def machine_table(rows: list[dict]) -> ReportTable:
     """What there is."""
     cells = [["machine", "found"]]
-    for row in of(rows, "processor"):
+    for row in rows_of_kind(rows, "processor"):
         cells.append(["processor", f"{row['name'] or 'unnamed'}, as {row['source']} tells"])
-    for row in of(rows, "cores"):
+    for row in rows_of_kind(rows, "cores"):
         each = row["threads_per_core"]
         smt = f"{each} SMT siblings each" if each > 1 else "no SMT siblings to be seen"
         cells.append(["cores", f"{row['usable']} in {counted(row['packages'], 'package')}, {smt}"])
-    for row in of(rows, "cache"):
+    for row in rows_of_kind(rows, "cache"):
         shared = f"shared by {row['processors']} processors" if row["processors"] > 1 else "for each processor"
-        cells.append([f"L{row['level']} cache", f"{size_of(row['size_bytes'])}, {shared}"])
-    for row in of(rows, "node"):
-        about = f", {size_of(row['bytes'])}" if row["bytes"] else ""
+        cells.append([f"L{row['level']} cache", f"{format_bytes(row['size_bytes'])}, {shared}"])
+    for row in rows_of_kind(rows, "node"):
+        about = f", {format_bytes(row['bytes'])}" if row["bytes"] else ""
         cells.append([f"NUMA node {max(0, row['node'])}", f"{counted(row['processors'], 'processor')}{about}"])
     return ReportTable("", cells)
 
 
 def arithmetic_table(rows: list[dict]) -> ReportTable:
     """A line for each type and width: one thread by chains, then more threads, then siblings."""
-    found = of(rows, "arithmetic")
+    found = rows_of_kind(rows, "arithmetic")
     most = max((row["threads"] for row in found if row["on"] == "cores"), default=1)
     smt = any(row["on"] != "cores" for row in found)
     head = ["GFLOP/s", "type", *(counted(chains, "chain") for chains in CHAINS)]
@@ -142,23 +144,23 @@ def arithmetic_table(rows: list[dict]) -> ReportTable:
 def memory_table(rows: list[dict]) -> ReportTable:
     """A line for each number of threads and place; a line for each node's memory."""
     cells, speed = [["GB/s", "each thread", "threads", *LOOPS]], "gigabytes_per_second"
-    found = of(rows, "bandwidth")
+    found = rows_of_kind(rows, "bandwidth")
     for threads, on, place in dict.fromkeys((row["threads"], row["on"], row["place"]) for row in found):
         mine = {row["loop"]: row for row in found if (row["threads"], row["on"], row["place"]) == (threads, on, place)}
-        size = size_of(mine["read"]["working_set_bytes_per_thread"])
+        size = format_bytes(mine["read"]["working_set_bytes_per_thread"])
         who = str(threads) if on == "cores" else f"{threads} {on}"
         cells.append([place, size, who, *(f"{mine[loop][speed]:.1f}" for loop in LOOPS)])
-    for row in of(rows, "numa"):
+    for row in rows_of_kind(rows, "numa"):
         where = f"memory of node {row['of_node']}, from node {row['from_node']}"
-        cells.append([where, size_of(row["working_set_bytes_per_thread"]), "1", f"{row[speed]:.1f}", "", ""])
+        cells.append([where, format_bytes(row["working_set_bytes_per_thread"]), "1", f"{row[speed]:.1f}", "", ""])
     return ReportTable("bandwidth: arrays that stay in a cache, or in none", cells)
 
 
 def divided_table(rows: list[dict]) -> ReportTable:
     """A line for the one working set."""
     cells = [["read, GB/s", "1 thread", "all threads", "speed-up", "best"]]
-    for row in of(rows, "divided"):
-        who = f"{size_of(row['bytes'])}, each of {row['threads']} has its part in its {row['cache']}"
+    for row in rows_of_kind(rows, "divided"):
+        who = f"{format_bytes(row['bytes'])}, each of {row['threads']} has its part in its {row['cache']}"
         speed = (
             row["one_thread_gigabytes_per_second"],
             row["gigabytes_per_second"],
@@ -171,7 +173,7 @@ def divided_table(rows: list[dict]) -> ReportTable:
 
 def types_table(rows: list[dict]) -> ReportTable:
     """A line for each place, a column for each type."""
-    found = of(rows, "types")
+    found = rows_of_kind(rows, "types")
     kinds = list(dict.fromkeys(row["dtype"] for row in found))
     cells = [["10^9 elements/s", *kinds]]
     for place in dict.fromkeys(row["place"] for row in found):

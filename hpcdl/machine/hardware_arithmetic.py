@@ -27,7 +27,7 @@ import numpy as np
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.kernels.probes import DEPTH, multiply_add
-from hpcdl.machine.hardware_threads import counts, per_round, together
+from hpcdl.machine.hardware_threads import per_round, run_threads, thread_counts
 from hpcdl.machine.topology import MachineTopology
 
 CHAINS = (1, 2, 4, 8, 16)
@@ -82,14 +82,14 @@ def arithmetic(found: MachineTopology, seconds: float, chosen: list[Level] | Non
     """Rows of all levels, narrowest first."""
     rows = []
     for level in levels() if chosen is None else chosen:
-        told = {"bits": level.bits, "cpus": found.one_per_core(), "siblings": found.siblings(), "seconds": seconds}
-        rows += [{"what": "arithmetic", "level": level.name, **row} for row in in_a_process(level, told)]
+        plan = {"bits": level.bits, "cpus": found.one_per_core(), "siblings": found.siblings(), "seconds": seconds}
+        rows += [{"what": "arithmetic", "level": level.name, **row} for row in measure_in_process(level, plan)]
     return rows
 
 
-def in_a_process(level: Level, told: dict[str, Any]) -> list[dict]:
+def measure_in_process(level: Level, plan: dict[str, Any]) -> list[dict]:
     """What a process finds that compiles for this level; UsageError with its last line where it fails."""
-    command = [sys.executable, "-m", __name__, json.dumps(told)]
+    command = [sys.executable, "-m", __name__, json.dumps(plan)]
     asked: dict[str, Any] = {"env": level.environment(), "capture_output": True, "text": True, "timeout": PATIENCE}
     try:
         done = subprocess.run(command, **asked)
@@ -101,19 +101,19 @@ def in_a_process(level: Level, told: dict[str, Any]) -> list[dict]:
     return json.loads(done.stdout)
 
 
-def measured(told: dict[str, Any]) -> list[dict]:
+def measure(plan: dict[str, Any]) -> list[dict]:
     """Rows for float32 and float64: with each number of chains on one processor, then on several."""
-    rows, cpus, siblings = [], told["cpus"], told["siblings"]
+    rows, cpus, siblings = [], plan["cpus"], plan["siblings"]
     for dtype in ("float32", "float64"):
         loop, instructions = compiled(dtype)
-        lanes = max(1, told["bits"] // (8 * np.dtype(dtype).itemsize))
-        about = {"dtype": dtype, "bits": told["bits"], "instructions": instructions}
+        lanes = max(1, plan["bits"] // (8 * np.dtype(dtype).itemsize))
+        about = {"dtype": dtype, "bits": plan["bits"], "instructions": instructions}
         where = [(chains, cpus[:1], "cores") for chains in CHAINS]
-        where += [(CHAINS[-1], cpus[:count], "cores") for count in counts(len(cpus))[1:]]
+        where += [(CHAINS[-1], cpus[:count], "cores") for count in thread_counts(len(cpus))[1:]]
         if siblings:
             where += [(chains, siblings, "siblings of one core") for chains in (CHAINS[0], CHAINS[-1])]
         for chains, on, kind in where:
-            speed = flops(loop, dtype, lanes * chains, on, told["seconds"])
+            speed = flops(loop, dtype, lanes * chains, on, plan["seconds"])
             rows.append({**about, "chains": chains, "threads": len(on), "on": kind, **speed})
     return rows
 
@@ -138,10 +138,10 @@ def flops(loop: Any, dtype: str, elements: int, cpus: list[int], seconds: float)
     factor, addend = (np.dtype(dtype).type(value) for value in (0.999, 0.001))  # to 1: no overflow, nothing denormal
 
     def run(rounds: int) -> float:
-        return together(cpus, lambda i: loop(arrays[i], factor, addend, rounds))
+        return run_threads(cpus, lambda i: loop(arrays[i], factor, addend, rounds))
 
     return per_round(run, seconds).rate("gflops", 2e-9 * DEPTH * elements * len(cpus))
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(json.loads(sys.argv[1]))))
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

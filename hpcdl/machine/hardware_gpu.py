@@ -65,33 +65,33 @@ def occupancy(threads: int, registers: int, shared: int, limits: Limits) -> floa
 def gpu(device: Any) -> list[dict]:
     """Rows of a GPU that `open_device` has opened."""
     xp = device.xp
-    about = xp.cuda.runtime.getDeviceProperties(device.index)
-    limits = limits_of(about)
-    name = about["name"]
+    attributes = xp.cuda.runtime.getDeviceProperties(device.index)
+    limits = limits_of(attributes)
+    name = attributes["name"]
     rows = [
         {
             "what": "gpu",
             "name": name.decode() if isinstance(name, bytes) else name,
-            "multiprocessors": about["multiProcessorCount"],
+            "multiprocessors": attributes["multiProcessorCount"],
             "threads_per_multiprocessor": limits.threads,
             "warp": limits.warp,
             "registers_per_multiprocessor": limits.registers,
             "shared_bytes_per_multiprocessor": limits.shared,
-            "l2_bytes": about["l2CacheSize"],
-            "memory_bytes": about["totalGlobalMem"],
+            "l2_bytes": attributes["l2CacheSize"],
+            "memory_bytes": attributes["totalGlobalMem"],
         }
     ]
     return rows + occupancies(device, limits) + copies(device) + products(device)
 
 
-def limits_of(about: dict[str, Any]) -> Limits:
+def limits_of(attributes: dict[str, Any]) -> Limits:
     """From what CUDA says of a device."""
     return Limits(
-        about["maxThreadsPerMultiProcessor"],
-        about.get("maxBlocksPerMultiProcessor", 32),
-        about["regsPerMultiprocessor"],
-        about["sharedMemPerMultiprocessor"],
-        about["warpSize"],
+        attributes["maxThreadsPerMultiProcessor"],
+        attributes.get("maxBlocksPerMultiProcessor", 32),
+        attributes["regsPerMultiprocessor"],
+        attributes["sharedMemPerMultiprocessor"],
+        attributes["warpSize"],
     )
 
 
@@ -103,14 +103,18 @@ def occupancies(device: Any, limits: Limits) -> list[dict]:
     for name in KERNELS:
         for each in launched.functions(CASES[name].kernel):
             compiled, _ = each.compile(np.dtype("float32"))
-            registers, shared = most(compiled.get_regs_per_thread()), most(compiled.get_shared_mem_per_block())
+            registers, shared = largest(compiled.get_regs_per_thread()), largest(compiled.get_shared_mem_per_block())
             part = occupancy(launched.THREADS, registers, shared, limits)
-            about = {"threads_per_block": launched.THREADS, "registers_per_thread": registers, "shared_bytes": shared}
-            rows.append({"what": "occupancy", "kernel": name, "function": each.name, **about, "occupancy": part})
+            attributes = {
+                "threads_per_block": launched.THREADS,
+                "registers_per_thread": registers,
+                "shared_bytes": shared,
+            }
+            rows.append({"what": "occupancy", "kernel": name, "function": each.name, **attributes, "occupancy": part})
     return rows
 
 
-def most(versions: Any) -> int:
+def largest(versions: Any) -> int:
     """The largest of what numba-cuda says of each compiled version of a kernel; it says a number where there is one."""
     return int(max(versions.values()) if isinstance(versions, dict) else versions)
 
@@ -174,8 +178,8 @@ def cells(rows: list[dict]) -> list[list[str]]:
     made = [["GPU", "found"]]
     for row in rows:
         if row["what"] == "gpu":
-            about = f"{row['multiprocessors']} multiprocessors of {row['threads_per_multiprocessor']} threads"
-            made.append(["GPU", f"{row['name']}, {about} in warps of {row['warp']}"])
+            attributes = f"{row['multiprocessors']} multiprocessors of {row['threads_per_multiprocessor']} threads"
+            made.append(["GPU", f"{row['name']}, {attributes} in warps of {row['warp']}"])
         elif row["what"] == "occupancy":
             name = f"occupancy, {row['kernel']}" + f" ({row['function']})" * (row["function"] != row["kernel"])
             made.append([name, f"{100 * row['occupancy']:.0f}%, {row['registers_per_thread']} registers a thread"])

@@ -22,7 +22,7 @@ from hpcdl.kernels.convert import add_bfloat16, add_float16
 from hpcdl.kernels.device import CPU
 from hpcdl.kernels.probes import copy_stream, read_stream, triad_stream
 from hpcdl.kernels.reduce import add_into
-from hpcdl.machine.hardware_threads import counts, per_round, together
+from hpcdl.machine.hardware_threads import per_round, run_threads, thread_counts
 from hpcdl.machine.topology import MachineTopology
 from hpcdl.memory import available
 
@@ -60,9 +60,9 @@ def memory_size(found: MachineTopology) -> int:
 def memory(found: MachineTopology, seconds: float) -> list[dict]:
     """Rows of each loop, place and number of threads."""
     cores, siblings = found.one_per_core(), found.siblings()
-    teams = [(cores[:count], "cores") for count in counts(len(cores))] + [(siblings, "siblings of one core")] * bool(
-        siblings
-    )
+    teams = [(cores[:count], "cores") for count in thread_counts(len(cores))] + [
+        (siblings, "siblings of one core")
+    ] * bool(siblings)
     rows = []
     for cpus, kind in teams:
         for place, size in places(found, cpus):
@@ -74,8 +74,8 @@ def memory(found: MachineTopology, seconds: float) -> list[dict]:
     return rows
 
 
-def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], touched: list[int], seconds: float) -> dict:
-    """Billions of bytes a second that threads on `cpus` move, each with `size` bytes that `touched` have touched."""
+def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], first_touch: list[int], seconds: float) -> dict:
+    """Return GB/s of threads on `cpus`, each with `size` bytes that a thread on its CPU of `first_touch` allocated."""
     count, moved, call = LOOPS[loop]
     elements = max(2, size // count // np.dtype(dtype).itemsize // 2 * 2)
     if count * elements * np.dtype(dtype).itemsize * len(cpus) > available():
@@ -87,8 +87,8 @@ def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], touched: list[i
         for array in arrays[i]:
             array[:] = 1
 
-    together(touched, lambda i: None, fill)
-    taken = per_round(lambda rounds: together(cpus, lambda i: call(arrays[i], rounds)), seconds)
+    run_threads(first_touch, lambda i: None, fill)
+    taken = per_round(lambda rounds: run_threads(cpus, lambda i: call(arrays[i], rounds)), seconds)
     return taken.rate("gigabytes_per_second", 1e-9 * moved * elements * np.dtype(dtype).itemsize * len(cpus))
 
 
@@ -147,4 +147,4 @@ def repeated(kernel: Callable, arguments: tuple, cpus: list[int]) -> Callable[[i
         for _ in range(rounds):
             kernel(*arguments)
 
-    return lambda rounds: together(cpus, lambda i: calls(rounds))
+    return lambda rounds: run_threads(cpus, lambda i: calls(rounds))

@@ -28,7 +28,7 @@ REPEATS = 25
 MOST_ROUNDS = 1 << 40
 
 
-class Taken(NamedTuple):
+class RoundTime(NamedTuple):
     """Seconds of a round: the median, and the shortest."""
 
     median: float
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
         return {"nanoseconds": 1e9 * self.median / parts, "nanoseconds_best": 1e9 * self.best / parts}
 
 
-def together(cpus: list[int], body: Callable[[int], Any], first: Callable[[int], Any] | None = None) -> float:
+def run_threads(cpus: list[int], body: Callable[[int], Any], first: Callable[[int], Any] | None = None) -> float:
     """Seconds that body(i) takes on the processors cpus[i], one thread each, from the first start to the last end.
 
     first(i): what a thread does before, as touching its memory.
@@ -68,7 +68,7 @@ def together(cpus: list[int], body: Callable[[int], Any], first: Callable[[int],
     return max(ended) - min(started)
 
 
-def per_round(run: Callable[[int], float], seconds: float) -> Taken:
+def per_round(run: Callable[[int], float], seconds: float) -> RoundTime:
     """Seconds of one round, where run(rounds) gives those of so many; in about `seconds`."""
     rounds, share = 1, seconds / REPEATS
     run(1)  # compiles, and touches the memory
@@ -76,7 +76,7 @@ def per_round(run: Callable[[int], float], seconds: float) -> Taken:
     while (taken := min(run(rounds) for _ in range(3))) < share / 2 and rounds < MOST_ROUNDS:
         rounds *= int(min(100, max(2, share / max(taken, 1e-7))))
     each = [taken / rounds, *(run(rounds) / rounds for _ in range(REPEATS - 1))]
-    return Taken(statistics.median(each), max(min(each), 1e-12))
+    return RoundTime(statistics.median(each), max(min(each), 1e-12))
 
 
 def between_cores(found: MachineTopology, seconds: float) -> list[dict]:
@@ -87,11 +87,11 @@ def between_cores(found: MachineTopology, seconds: float) -> list[dict]:
     prepare(take_turns, words, 1, SPINS)
     cores = found.one_per_core()
     rows = [line_row(words, *pair, found.relation(*pair), seconds) for pair in pairs(found)]
-    for count in counts(len(cores))[1:]:
-        taken = per_round(lambda rounds, n=count: met(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+    for count in thread_counts(len(cores))[1:]:
+        taken = per_round(lambda rounds, n=count: barrier_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
         rows.append({"what": "barrier", "threads": count, **taken.nanoseconds()})
-    for count in counts(len(cores)):
-        taken = per_round(lambda rounds, n=count: locked(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+    for count in thread_counts(len(cores)):
+        taken = per_round(lambda rounds, n=count: lock_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
         row = {"what": "lock", "threads": count, **taken.nanoseconds(count)}
         if count > 1:
             del row["nanoseconds_best"]  # that of the time in which the threads met least
@@ -99,7 +99,7 @@ def between_cores(found: MachineTopology, seconds: float) -> list[dict]:
     return rows
 
 
-def counts(most: int) -> list[int]:
+def thread_counts(most: int) -> list[int]:
     """1, 2, 4, ... and `most`."""
     return [1 << k for k in range(most.bit_length()) if 1 << k < most] + [most]
 
@@ -120,21 +120,21 @@ def line_row(words: np.ndarray, a: int, b: int, relation: str, seconds: float) -
 
     def run(rounds: int) -> float:
         words[:] = 0
-        return together([a, b], lambda i: ping_pong(words, i, rounds))
+        return run_threads([a, b], lambda i: ping_pong(words, i, rounds))
 
     return {"what": "cache line", "between": relation, "processors": [a, b], **per_round(run, seconds).nanoseconds(2)}
 
 
-def met(words: np.ndarray, cpus: list[int], rounds: int) -> float:
+def barrier_seconds(words: np.ndarray, cpus: list[int], rounds: int) -> float:
     """Seconds of so many barriers."""
     words[:] = 0
-    return together(cpus, lambda i: meet(words, i, len(cpus), rounds, SPINS))
+    return run_threads(cpus, lambda i: meet(words, i, len(cpus), rounds, SPINS))
 
 
-def locked(words: np.ndarray, cpus: list[int], rounds: int) -> float:
+def lock_seconds(words: np.ndarray, cpus: list[int], rounds: int) -> float:
     """Seconds in which each thread takes the lock so often; RuntimeError where the lock has let two in."""
     words[:] = 0
-    taken = together(cpus, lambda i: take_turns(words, rounds, SPINS))
+    taken = run_threads(cpus, lambda i: take_turns(words, rounds, SPINS))
     if words[LINE] != rounds * len(cpus):
         raise RuntimeError(f"{len(cpus)} threads took the lock {rounds * len(cpus)} times, and {words[LINE]} counted")
     return taken

@@ -83,7 +83,7 @@ def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
             taken.append(time.perf_counter() - start)
 
     rally(2)  # connects, and touches the memory
-    rounds = np.array([turns(taken[-1])])
+    rounds = np.array([repetitions(taken[-1])])
     if comm.rank == a:  # who decides for both
         comm.Send(rounds, other)
     else:
@@ -93,7 +93,7 @@ def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
     return min(taken) / 2
 
 
-def turns(seconds: float) -> int:
+def repetitions(seconds: float) -> int:
     """How many repetitions of what takes so long fit into the time there is."""
     least, most = ROUNDS
     return int(min(most, max(least, SECONDS / max(seconds, 1e-9))))
@@ -111,9 +111,9 @@ def measure_all_reduce(comm: MPI.Intracomm, name: str) -> float:
 
     with activity.inside(f"all-reduce by {name}"):
         turn()
-        return min(turn() for _ in range(turns(turn())))
+        return min(turn() for _ in range(repetitions(turn())))
 
 
-def part_of(bandwidth: float, ranks: int, seconds: float, size: int = VECTOR) -> float:
+def bandwidth_share(bandwidth: float, ranks: int, seconds: float, size: int = VECTOR) -> float:
     """The part of a bandwidth that an all-reduce of `size` bytes has reached."""
     return 2 * (ranks - 1) / ranks * size / (seconds * bandwidth)

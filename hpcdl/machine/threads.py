@@ -76,7 +76,7 @@ class Threads:
 
     def __init__(self, comm: MPI.Intracomm):
         self.share, self.halved = share(comm), 0
-        left = None if self.share.fixed or self.share.threads == 1 else load.left(self.share.ranks)
+        left = None if self.share.fixed or self.share.threads == 1 else load.available(self.share.ranks)
         while left is not None and self.now > max(1.0, left + SPARE):
             self.halved += 1
         self.halved = comm.allreduce(self.halved, MPI.MAX)
@@ -91,7 +91,7 @@ class Threads:
         """-1: others leave this rank fewer cores than it has threads; 1: enough for twice as many; local."""
         if self.share.fixed or self.share.threads == 1:
             return int(self.halved > 0)
-        left = load.news(self.share.ranks, SECONDS)
+        left = load.measure(self.share.ranks, SECONDS)
         if left is None:
             return 0
         if self.now > max(1.0, left + SPARE):

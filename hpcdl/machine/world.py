@@ -77,7 +77,7 @@ def library() -> str:
     return "Cray MPICH" if "CRAY" in MPI.Get_library_version().upper() else MPI.get_vendor()[0]
 
 
-def lone(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str, int] | None:
+def split_world(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str, int] | None:
     """What is wrong when this is a world of one of several, what to do, and the launcher's number of this process."""
     found = launch(environ, library)
     if size > 1 or found is None or found.ranks == 1:
@@ -85,12 +85,12 @@ def lone(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str,
     offered = "PMIx" if "PMIX_RANK" in environ else "PMI" if "PMI_RANK" in environ else "no PMI"
     said = f"{found.by} has started {found.ranks} processes ({found.variable}) and offers {offered}"
     what = f"{said}: {library} finds no others, and each is a world of its own"
-    return what, right(library, environ, found.by), found.number
+    return what, launch_advice(library, environ, found.by), found.number
 
 
-def right(library: str, environ: Mapping[str, str], by: str = "") -> str:
+def launch_advice(library: str, environ: Mapping[str, str], by: str = "") -> str:
     """How to start several ranks of this library here; first by the launcher that was tried."""
-    ways = [own_mpiexec(library) or f"the mpiexec of {library}"]
+    ways = [matching_mpiexec(library) or f"the mpiexec of {library}"]
     if "SLURM_JOB_ID" in environ or shutil.which("srun"):
         srun = f"srun --mpi={FLAVOURS.get(library, 'NAME')}" + " (srun --mpi=list)" * (library not in FLAVOURS)
         ways.insert(by == "mpiexec", srun)
@@ -104,7 +104,7 @@ def alone_in_allocation(size: int, environ: Mapping[str, str], library: str) -> 
         return None
     if "SLURM_EXTERNAL_LAUNCHER" in environ or not tasks.isdecimal() or int(tasks) < 2:
         return None
-    return f"1 rank, started alone in a Slurm allocation of {tasks} tasks", right(library, environ)
+    return f"1 rank, started alone in a Slurm allocation of {tasks} tasks", launch_advice(library, environ)
 
 
 def mpiexecs() -> list[tuple[str, str | None]]:
@@ -126,14 +126,14 @@ def library_of(mpiexec: str) -> str | None:
     return next((library for word, library in words.items() if word in text), None)
 
 
-def related(library: str, other: str | None) -> bool:
+def compatible(library: str, other: str | None) -> bool:
     """Whether the launcher of one library starts programs of the other: all but Open MPI descend from MPICH."""
     return other is None or (library == OPEN_MPI) == (other == OPEN_MPI)
 
 
-def own_mpiexec(library: str) -> str | None:
+def matching_mpiexec(library: str) -> str | None:
     """An mpiexec that is known to be of this library."""
-    return next((path for path, other in mpiexecs() if other and related(library, other)), None)
+    return next((path for path, other in mpiexecs() if other and compatible(library, other)), None)
 
 
 def start(status: int = 2) -> None:
@@ -147,7 +147,7 @@ def start(status: int = 2) -> None:
     import mpi4py
 
     pmix = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
-    small = smaller_than_mpich(os.environ)
+    small = shm_shortage(os.environ)
     by_hand = (pmix or small) and "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
     if by_hand:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # by hand now, at the end as ever
@@ -160,7 +160,7 @@ def start(status: int = 2) -> None:
         return
     session, name = None, library()
     if small and name == "MPICH":
-        leave(f"{small}; {ENLARGE}", number_here(os.environ), status)
+        exit_process(f"{small}; {ENLARGE}", number_on_host(os.environ), status)
     if pmix and name != OPEN_MPI:
         try:
             about = MPI.Info.Create({"thread_level": "MPI_THREAD_MULTIPLE"})
@@ -170,8 +170,8 @@ def start(status: int = 2) -> None:
         except MPI.Exception:
             by = launch(os.environ, name) or Launch("the launcher", 0, int(os.environ["PMIX_RANK"]), "")
             said = f"{by.by} has started {by.ranks} processes and" if by.ranks else by.by
-            advice = right(name, os.environ, by.by)
-            leave(f"{said} offers PMIx, which this {name} does not know; {advice}", by.number, status)
+            advice = launch_advice(name, os.environ, by.by)
+            exit_process(f"{said} offers PMIx, which this {name} does not know; {advice}", by.number, status)
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if session is not None:
         session.Finalize()
@@ -183,15 +183,15 @@ def without_library(error: ImportError | RuntimeError, status: int = 2) -> None:
     if "MPI library" in text or "libmpi" in text:  # it looked for one; it was built for one
         found = launch(os.environ, "")
         said = f"mpi4py finds no MPI library ({text.splitlines()[-1]}); {GET_MPI}"
-        leave(said, found.number if found else 0, status)
+        exit_process(said, found.number if found else 0, status)
 
 
-def smaller_than_mpich(environ: Mapping[str, str], folder: str = shared_memory.FOLDER) -> str:
+def shm_shortage(environ: Mapping[str, str], folder: str = shared_memory.FOLDER) -> str:
     """How /dev/shm is too small for MPICH, or nothing where it is not, or where ranks of other hosts would wait for us.
 
     A process alone looks at what is free; one of several at the whole, which does not change while others start.
     """
-    here, found = ranks_here(environ), launch(environ, "MPICH")
+    here, found = ranks_on_host(environ), launch(environ, "MPICH")
     try:
         about = os.statvfs(folder)
     except OSError:
@@ -204,19 +204,19 @@ def smaller_than_mpich(environ: Mapping[str, str], folder: str = shared_memory.F
     return f"{folder} has {room / 1e6:.2f} MB {kind}, and MPICH, {takes}, would be killed (SIGBUS)"
 
 
-def ranks_here(environ: Mapping[str, str]) -> int:
+def ranks_on_host(environ: Mapping[str, str]) -> int:
     """How many ranks the launcher has started on this host, or on the host with most."""
     said = environ.get("MPI_LOCALNRANKS", "") or environ.get("SLURM_STEP_TASKS_PER_NODE", "") * in_step(environ)
     return max(map(int, re.findall(r"(?<!x)\b\d+", said)), default=1)  # Slurm writes 2(x3),1
 
 
-def number_here(environ: Mapping[str, str]) -> int:
+def number_on_host(environ: Mapping[str, str]) -> int:
     """The launcher's number of this process among those of its host."""
     said = environ.get("MPI_LOCALRANKID", "") or environ.get("SLURM_LOCALID", "") * in_step(environ)
     return int(said) if said.isdecimal() else 0
 
 
-def leave(line: str, number: int, status: int) -> None:
+def exit_process(line: str, number: int, status: int) -> None:
     """End this process, which knows no others; the one that bears the number 0 says why."""
     if number:
         time.sleep(PATIENCE)
@@ -225,12 +225,12 @@ def leave(line: str, number: int, status: int) -> None:
     raise SystemExit(status)
 
 
-def one_world(world: "MPI.Intracomm") -> None:
+def check_world(world: "MPI.Intracomm") -> None:
     """Refuse a world of one where the launcher has started several; number 0 by the launcher has the word.
 
     Raises AgreedError: every process comes upon this, and all leave.
     """
-    problem = lone(world.size, os.environ, library())
+    problem = split_world(world.size, os.environ, library())
     if problem is not None:
         found, advice, number = problem
         if number:

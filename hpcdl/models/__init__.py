@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcdl.errors import UsageError, parse_spec, refuse_beyond, unknown, whole
+from hpcdl.errors import UsageError, parse_integer, parse_spec, refuse_beyond, unknown
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.memory import available
 from hpcdl.models.gpt import GPT
@@ -39,7 +39,7 @@ from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
 from hpcdl.models.mlp import MLP, Regression
 from hpcdl.models.svm import SVM
-from hpcdl.plugins import is_own, made, of_torch, own
+from hpcdl.plugins import call_plugin, is_plugin, load_plugin, of_torch
 
 SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "svm": {}, "softmax": {}}
 SETTINGS["mlp"] = {"activation": "relu"}
@@ -83,16 +83,16 @@ def make_model(
             raise UsageError(f"--model {spec}: a module takes dense rows of numbers, and the data are others")
         # By its name, for the room lies above this one, and PyTorch is imported by nobody who does not ask for it.
         model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
-    elif is_own(spec) and spec.partition(":")[0] not in SETTINGS:
+    elif is_plugin(spec) and spec.partition(":")[0] not in SETTINGS:
         offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
-        model = own_model(spec, offered | {"loss": loss}, kind)
+        model = user_model(spec, offered | {"loss": loss}, kind)
         if sparse and not getattr(model, "sparse", False):
             told = "a model that takes batches with data, indices and indptr says so by a member sparse = True"
             raise UsageError(f"--model {spec}: the data are sparse, and {told}; or make them dense")
     else:
         if sparse and spec.partition(":")[0] == "gpt":
             raise UsageError("model 'gpt' reads sequences of tokens, and the data are sparse rows; take softmax or mlp")
-        model = known_model(spec, features, classes, kind, device, outputs, loss, text)
+        model = built_in_model(spec, features, classes, kind, device, outputs, loss, text)
     with contextlib.suppress(AttributeError):  # one's own class may have no room for it
         model.spec = spec
     return model
@@ -104,7 +104,7 @@ def for_data(spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss:
     return make_model(spec, data.features, data.classes, dtype, device, loss=loss, **shape)
 
 
-def known_model(
+def built_in_model(
     spec: str,
     features: tuple[int, ...],
     classes: int,
@@ -148,18 +148,18 @@ def known_model(
     return MLP(size, classes, dtype, hidden, **settings, device=device)
 
 
-def own_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
+def user_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
     """A model of one's own: an instance of the class that `spec` names, made with what it takes of `offered`.
 
     Only a class with a model's members is called. Raises UsageError.
     """
     told = f"--model {spec}"
-    found, settings = own(spec, told)
+    found, settings = load_plugin(spec, told)
     if not isinstance(found, type):
         raise UsageError(f"{told}: a model is a class, and that is {'a function' if callable(found) else 'none'}")
     if missing := [name for name in MEMBERS if not callable(getattr(found, name, None))]:
         raise UsageError(f"{told}: the class has no {', '.join(missing)}; a model has layout, {', '.join(MEMBERS)}")
-    model = made(spared(found), settings, offered, told)
+    model = call_plugin(skip_empty_batches(found), settings, offered, told)
     if not isinstance(getattr(model, "layout", None), Layout):
         raise UsageError(f"{told}: its member layout should be a hpcdl.models.layout.Layout")
     if model.layout.dtype != np.dtype(dtype):
@@ -167,7 +167,7 @@ def own_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
     return model
 
 
-def spared(found: type) -> type:
+def skip_empty_batches(found: type) -> type:
     """The class, spared of batches without rows, which ranks have where a batch is small: their gradient is zero."""
 
     def loss_and_gradient(self: Any, parameters: Any, batch: Any, gradient: Any, on_ready: Any = None) -> float:
@@ -197,7 +197,7 @@ def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:
     name, settings = parse_spec("model", f"{name}:{rest}", SETTINGS)
     for width in hidden:
         with contextlib.suppress(ValueError):
-            if width.isdecimal() and whole(width) > 0:
+            if width.isdecimal() and parse_integer(width) > 0:
                 continue
         raise UsageError(f"model {spec!r}: the width of a hidden layer is a positive whole number, not {width!r}")
     layers = len(hidden) + settings.get("layers", 0)

@@ -1,15 +1,15 @@
-"""How a GPT writes: token after token, each drawn from what the model makes of those before it.
+"""Autoregressive generation with a GPT: each token is drawn from the model's output for the tokens before it.
 
     z_t = outputs after tokens s .. t             p = softmax(z_t / temperature)          token t + 1 ~ p
 
-A model has positions for `length` tokens. When so many are seen, it goes on from the later half of them, s moves:
+A model has positions for `length` tokens. When the window s .. t is full, s moves, and the later half remains:
 
     tokens known        1  2  3  4  5  6  7  8  9        length 4
     tokens seen         1  2  3  4  2  3  4  2  3
 
-`plain` computes all that is seen again for each token, and is what `kept` is tested against: that computes one row for
-each token and keeps the keys and values of those before it, of each attention layer (2 x width numbers a token). So a
-token costs 1 row instead of `length`; when s moves, the half that stays is computed once more.
+`full_outputs`, the reference, computes the whole window for each token. `cached_outputs` has a key-value cache: it
+keeps the keys and values of earlier tokens in each attention layer (2 x width numbers a token), so that a token costs 1
+row instead of `length`. When s moves, the remaining half is computed again.
 """
 
 import copy
@@ -25,23 +25,23 @@ from hpcdl.kernels.device import Array
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.transformer import Attention, Embedding
 
-Outputs = Callable[[Sequence[int]], Array]  # of all tokens that are known -> z (vocabulary,), float64 on the host
+Outputs = Callable[[Sequence[int]], Array]  # all known tokens -> z (vocabulary,), float64 on the host
 
 
 def first_seen(known: int, length: int) -> int:
-    """s, where so many tokens are known."""
+    """Return s, the first token of the window, for `known` tokens."""
     half = max(1, length // 2)
     return 0 if known <= length else known - half - (known - length - 1) % (length - half + 1)
 
 
-def plain(model: Layered, parameters: Array) -> Outputs:
-    """What the model puts out after the last token, all tokens that it sees computed anew."""
+def full_outputs(model: Layered, parameters: Array) -> Outputs:
+    """Return the outputs after the last token, with the whole window computed for each token."""
     w, device, length = FlatWeights(model, parameters), model.device, model.features
 
     def outputs(tokens: Sequence[int]) -> Array:
         seen = tokens[first_seen(len(tokens), length) :]
         x = np.zeros((1, length), model.dtype)
-        x[0, : len(seen)] = seen  # what stands after them is not seen by them: attention is causal
+        x[0, : len(seen)] = seen  # attention is causal: the padding has no effect
         z, saved = model.forward(w, device.array(x), range(len(model.layers) - 1), keep=False)
         found = device.host(z[len(seen) - 1]).astype(np.float64)
         model.release(saved)
@@ -50,11 +50,11 @@ def plain(model: Layered, parameters: Array) -> Outputs:
     return outputs
 
 
-def kept(model: Layered, parameters: Array) -> Outputs:
-    """The same, with keys and values kept; to be asked for one token more each time."""
+def cached_outputs(model: Layered, parameters: Array) -> Outputs:
+    """Return the outputs with a key-value cache; each call must have one token more than the last."""
     w, device, length = FlatWeights(model, parameters).w, model.device, model.features
-    layers: list[Any] = [Continued.of(layer, length) for layer in model.layers[:-1]]
-    before = [0, 0]  # s, and how many tokens were known
+    layers: list[Any] = [CachedAttention.of(layer, length) for layer in model.layers[:-1]]
+    before = [0, 0]  # s and the number of known tokens, in the last call
 
     def outputs(tokens: Sequence[int]) -> Array:
         start = first_seen(len(tokens), length)
@@ -64,7 +64,7 @@ def kept(model: Layered, parameters: Array) -> Outputs:
         before[:] = start, len(tokens)
         x: Array = device.array(np.asarray(new, model.dtype).reshape(-1, 1))
         for layer, tensors in zip(layers, w, strict=False):
-            if isinstance(layer, Continued | Positioned):
+            if isinstance(layer, CachedAttention | PositionedEmbedding):
                 layer.first = at
             y, saved = layer.forward(tensors, x, model.group)
             x = y.copy()
@@ -74,8 +74,8 @@ def kept(model: Layered, parameters: Array) -> Outputs:
     return outputs
 
 
-class Positioned(Embedding):
-    """The embedding of one token a row, from position `first` on."""
+class PositionedEmbedding(Embedding):
+    """An embedding with one token in a row, from position `first` on."""
 
     first = 0
 
@@ -88,8 +88,8 @@ class Positioned(Embedding):
         return y, (x, y)
 
 
-class Continued(Attention):
-    """Attention of the tokens from position `first` on, which sees those before by their keys and values."""
+class CachedAttention(Attention):
+    """Attention of the tokens from position `first` on, with cached keys and values of those before."""
 
     first = 0
     keys: Array
@@ -97,12 +97,12 @@ class Continued(Attention):
 
     @staticmethod
     def of(layer: Any, length: int) -> Any:
-        """The layer for one token a row; any that is neither attention nor embedding is so already."""
+        """Return the layer for one token in a row; only attention and embedding need a variant."""
         other = copy.copy(layer)
         if isinstance(layer, Embedding):
-            other.__class__ = Positioned
+            other.__class__ = PositionedEmbedding
         elif isinstance(layer, Attention):
-            other.__class__ = Continued
+            other.__class__ = CachedAttention
             other.keys, other.values = (
                 layer.pool.device.zeros((layer.heads, length, layer.size), layer.pool.dtype) for _ in range(2)
             )
@@ -127,9 +127,9 @@ class Continued(Attention):
 def generate(
     outputs: Outputs, prompt: Sequence[int], count: int, random: np.random.Generator, temperature: float = 1.0
 ) -> list[int]:
-    """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature.
+    """Return `count` tokens that follow `prompt`, each drawn from the softmax of z / temperature.
 
-    Temperature 0: the likeliest. An empty prompt is token 0. Raises UsageError where the outputs z are no numbers.
+    Temperature 0 takes the most probable token. An empty prompt is token 0. Raises UsageError if z is not finite.
     """
     tokens = list(prompt) or [0]
     start = len(tokens)

@@ -95,4 +95,4 @@ class GPT(Layered):
         Temperature 0: the likeliest. An empty prompt is token 0. Raises UsageError for what is no token, and where the
         outputs z are no numbers.
         """
-        return generation.generate(generation.kept(self, parameters), prompt, count, random, temperature)
+        return generation.generate(generation.cached_outputs(self, parameters), prompt, count, random, temperature)

@@ -171,14 +171,14 @@ class Layered:
         """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
 
         Where the loss is among them, that is (sum of losses, score). keep: without it all is released but what the
-        result lies in. batch: what x is made from, for layers that are `told`.
+        result lies in. batch: what x is made from, for layers with `takes_batch`.
         """
         kept: list[tuple[Any, Any]] = []
         for i in layers:
             layer = self.layers[i]
             w = weights.open(i, i + 1 if i + 1 < layers.stop else None)
             more: tuple = (targets,) if isinstance(layer, Loss) else ()
-            if getattr(layer, "told", False):
+            if getattr(layer, "takes_batch", False):
                 more += batch, keep
             x, saved = layer.forward(w, x, self.group, *more)
             weights.close(i)
@@ -238,8 +238,8 @@ class Layered:
 
 def initial(layer: Any, random: Random, dtype: DTypeLike) -> dict[str, np.ndarray]:
     """Initial values of a layer's own tensors by their names in the layout, on the host, whole also where it is cut."""
-    names = [f"{layer.name}.{name}" for name in layer.whole]
-    values = [CPU.empty(shape, dtype) for shape in layer.whole.values()]
+    names = [f"{layer.name}.{name}" for name in layer.full_shapes]
+    values = [CPU.empty(shape, dtype) for shape in layer.full_shapes.values()]
     if names:
         layer.initialize(values, [random("initialize", name) for name in names])
     return dict(zip(names, values, strict=True))

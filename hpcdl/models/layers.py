@@ -122,10 +122,10 @@ class Layer:
     tied: Mapping[str, tuple[int, ...]] = {}
     part, parts = 0, 1
     divided = False
-    told = False  # whether forward also takes the batch that x is made from, and whether a backward may follow
+    takes_batch = False  # whether forward also takes the batch that x is made from, and whether a backward may follow
 
     def __init__(self, name: str, pool: Pool, whole: dict[str, tuple[int, ...]]):
-        self.name, self.pool, self.whole, self.shapes = name, pool, whole, dict(whole)
+        self.name, self.pool, self.full_shapes, self.shapes = name, pool, whole, dict(whole)
         self.matmul = pool.device.xp.matmul
 
     def cut(self, part: int, parts: int) -> Self:
@@ -133,7 +133,7 @@ class Layer:
         self.check_cut(parts)
         other = copy.copy(self)
         other.part, other.parts = part, parts
-        other.shapes = {name: self.part_shape(name, part, parts) for name in self.whole}
+        other.shapes = {name: self.part_shape(name, part, parts) for name in self.full_shapes}
         return other
 
     def check_cut(self, parts: int) -> None:
@@ -141,7 +141,7 @@ class Layer:
 
     def part_shape(self, name: str, part: int, parts: int) -> tuple[int, ...]:
         """The shape of a part of a tensor."""
-        shape, axis = list(self.whole[name]), self.cuts.get(name)
+        shape, axis = list(self.full_shapes[name]), self.cuts.get(name)
         if axis is not None:
             cut = chunk(shape[axis], parts, part)
             shape[axis] = cut.stop - cut.start
@@ -186,7 +186,7 @@ class Dense(Layer):
     def check_cut(self, parts: int) -> None:
         """The inputs of a part of rows are what the parts of the columns before it have made."""
         if not self.divided:
-            check_width("a hidden layer's width", self.whole["weight"][0], parts)
+            check_width("a hidden layer's width", self.full_shapes["weight"][0], parts)
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
         """The shape of y for so many examples."""

@@ -38,7 +38,7 @@ def linear_form(model: Any, what: str, losses: tuple[int, ...] = (SQUARED, LOGIS
     if len(layers) == 2 and isinstance(layers[0], Dense) and layers[0].activation is Identity:
         kind = LOSSES.get(type(layers[1]))
         if kind in losses:
-            return LinearForm(int(kind), layers[0].whole["weight"][0], layers[0].whole["weight"][1])
+            return LinearForm(int(kind), layers[0].full_shapes["weight"][0], layers[0].full_shapes["weight"][1])
         if isinstance(layers[1], Huber):
             raise UsageError(f"{what} knows no Huber loss; take --loss squared")
     names = {SQUARED: "linear", LOGISTIC: "logistic", HINGE: "svm", SOFTMAX: "softmax"}

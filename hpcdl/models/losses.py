@@ -46,7 +46,7 @@ class Loss:
         self.pool = pool
         self.target: np.dtype = np.dtype(np.int64)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.whole: dict[str, tuple[int, ...]] = {}
+        self.full_shapes: dict[str, tuple[int, ...]] = {}
         self.xp = pool.device.xp
 
     def cut(self, part: int, parts: int, divided: bool = False) -> "Loss":

@@ -6,7 +6,7 @@
 from typing import Any
 
 
-class Wrapped:
+class ModelWrapper:
     """`model`, with what a derived class does otherwise."""
 
     def __init__(self, model: Any):
@@ -16,8 +16,8 @@ class Wrapped:
         return getattr(self.model, name)
 
 
-def plain(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
     """The innermost model: for what is no part of the training."""
-    while isinstance(model, Wrapped):
+    while isinstance(model, ModelWrapper):
         model = model.model
     return model

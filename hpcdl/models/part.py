@@ -61,9 +61,11 @@ class ModelPart(Layered):
             start += len(each)
         self.chunks, self.rows_at_once, self.sequences = chunks, model.rows_at_once, model.sequences
         self.target = model.target
-        of_model = {f"{layer.name}.{name}": layer.cuts.get(name) for layer in model.layers for name in layer.whole}
+        of_model = {
+            f"{layer.name}.{name}": layer.cuts.get(name) for layer in model.layers for name in layer.full_shapes
+        }
         self.axes = {name: of_model[name] if share[1] > 1 else None for name in self.layout.tensors}
-        own = {f"{layer.name}.{name}" for layer in layers for name in layer.whole}
+        own = {f"{layer.name}.{name}" for layer in layers for name in layer.full_shapes}
         self.copies = [tensor for name, tensor in self.layout.tensors.items() if name not in own]
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
@@ -71,7 +73,7 @@ class ModelPart(Layered):
         at_once = getattr(self.model, "initial_values", None)  # of a model that draws all of its values together
         drawn = None if at_once is None else at_once(random)
         for layer in self.model.layers:
-            names = [f"{layer.name}.{name}" for name in layer.whole]
+            names = [f"{layer.name}.{name}" for name in layer.full_shapes]
             if any(name in self.layout.tensors for name in names):
                 made = {name: drawn[name] for name in names} if drawn else initial(layer, random, self.dtype)
                 for name, values in made.items():

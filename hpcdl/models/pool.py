@@ -28,7 +28,7 @@ class Pool:
         self.dtype, self.device = np.dtype(dtype), device
         self.memory: Memory | None = None
         self.free: defaultdict[int, list[Array]] = defaultdict(list)
-        self.whole: dict[int, Array] = {}  # each buffer by the memory that its parts are views of
+        self.bases: dict[int, Array] = {}  # each buffer by the memory that its parts are views of
 
     def take(self, *shape: int) -> Array:
         """Lend a C-contiguous array of this shape."""
@@ -38,14 +38,14 @@ class Pool:
             whole = self.free[k].pop()
         except IndexError:
             whole = self.device.empty(1 << k, self.dtype)
-            self.whole[id(whole[:1].base)] = whole
+            self.bases[id(whole[:1].base)] = whole
         if self.memory is not None:
             self.memory.add("activations", whole.nbytes)
         return whole[:size].reshape(shape)
 
     def give(self, buffer: Array) -> None:
         """Take back an array that `take` lent; it must not be used any more."""
-        whole = self.whole[id(buffer.base)]
+        whole = self.bases[id(buffer.base)]
         if self.memory is not None:
             self.memory.add("activations", -whole.nbytes)
         self.free[(buffer.size - 1).bit_length()].append(whole)

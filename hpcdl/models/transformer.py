@@ -44,7 +44,7 @@ def draw(w: Array, generator: np.random.Generator, deviation: float = DEVIATION)
     w[...] = deviation * generator.standard_normal(w.shape)
 
 
-class Tokens(Layer):
+class TokenLayer(Layer):
     """A layer between whose rows for examples and for tokens there are `length` tokens an example; y has `width`."""
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, whole: dict[str, tuple[int, ...]]):
@@ -67,7 +67,7 @@ class Tokens(Layer):
             self.pool.give(buffer)
 
 
-class Embedding(Tokens):
+class Embedding(TokenLayer):
     """A vector for each token and one for its position."""
 
     cuts: Mapping[str, int] = {"token": 0}
@@ -86,7 +86,7 @@ class Embedding(Tokens):
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         """y and what backward needs."""
-        (token, position), vocabulary = w, self.whole["token"][0]
+        (token, position), vocabulary = w, self.full_shapes["token"][0]
         y = self.pool.take(len(x) * self.length, self.width)
         first = chunk(vocabulary, self.parts, self.part).start
         if embedding.embed(x, token, first, vocabulary, y) < 0:
@@ -100,7 +100,7 @@ class Embedding(Tokens):
         x, _ = saved
         embedding.add_positions_backward(dy, g[1], self.length, self.at(dy, group))
         whole = group.g_backward(dy, self.pool)
-        embedding.embed_backward(x, whole, chunk(self.whole["token"][0], self.parts, self.part).start, g[0])
+        embedding.embed_backward(x, whole, chunk(self.full_shapes["token"][0], self.parts, self.part).start, g[0])
         if whole is not dy:
             self.give(whole)
         self.release(saved)
@@ -110,7 +110,7 @@ class Embedding(Tokens):
         self.give(saved[1])
 
 
-class Sublayer(Tokens):
+class Sublayer(TokenLayer):
     """One of a block's two, y = x + inner(norm(x) W1 + b1) W2 + b2; what `inner` does is the affair of each kind.
 
     tensors: gain and bias of the norm, W1, b1, W2, b2, in this order. depth: the number of residual sums in the model,
@@ -255,7 +255,7 @@ class FeedForward(Sublayer):
         return Gelu.backward(kept[0], b, du, gb)
 
 
-class Norm(Tokens):
+class Norm(TokenLayer):
     """Layer norm (Ba, Kiros and Hinton, "Layer normalization", 2016)."""
 
     def __init__(self, name: str, pool: Pool, length: int, width: int):
@@ -283,7 +283,7 @@ class Norm(Tokens):
         self.give(*saved[1:])
 
 
-class Head(Tokens):
+class Head(TokenLayer):
     """The outputs z for each token of the vocabulary; its weight is that of `token`, or, without one, its own."""
 
     divided = True

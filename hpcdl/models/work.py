@@ -37,7 +37,7 @@ class Product(NamedTuple):
         return float(itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n))
 
 
-class Called(NamedTuple):
+class KernelCall(NamedTuple):
     """A kernel, called for a matrix, or for a vector of `rows` elements."""
 
     name: str
@@ -53,22 +53,22 @@ class Called(NamedTuple):
         return COSTS[self.name].moved(self.rows, self.columns, itemsize)
 
 
-Operations = Sequence[Product | Called]
+Operations = Sequence[Product | KernelCall]
 ACTIVATIONS = {Relu: ("add_bias_relu", "relu_backward"), Tanh: ("add_bias_tanh", "tanh_backward")}
 ACTIVATIONS[Gelu] = "add_bias_gelu", "gelu_backward"
 
 
-def weight(inputs: int, rows: int, outputs: int) -> list[Product | Called]:
+def weight(inputs: int, rows: int, outputs: int) -> list[Product | KernelCall]:
     """What is added to the gradient by a weight."""
-    return [Product(inputs, rows, outputs), Called("add_into", inputs * outputs)]
+    return [Product(inputs, rows, outputs), KernelCall("add_into", inputs * outputs)]
 
 
 def dense(layer: Dense, rows: int) -> tuple[Operations, Operations]:
     """Forward and backward."""
     inputs, outputs = layer.shapes["weight"]
     forward, backward = ACTIVATIONS.get(layer.activation, ("add_bias", "add_rows"))
-    back = [Called(backward, rows, outputs), *weight(inputs, rows, outputs)]
-    return [Product(rows, inputs, outputs), Called(forward, rows, outputs)], [
+    back = [KernelCall(backward, rows, outputs), *weight(inputs, rows, outputs)]
+    return [Product(rows, inputs, outputs), KernelCall(forward, rows, outputs)], [
         *back,
         *([] if layer.first else [Product(rows, outputs, inputs)]),
     ]
@@ -77,20 +77,29 @@ def dense(layer: Dense, rows: int) -> tuple[Operations, Operations]:
 def embedding(layer: Embedding, rows: int) -> tuple[Operations, Operations]:
     """Forward and backward."""
     size = rows * layer.length, layer.width
-    return [Called("embed", *size), Called("add_positions", *size)], [
-        Called("add_positions_backward", *size),
-        Called("embed_backward", *size),
+    return [KernelCall("embed", *size), KernelCall("add_positions", *size)], [
+        KernelCall("add_positions_backward", *size),
+        KernelCall("embed_backward", *size),
     ]
 
 
 def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, back: Operations) -> tuple:
     """Two products, (width, first) and (second, width), with `inner` between them, and `back` backward."""
     tokens, width = rows * layer.length, layer.width
-    ahead = [Called("layer_norm", tokens, width), Product(tokens, width, first), *inner]
-    ahead += [Product(tokens, second, width), Called("add_bias", tokens, width), Called("add_into", tokens * width)]
-    behind = [Called("add_rows", tokens, width), *weight(second, tokens, width), Product(tokens, width, second), *back]
+    ahead = [KernelCall("layer_norm", tokens, width), Product(tokens, width, first), *inner]
+    ahead += [
+        Product(tokens, second, width),
+        KernelCall("add_bias", tokens, width),
+        KernelCall("add_into", tokens * width),
+    ]
+    behind = [
+        KernelCall("add_rows", tokens, width),
+        *weight(second, tokens, width),
+        Product(tokens, width, second),
+        *back,
+    ]
     behind += [*weight(width, tokens, first), Product(tokens, first, width)]
-    behind += [Called("layer_norm_backward", tokens, width), Called("add_into", tokens * width)]
+    behind += [KernelCall("layer_norm_backward", tokens, width), KernelCall("add_into", tokens * width)]
     return ahead, behind
 
 
@@ -99,25 +108,25 @@ def attention(layer: Attention, rows: int) -> tuple[Operations, Operations]:
     length, width, size, batch = layer.length, layer.width, layer.size, rows * layer.heads
     tall, wide = Product(length, size, length, batch), Product(length, length, size, batch)
     scores = batch * length, length
-    inner: list[Product | Called]
-    back: list[Product | Called]
-    inner = [Called("add_bias", rows * length, 3 * width), tall, Called("causal_softmax", *scores), wide]
-    back = [wide, tall, Called("causal_softmax_backward", *scores), wide, wide]
-    back.append(Called("add_rows", rows * length, 3 * width))
+    inner: list[Product | KernelCall]
+    back: list[Product | KernelCall]
+    inner = [KernelCall("add_bias", rows * length, 3 * width), tall, KernelCall("causal_softmax", *scores), wide]
+    back = [wide, tall, KernelCall("causal_softmax_backward", *scores), wide, wide]
+    back.append(KernelCall("add_rows", rows * length, 3 * width))
     return sublayer(layer, rows, 3 * width, width, inner, back)
 
 
 def feed_forward(layer: FeedForward, rows: int) -> tuple[Operations, Operations]:
     """Forward and backward."""
     units, tokens = 4 * layer.width, rows * layer.length
-    inner, back = Called("add_bias_gelu", tokens, units), Called("gelu_backward", tokens, units)
+    inner, back = KernelCall("add_bias_gelu", tokens, units), KernelCall("gelu_backward", tokens, units)
     return sublayer(layer, rows, units, units, [inner], [back])
 
 
 def norm(layer: Norm, rows: int) -> tuple[Operations, Operations]:
     """Forward and backward."""
     size = rows * layer.length, layer.width
-    return [Called("layer_norm", *size)], [Called("layer_norm_backward", *size)]
+    return [KernelCall("layer_norm", *size)], [KernelCall("layer_norm_backward", *size)]
 
 
 def head(layer: Head, rows: int) -> tuple[Operations, Operations]:
@@ -132,16 +141,16 @@ def head(layer: Head, rows: int) -> tuple[Operations, Operations]:
 def softmax(layer: SoftmaxCrossEntropy, rows: int) -> tuple[Operations, Operations]:
     """Forward; what backward returns is made with it."""
     rows *= layer.per
-    scaled = [Called("scale", rows * layer.classes)] if layer.per > 1 else []
-    return [Called("softmax_cross_entropy", rows, layer.classes), *scaled], []
+    scaled = [KernelCall("scale", rows * layer.classes)] if layer.per > 1 else []
+    return [KernelCall("softmax_cross_entropy", rows, layer.classes), *scaled], []
 
 
 def squared(layer: Squared, rows: int) -> tuple[Operations, Operations]:
     """Forward; what backward returns is made with it."""
-    return [Called("squared", rows * math.prod(layer.outputs))], []
+    return [KernelCall("squared", rows * math.prod(layer.outputs))], []
 
 
-KNOWN: dict[type, Callable[[Any, int], tuple[Operations, Operations]]] = {
+COUNTERS: dict[type, Callable[[Any, int], tuple[Operations, Operations]]] = {
     Dense: dense,
     Embedding: embedding,
     Attention: attention,
@@ -156,7 +165,7 @@ KNOWN: dict[type, Callable[[Any, int], tuple[Operations, Operations]]] = {
 def operations(layer: Any, rows: int) -> tuple[Operations, Operations]:
     """What a layer does with so many examples, forward and backward; UsageError for a layer that is not known."""
     try:
-        return KNOWN[type(layer)](layer, rows)
+        return COUNTERS[type(layer)](layer, rows)
     except KeyError:
         name = type(layer).__name__
         raise UsageError(
@@ -164,14 +173,14 @@ def operations(layer: Any, rows: int) -> tuple[Operations, Operations]:
         ) from None
 
 
-def flops(done: Operations) -> float:
+def flops(operations_done: Operations) -> float:
     """Of all of them."""
-    return sum(each.flops() for each in done)
+    return sum(each.flops() for each in operations_done)
 
 
-def moved(done: Operations, itemsize: int) -> float:
+def moved(operations_done: Operations, itemsize: int) -> float:
     """Bytes of all of them."""
-    return sum(each.moved(itemsize) for each in done)
+    return sum(each.moved(itemsize) for each in operations_done)
 
 
 def flops_of_model(model: Any, rows: int) -> float:

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules on flat vectors; they know nothing of MPI.
+"""Optimizers and learning-rate schedules on flat vectors, independent of MPI.
 
 sgd    momentum:beta=0.9    nesterov:beta=0.9    adam:beta1=0.9,beta2=0.999,eps=1e-8    adamw:...    adagrad:eps=1e-10
 
@@ -46,12 +46,12 @@ def make_optimizer(
     device: Device = CPU,
     average_from: int | None = None,
 ) -> Optimizer:
-    """The optimizer that `spec` names, for a vector of `size` elements of `dtype`.
+    """Return the optimizer `spec` for a vector of `size` elements of `dtype`.
 
-    schedule: step -> learning rate (make_schedule). weight_decay: its product with w is added to the mean gradient, in
-    adamw the rate times it is taken off w itself. clip_norm: largest 2-norm of the mean gradient, 0 for none. device:
-    where the vectors lie (hpcdl.kernels.device). average_from: see `Optimizer`.
-    Raises UsageError for an unknown name or setting and for a value out of its range.
+    schedule: step -> learning rate (make_schedule). weight_decay: weight_decay w is added to the mean gradient; adamw
+    subtracts rate weight_decay w from w instead. clip_norm: largest 2-norm of the mean gradient, 0 for none. device:
+    where the vectors lie (hpcdl.kernels.device). average_from: see `Optimizer`. Raises UsageError for an unknown name
+    or setting and for a value out of range.
     """
     if of_torch(spec):
         made = torch_optimizers().TorchOptimizer(
@@ -63,12 +63,12 @@ def make_optimizer(
 
 
 def vectors_of(spec: str) -> tuple[str, ...]:
-    """The names of the vectors, each as long as the parameters, that the optimizer has which `spec` names."""
+    """Return the names of the state vectors, of the parameters' length, of the optimizer `spec`."""
     if of_torch(spec):
         return cast(tuple[str, ...], torch_optimizers().vectors_of(spec))
     return OPTIMIZERS[parse_spec("optimizer", spec, SETTINGS)[0]].vectors
 
 
 def torch_optimizers() -> Any:
-    """The module that makes them, by its name: it lies in a room above, and imports PyTorch."""
+    """Import the module of PyTorch's optimizers by name: it is in an upper room, and imports PyTorch."""
     return importlib.import_module("hpcdl.torch.optimizer")

@@ -1,13 +1,13 @@
-"""Adagrad: a learning rate for each coordinate, which falls with the gradients that this coordinate has had.
+"""Adagrad: a learning rate for each coordinate, which decreases with its past gradients.
 
 With d = mean gradient + weight_decay w, at learning rate a:
 
     s <- s + d^2
     w <- w - a d / (sqrt(s) + eps)
 
-A coordinate whose feature is rare, as most are in sparse data, keeps a large rate until it has been seen. (Duchi, Hazan
-and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.) The same numbers
-as PyTorch's Adagrad.
+A coordinate of a rare feature, as most in sparse data, keeps a large rate until the feature occurs. (Duchi, Hazan
+and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.) It gives the
+same numbers as PyTorch's Adagrad.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ class Adagrad(Optimizer):
     """Adagrad; state: sum_of_squares."""
 
     vectors = ("sum_of_squares",)
-    rests = True
+    skips_zero_gradient = True
 
     def __init__(self, *args: Any, eps: float = 1e-10, **kwargs: Any):
         if not eps > 0:
@@ -31,5 +31,5 @@ class Adagrad(Optimizer):
         self.eps = eps
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """s gains d^2, then w moves by d over its root."""
+        """s <- s + d^2, then w <- w - rate d / (sqrt(s) + eps)."""
         updates.adagrad(w, g, self.state["sum_of_squares"], rate, scale, self.weight_decay, self.eps)

@@ -1,13 +1,13 @@
-"""What every optimizer shares: the step count, the learning rate of the step, clipping, and the checks.
+"""The base of all optimizers: step count, learning rate, clipping, averaging and checks.
 
 An update of parameters w by the sum of gradients g over a batch, with scale = 1 / (examples of the batch):
 
-    1. norm clipping, where asked for: scale <- scale * min(1, clip_norm / (scale |g|))    (Pascanu et al., ICML 2013)
-    2. the rule's one pass over w, g and its state (kernels/updates.py)
-    3. average <- average + (w - average) / k, where averaging has begun k updates before  (Polyak and Juditsky, 1992)
+    1. norm clipping, if enabled: scale <- scale * min(1, clip_norm / (scale |g|))    (Pascanu et al., ICML 2013)
+    2. one pass of the rule over w, g and its state (kernels/updates.py)
+    3. average <- average + (w - average) / k, if averaging began k updates ago  (Polyak and Juditsky, 1992)
 
-The mean gradient and the weight decay are formed inside that pass, so g is left as it is and nothing is allocated. An
-optimizer may hold a slice of the model only: all is element by element, but for the norm, which its caller then gives.
+The pass forms the mean gradient and the weight decay, so g stays unchanged and nothing is allocated. An optimizer may
+hold a slice of the model: all is elementwise, except the norm, which the caller then passes.
 """
 
 import copy
@@ -24,22 +24,22 @@ from hpcdl.kernels import updates
 from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.kernels.norm import sum_of_squares
 
-AVERAGE = "average"  # the vector of the state that is the mean of parameters
+AVERAGE = "average"  # name of the state vector with the mean of the parameters
 
 
 class Optimizer(ABC):
     """An update rule with its state: flat vectors by name (`state`), and the number of updates done (`step`).
 
-    since: the updates that were done when the state was last zero.
-    average_from: the update, from 0, with which the mean of the parameters begins, that is kept as the state `average`;
-    None: there is none. averaged: how many are in it.
+    since: value of `step` when the state was last zero.
+    average_from: the update, from 0, with which the mean of the parameters begins; it is the state vector `average`.
+    None: no mean. averaged: the number of parameter vectors in it.
 
     size, dtype: of the parameter vector or slice. schedule(step): learning rate. weight_decay, clip_norm: 0 is none.
     device: where parameters, gradient and state lie.
     """
 
     vectors: tuple[str, ...] = ()
-    rests = False  # whether the rule leaves alone a coordinate, and its state, as long as its d is zero
+    skips_zero_gradient = False  # True if a coordinate with d = 0 and its state stay unchanged
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class Optimizer(ABC):
 
     @property
     def averaged(self) -> int:
-        """How many updates the state `average` is the mean of."""
+        """The number of updates in the mean `average`."""
         return 0 if self.average_from is None else max(0, self.step - self.average_from)
 
     def of_size(self, size: int) -> "Optimizer":
-        """The same rule for a slice of `size` elements, with a state of its own, at its first step."""
+        """Return the same rule for a slice of `size` elements, with new state, at its first step."""
         other = copy.copy(self)
         other.size, other.step, other.since = size, 0, 0
         other.state = {name: self.device.zeros(size, self.dtype) for name in self.state}
         return other
 
     def over(self, part: slice) -> "Optimizer":
-        """The same rule for a slice of the vector, with that slice of this one's state; it counts its own steps."""
+        """Return the same rule for a slice of the vector, with views of this state; it counts its own steps."""
         other = copy.copy(self)
         other.size = part.stop - part.start
         other.state = {name: vector[part] for name, vector in self.state.items()}
@@ -83,16 +83,16 @@ class Optimizer(ABC):
 
     @property
     def sparse(self) -> bool:
-        """Whether a coordinate whose gradient is zero stays as it is: then those that are not may be updated alone."""
-        return self.rests and self.weight_decay == 0 and self.average_from is None
+        """True if a coordinate with gradient 0 stays unchanged, so that only the others need an update."""
+        return self.skips_zero_gradient and self.weight_decay == 0 and self.average_from is None
 
     @property
     def additive(self) -> bool:
-        """Whether an update adds what depends on its gradient and rate alone, not on parameters or a state."""
+        """True if the update depends on gradient and rate alone, not on parameters or state."""
         return self.sparse and not self.vectors
 
     def update_at(self, index: np.ndarray, parameters: Array, gradient: Array, *scale_norm_rate: Any) -> None:
-        """`update` of the elements with these numbers alone, each once; both arrays hold these elements."""
+        """`update` only these distinct elements; both arrays hold just these elements."""
         part = copy.copy(self)
         part.size, part.state = len(index), {name: vector[index] for name, vector in self.state.items()}
         part.update(parameters, gradient, *scale_norm_rate)
@@ -111,8 +111,8 @@ class Optimizer(ABC):
         """Update `parameters` (size,) in place by the mean gradient, gradient * scale.
 
         norm: the 2-norm of the whole gradient before scaling, where `gradient` is a slice of it; for clipping only.
-        rate: the learning rate, where it is not that of the schedule at this step.
-        Raises UsageError where an array does not fit.
+        rate: the learning rate, if it is not the schedule's at this step.
+        Raises UsageError if an array does not fit.
         """
         for array in (parameters, gradient):
             if array.shape != (self.size,) or array.dtype != self.dtype or not self.device.writable(array):
@@ -131,14 +131,14 @@ class Optimizer(ABC):
             updates.average(self.state[AVERAGE], parameters, 1 / self.averaged)
 
     def reset(self) -> None:
-        """Forget the gradients so far: the state is zero, as before the first update; schedule and average go on."""
+        """Set the state to zero, as before the first update; schedule and average continue."""
         for name in self.vectors:
             self.state[name][:] = 0
         self.since = self.step
 
     @abstractmethod
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """The rule's own pass over w, g and its state, at this learning rate."""
+        """Run the rule's pass over w, g and its state with this learning rate."""
 
 
 def check_decay_rate(name: str, value: float) -> None:

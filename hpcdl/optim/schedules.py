@@ -9,12 +9,12 @@ With a = lr, W = warm-up steps, E = steps of an epoch, T = steps of the whole ru
     1/t:decay=0.01              a / (1 + decay (step - W))
     polynomial:b=1,gamma=0.55   a (b + step - W)^-gamma
 
-Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; its floor is a fraction of the rate; its cycles, each of which begins
-anew at the full rate, are those of snapshot ensembles (Huang et al., ICLR 2017). 1/t: Robbins and Monro, 1951;
-polynomial: Welling and Teh, ICML 2011. Two settings go with each of them:
+Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; its floor is a fraction of the rate; its cycles, each with a
+warm restart at the full rate, are those of snapshot ensembles (Huang et al., ICLR 2017). 1/t: Robbins and Monro, 1951;
+polynomial: Welling and Teh, ICML 2011. All accept two more settings:
 
-    warmup=5                    epochs of warm-up, W = warmup E: there the rate is a (step + 1) / W, which rises from 0
-    reference-batch=256         a = lr batch_size / 256: the rate is meant for batches of 256 and grows with the batch
+    warmup=5                    epochs of warm-up, W = warmup E, with the rate a (step + 1) / W, which rises from 0
+    reference-batch=256         a = lr batch_size / 256: the rate holds for batches of 256 and scales with the batch
 
 The scaling by the batch is that of Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
 Their warm-up (section 2.2) rises from lr, the rate before scaling, and not from 0.
@@ -38,10 +38,10 @@ POSITIVE = ("every", "factor", "b", "cycles")
 
 
 def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_size: int) -> Callable[[int], float]:
-    """The function step -> learning rate that `spec` names, for a run of `steps` updates.
+    """Return the function step -> learning rate of `spec`, for a run of `steps` updates.
 
     lr: positive. batch_size: examples per update, all ranks together. Raises UsageError for an unknown name or setting
-    and for a value out of its range.
+    and for a value out of range.
     """
     name, settings = parse_spec("schedule", spec, SETTINGS)
     check_range("learning rate", lr, positive=True)
@@ -51,7 +51,7 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
     peak = lr * batch_size / reference if reference else lr
     check_range("learning rate for batches of this size", peak, positive=True)
     cycles = int(settings.get("cycles", 1))
-    warmup, every = (whole_steps(settings.get(name, 0) * steps_per_epoch) for name in ("warmup", "every"))
+    warmup, every = (round_steps(settings.get(name, 0) * steps_per_epoch) for name in ("warmup", "every"))
     length = cycle(steps - warmup, cycles)
 
     def rate(step: int) -> float:
@@ -74,17 +74,17 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
 
 
 def cycle(steps: int, cycles: int) -> int:
-    """The steps of a cycle, where so many are in so many cycles; the last one may have less."""
+    """Return the steps of a cycle; the last cycle may have fewer."""
     return max(1, -(-steps // cycles))
 
 
-def whole_steps(steps: float) -> int:
-    """Rounded; a number that no run reaches stays one."""
+def round_steps(steps: float) -> int:
+    """Return the rounded number of steps, limited to a finite integer."""
     return round(min(steps, 2**62))
 
 
 def power(factor: float, exponent: int) -> float:
-    """factor^exponent; infinite where that is too large for a number."""
+    """Return factor^exponent, or infinity on overflow."""
     try:
         return factor**exponent
     except OverflowError:
@@ -92,7 +92,7 @@ def power(factor: float, exponent: int) -> float:
 
 
 def check_range(what: str, value: float, positive: bool, largest: float = math.inf) -> None:
-    """Raise UsageError unless the value is finite, positive (or else at least zero) and not above the largest."""
+    """Raise UsageError unless the value is finite, positive (or at least 0) and at most `largest`."""
     if math.isfinite(value) and 0 <= value <= largest and (value > 0 or not positive):
         return
     wanted = "positive" if positive else "zero or positive"

@@ -6,7 +6,7 @@ With d = mean gradient + weight_decay w, at learning rate a:
     momentum    v <- beta v + d,     w <- w - a v                       (Polyak, 1964)
     nesterov    v <- beta v + d,     w <- w - a (d + beta v)            (Sutskever et al., ICML 2013)
 
-The same numbers as PyTorch's SGD: v is a sum of gradients, and the rate stands outside of it.
+They give the same numbers as PyTorch's SGD: v is a sum of gradients without the rate.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ from hpcdl.optim.optimizer import Optimizer, check_decay_rate
 
 
 class SGD(Optimizer):
-    """Gradient descent."""
+    """Stochastic gradient descent without momentum; no state."""
 
-    rests = True
+    skips_zero_gradient = True
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
         """w <- w - rate d."""
@@ -38,7 +38,7 @@ class Momentum(Optimizer):
         self.beta = beta
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """v <- beta v + d, then w by v."""
+        """v <- beta v + d, then w <- w - rate v (Nesterov: rate (d + beta v))."""
         self.kernel(w, g, self.state["momentum"], rate, scale, self.weight_decay, self.beta)
 
 

@@ -26,7 +26,7 @@ from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
 from hpcdl.models.layered import Weights
 from hpcdl.models.layout import Hyperslab
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parallel.sharded_weights import weights_of
@@ -38,9 +38,9 @@ from hpcdl.runs.options import Options
 from hpcdl.runs.ownership import Ownership, fingerprint
 
 
-def same_start(comm: Communicator, model: Any) -> None:
+def broadcast_initial_values(comm: Communicator, model: Any) -> None:
     """A model whose initial values are its process's own, and not the seed's, begins with rank 0's; collective."""
-    for array in getattr(plain(model), "starting", list)():
+    for array in getattr(unwrapped(model), "starting", list)():
         broadcast(comm, array)
 
 
@@ -120,9 +120,9 @@ class CutModel(Ownership):
             if group is not None
         ]
         self.summed = [(group, found) for group, found in views if found]
-        self.spoken_for = shards.gradients_spoken_for()
-        if hasattr(plain(model), "let_go"):  # it has been made whole
-            plain(model).let_go()
+        self.spoken_for = shards.unique_gradients()
+        if hasattr(unwrapped(model), "let_go"):  # it has been made whole
+            unwrapped(model).let_go()
 
     # -- a step ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@
                 ends        add up gradients of weights that both ends use (tied)            first and last stage
                             and of those that other stages share, in groups made here
 
-The groups are those of a grid (hpcdl/comm/grid.py), or of one `OnePipeline` of all ranks.
+The groups are those of a grid (hpcdl/comm/grid.py), or of one `PipelineGroups` of all ranks.
 """
 
 import itertools
@@ -22,17 +22,17 @@ from hpcdl.comm.progress import activity
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.data import Batch, Data
 from hpcdl.models.balance import cut_layers, measured_costs
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
-from hpcdl.parallel.cut_model import CutModel, same_start
+from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.run import Run
 
 
-class OnePipeline:
+class PipelineGroups:
     """The groups of a pipeline of all ranks of `comm`. Making and freeing it are collective calls."""
 
     tensor = None
@@ -52,7 +52,7 @@ def pipelined(
     model: Any,
     data: Data,
     optimizer: Optimizer,
-    groups: Grid | OnePipeline,
+    groups: Grid | PipelineGroups,
     chunks: int = 1,
     balance: str = "parameters",
     recompute: bool = False,
@@ -65,11 +65,11 @@ def pipelined(
     chunks, balance: see `place_layers`. recompute: see stage.py. sequence: sequence parallelism within `groups.tensor`.
     zero: the stage of ZeRO along `groups.data`. ahead: steps that are under way when one is done.
     """
-    same_start(run.bookkeeping, model)
+    broadcast_initial_values(run.bookkeeping, model)
     layers = place_layers(run, model, data, groups.pipeline, chunks, balance)
     tensor = None if groups.tensor is None else TensorGroup(groups.tensor, sequence)
     share = (0, 1) if tensor is None else (tensor.rank, tensor.size)
-    part = ModelPart(plain(model), layers, share, tensor)
+    part = ModelPart(unwrapped(model), layers, share, tensor)
     summed = [(groups.tensor, part.replicated())] if sequence else []
     summed += tied_groups(run, part, groups)
     shards = Shards(run, part, optimizer, groups.data, zero)
@@ -87,7 +87,7 @@ def place_layers(
     """
     costs: Any = None
     if balance == "measured":
-        model = plain(model)
+        model = unwrapped(model)
         costs = np.empty(len(model.layers) - 1)
         if run.comm.rank == 0:
             x, y = (model.device.array(each) for each in data.train.rows(0, min(data.examples, run.plan(data)[0])))
@@ -101,7 +101,9 @@ def place_layers(
     return ranges[comm.rank :: comm.size]
 
 
-def tied_groups(run: Run, part: ModelPart, groups: Grid | OnePipeline) -> list[tuple[Communicator | None, list[slice]]]:
+def tied_groups(
+    run: Run, part: ModelPart, groups: Grid | PipelineGroups
+) -> list[tuple[Communicator | None, list[slice]]]:
     """(group, slices of the part's vector) of tensors that layers on several stages use; collective.
 
     The group is that of these stages; None on the others.

@@ -60,9 +60,12 @@ class ShardedWeights:
             self.tensors.append([dataclasses.replace(t, offset=start) for t, start in zip(tensors, moved, strict=True)])
         self.lengths = [max((place.stop for place in places.values()), default=0) for places in self.places]
         sizes = sorted(self.lengths)
-        self.most = {"parameters": sum(sizes[-2:]), "gradients": sum(sizes[-1:])}  # elements, in buffers of each kind
+        self.buffer_limits = {
+            "parameters": sum(sizes[-2:]),
+            "gradients": sum(sizes[-1:]),
+        }  # elements, in buffers of each kind
         self.free: dict[str, list[Array]] = {"parameters": [], "gradients": []}
-        self.taken = {"parameters": 0, "gradients": 0}
+        self.buffered = {"parameters": 0, "gradients": 0}
         self.gathered: dict[int, tuple[Any, list[Request]]] = {}  # layer: its buffer, and the requests that fill it
         self.open_gradient = self.leaving = None
 
@@ -143,15 +146,15 @@ class ShardedWeights:
         for at, buffer in enumerate(free):
             if buffer.size == length:
                 return free.pop(at)
-        while free and self.taken[kind] + length > self.most[kind]:
+        while free and self.buffered[kind] + length > self.buffer_limits[kind]:
             self._drop(kind)
-        self.taken[kind] += length
+        self.buffered[kind] += length
         return self.shards.memory.hold(kind, self.shards.device.empty(length, self.shards.part.dtype))
 
     def _drop(self, kind: str) -> None:
         """Give up a free buffer."""
         buffer = self.free[kind].pop()
-        self.taken[kind] -= buffer.size
+        self.buffered[kind] -= buffer.size
         self.shards.memory.add(kind, -buffer.nbytes)
 
     def _views(self, i: int, buffer: Array) -> tuple[Array, ...]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 
-class Sharing:
+class VectorSharing:
     """Which ranks of `comm` share a vector: those of a node (shared), or each has its own. Collective.
 
     node: the ranks that share this rank's; None where it is alone. owners: one rank of each vector, the first of its
@@ -128,7 +128,7 @@ class ThreadCounts:
         }
 
 
-class Tallied:
+class CountingOwnership:
     """What both have in common; comes before a class derived from Held."""
 
     tally: ThreadCounts
@@ -154,7 +154,7 @@ class Tallied:
         return super().tracked() | {"hogwild/tally": Same(self.tally.totals)}  # type: ignore[misc]
 
 
-class OneVector(Tallied, Whole):
+class SharedVector(CountingOwnership, Whole):
     """All ranks share one vector, or there is one rank."""
 
     def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts):
@@ -162,10 +162,10 @@ class OneVector(Tallied, Whole):
         self.tally = tally
 
 
-class Vectors(Tallied, Replicas):
+class VectorPerNode(CountingOwnership, Replicas):
     """Each node, or each rank, has a vector; what is scored and saved is their mean."""
 
-    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts, sharing: Sharing):
+    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts, sharing: VectorSharing):
         super().__init__(model, w, optimizer)
         self.tally, self.sharing = tally, sharing
 

@@ -21,7 +21,7 @@ class Stash:
 
     def __init__(self, stage: Stage, shards: Shards, versions: int):
         self.stage, self.parameters, part = stage, shards.parameters, shards.part
-        rooms = [shards.new("parameters", part.size) for _ in range(versions)]
+        rooms = [shards.allocate("parameters", part.size) for _ in range(versions)]
         self.free = [FlatWeights(part, room, shards.gradient) for room in rooms]
         self.stashed: dict[int, FlatWeights] = {}  # by micro-batch
         self.current: list[int] = []  # micro-batches in flight whose version no update has followed

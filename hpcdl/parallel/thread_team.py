@@ -77,7 +77,7 @@ class ThreadTeam:
         self.numbers[locks.EPS] = getattr(optimizer, "eps", 0.0)
         self.numbers[locks.DECAY], self.numbers[locks.SCALE] = optimizer.weight_decay, rows.scale
         self.exchange_every = exchange_every if self.count > 1 else 0
-        self.how = [self._how(form, locking, first + thread, 1 if crowded else SPINS) for thread in range(threads)]
+        self.how = [self._settings(form, locking, first + thread, 1 if crowded else SPINS) for thread in range(threads)]
         self.counts = [np.zeros(locks.COUNTS, np.int64) for _ in range(threads)]
         for how in self.how:
             how[locks.ADAGRAD] = bool(optimizer.state)
@@ -104,7 +104,7 @@ class ThreadTeam:
         self.loop = prepare(kernels.ROUNDS["sparse" if rows.sparse else "dense"], *before, nothing, *after)
         self.pool = ThreadPoolExecutor(threads, "hogwild")
 
-    def _how(self, form: LinearForm, locking: str, thread: int, spins: int) -> np.ndarray:
+    def _settings(self, form: LinearForm, locking: str, thread: int, spins: int) -> np.ndarray:
         how = np.zeros(locks.HOW, np.int64)
         how[locks.KIND], how[locks.FEATURES], how[locks.OUTPUTS] = form
         how[locks.BATCH], how[locks.LOCKING] = self.batch, locks.LOCKINGS[locking]

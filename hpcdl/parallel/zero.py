@@ -53,8 +53,8 @@ class Shards:
         for vector in self.optimizer.state.values():
             self.memory.hold("optimizer", vector)
         self.rules = [self.optimizer.over(at) for at in units.in_shard]
-        self.parameters = self.new("parameters", part.size if stage < 3 else units.size)
-        self.gradient = self.new("gradients", part.size if stage < 2 else units.size)
+        self.parameters = self.allocate("parameters", part.size if stage < 3 else units.size)
+        self.gradient = self.allocate("gradients", part.size if stage < 2 else units.size)
         self.owned_parameters = [self.parameters[own] for own in (units.in_vector if stage < 3 else units.in_shard)]
         self.owned_gradients = [self.gradient[own] for own in (units.in_vector if stage < 2 else units.in_shard)]
         self._initialize(run.random)
@@ -62,7 +62,7 @@ class Shards:
         self.pieces = pieces if stage == 0 else units.pieces(part.pieces())
         self.parameter_pieces = pieces if stage < 3 else self.pieces
 
-    def new(self, kind: str, size: int) -> Array:
+    def allocate(self, kind: str, size: int) -> Array:
         """A vector that stays; where an all-reduce gains from it, the other ranks of the node reach it, too."""
         make = self.group.empty if self.stage == 0 else self.device.empty
         return self.memory.hold(kind, make(size, self.part.dtype))
@@ -82,7 +82,7 @@ class Shards:
         """Views of what this rank owns of a slice of the gradient, as the part has it whole."""
         return [self.owned_gradients[u][inside] for u, inside in self.units.owned_of(part)]
 
-    def gradients_spoken_for(self) -> list[Array]:
+    def unique_gradients(self) -> list[Array]:
         """Views that are, together with those of all other ranks, the whole model's gradient, each element once."""
         return [
             self.owned_gradients[u][piece.local - at.start : piece.local - at.start + piece.size]
@@ -98,7 +98,7 @@ class Shards:
         if self.stage == 0:
             self.group.all_reduce(self.gradient)
         elif self.stage == 1:
-            self._each_unit(self.scatter_unit, self.gradient)
+            self._for_each_unit(self.scatter_unit, self.gradient)
 
     def update(self, scale: float, norm: float | None) -> None:
         """Take the optimizer's step with what this rank owns, by scale * gradient; norm: of the whole, for clipping."""
@@ -110,9 +110,9 @@ class Shards:
     def all_gather(self) -> None:
         """The parameters <- what each rank has updated of them, where they are held whole."""
         if self.stage in (1, 2):
-            self._each_unit(self.gather_unit, self.parameters)
+            self._for_each_unit(self.gather_unit, self.parameters)
 
-    def _each_unit(self, start: Callable[[int, Array], Request], vector: Array) -> None:
+    def _for_each_unit(self, start: Callable[[int, Array], Request], vector: Array) -> None:
         """Start an operation on each unit of a vector, and wait for all."""
         for request in [start(u, vector[unit]) for u, unit in enumerate(self.units.units)]:
             request.wait()

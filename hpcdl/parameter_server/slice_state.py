@@ -132,7 +132,7 @@ class SliceState:
         return self.snapshot
 
     def _for_now(self, kind: str, array: np.ndarray) -> np.ndarray:
-        return self.memory.hold_while_it_is_there(kind, array)
+        return self.memory.hold_until_freed(kind, array)
 
     def vector(self, which: int) -> np.ndarray:
         """0: the values; 1, 2, ...: a vector of the update's own state."""

@@ -322,7 +322,7 @@ class Subscribed(Client):
             push: Any = Push(client=self.comm.rank, part=common, clock=clock, seen=seen, **told)  # type: ignore[arg-type]
             change = device_of(pushed).zeros(pushed.size, self.dtype)
             self.update.of_size(pushed.size)(change, pushed, push)
-            own = Own(clock, common, self.memory.hold_while_it_is_there("parameters", change))
+            own = Own(clock, common, self.memory.hold_until_freed("parameters", change))
             connection.own.append(own)
             connection.missing.append(own)
 

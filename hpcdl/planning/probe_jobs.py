@@ -88,11 +88,11 @@ def main() -> None:
     from mpi4py import MPI
 
     from hpcdl.launch.program import ended
-    from hpcdl.machine.world import one_world
+    from hpcdl.machine.world import check_world
 
     world = MPI.COMM_WORLD
     with ended("plan", world.rank):
-        one_world(world)
+        check_world(world)
         job, answer = json.loads(sys.argv[1]), {}  # type: dict[str, Any], dict[str, Any]
         if "models" in job:
             answer["measured"] = measured(world, read_command, job["models"], job["operations"])

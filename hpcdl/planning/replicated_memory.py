@@ -97,7 +97,7 @@ def served(case: Workload, memory: Memory, rank: int, holders: int, workers: int
     """
     width = 1
     if getattr(case.options, "sparse_push", False):
-        width = case.model.layers[0].whole["weight"][1]
+        width = case.model.layers[0].full_shapes["weight"][1]
     own = cut_slices(case.length, holders, width)[rank]
     length, replicas = own.stop - own.start, getattr(case.options, "replicas", 1)
     case.add(memory, "parameters", 2 if rounds else 1 + workers, length)

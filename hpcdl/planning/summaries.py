@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 
 NAME = "summary.json"
 
@@ -17,7 +17,7 @@ def summary_of(folder: str | Path, *entries: str) -> dict[str, Any]:
     with blamed_on(f"{path} cannot be read"):
         text = path.read_text()
     try:
-        found = from_json(text)
+        found = parse_json(text)
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}") from None
     needed = "strategy", "ranks", *entries

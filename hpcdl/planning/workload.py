@@ -19,7 +19,7 @@ from hpcdl.models import HALF, for_data
 from hpcdl.optim import vectors_of
 from hpcdl.planning.configurations import CONFIGURATIONS
 from hpcdl.planning.meta_arrays import OUTLINES
-from hpcdl.plugins import is_own, of_torch
+from hpcdl.plugins import is_plugin, of_torch
 from hpcdl.runs.options import Options
 from hpcdl.runs.roles import Roles, divide
 
@@ -60,7 +60,7 @@ def shape_of(options: Options, model: str) -> Shape:
         found = CONFIGURATIONS[model]
         length = found.context
         return Shape(f"tokens for {model}", (length,), found.vocabulary, vocabulary=True, target=0)
-    how: dict[str, Any] = {} if is_own(options.data) else {"placement": "streamed"}  # no row is read
+    how: dict[str, Any] = {} if is_plugin(options.data) else {"placement": "streamed"}  # no row is read
     data = open_data(
         options.data,
         dtype="float32" if options.dtype == HALF else options.dtype,
@@ -108,7 +108,7 @@ class Workload:
         self.options = options if known is None else dataclasses.replace(options, model=known.spec)
         self.roles: Roles = divide(ranks, getattr(options, "servers", 0), options.data_servers)
         self.size = ranks - options.data_servers
-        self.real = is_own(self.spec) and not self.spec.startswith(("mlp:", "gpt:"))  # its code needs real arrays
+        self.real = is_plugin(self.spec) and not self.spec.startswith(("mlp:", "gpt:"))  # its code needs real arrays
         self.real |= of_torch(self.spec)
         device = {} if self.real else {"device": OUTLINES}
         self.model = for_data(self.spec, self.data, options.dtype, loss=options.loss, **device)

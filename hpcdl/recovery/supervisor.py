@@ -39,7 +39,7 @@ from hpcdl.checkpoint.rollback import LATER
 from hpcdl.comm.diagnostics.flight_recorder import FOLDER as FLIGHT
 from hpcdl.errors import UsageError, line, reason
 from hpcdl.faults.inject import JOURNAL
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.formatting import counted
 from hpcdl.recovery.launch_command import WHOLE, JobLine
 from hpcdl.recovery.launch_probe import GivenUp, adopt_orphans, children, end_orphans, follow_us, startable
@@ -236,7 +236,7 @@ class Supervisor:
         if self.told.program in WHOLE:
             return self.told.asked.exists()
         try:
-            steps = from_json((self.folder / "summary.json").read_bytes())["steps"]
+            steps = parse_json((self.folder / "summary.json").read_bytes())["steps"]
         except (OSError, ValueError, KeyError, TypeError):
             return False
         last = self.folder / "checkpoint.h5"
@@ -250,7 +250,7 @@ class Supervisor:
             with open(self.folder / "metrics.jsonl", "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
                 lines = [each for each in file.read().splitlines(keepends=True) if each.endswith(b"\n")]
-            return f" after step {int(from_json(lines[-1])['step'])} or later" if lines else ""
+            return f" after step {int(parse_json(lines[-1])['step'])} or later" if lines else ""
         return ""
 
     def _last_news(self) -> float:
@@ -333,7 +333,7 @@ def step_of(path: Path) -> int:
     import h5py
 
     with contextlib.suppress(Exception), h5py.File(path, "r", locking=False) as file:
-        step = from_json(file.attrs["attributes"])["step"]
+        step = parse_json(file.attrs["attributes"])["step"]
         return int(step) if math.isfinite(step) else 0
     return 0
 

@@ -28,7 +28,7 @@ from mpi4py import MPI
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
-from hpcdl.comm.diagnostics.call_signature import ranks_told
+from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.formatting import counted
 from hpcdl.recovery.recovery_points import Anchors
@@ -178,7 +178,7 @@ class Survivor:
         """Which ranks are gone, in words; by their numbers in the last leg."""
         if not gone:  # a call has failed, and all have come back
             return "no rank is gone"
-        return f"{ranks_told(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+        return f"{format_ranks(gone)} {'is' if len(gone) == 1 else 'are'} gone"
 
     def adapt(self, options: "Options") -> None:
         """Change what the options of the next leg have to say otherwise."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from hpcdl.comm import collective_schedule, job_abort
-from hpcdl.comm.diagnostics.call_signature import ranks_told
+from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
 from hpcdl.formatting import counted
@@ -114,7 +114,7 @@ def survive(
     TrainingError, on all that are left, when more are gone than --survive says.
     """
     options.survivor = survivor
-    job_abort.alone = collective_schedule.one_by_one = True
+    job_abort.alone = collective_schedule.test_singly = True
     try:
         return in_legs(run, None if respawn.is_new() else world.Dup(), options, survivor)
     except (TrainingError, AgreedError) as error:
@@ -209,7 +209,7 @@ def neighbours(hosts: list[str]) -> str:
     if silence_counts() and len(set(hosts)) > 1:
         for rank, where in enumerate(hosts):
             if where == hosts[rank - 1]:
-                both = ranks_told(sorted([rank, (rank - 1) % len(hosts)]))
+                both = format_ranks(sorted([rank, (rank - 1) % len(hosts)]))
                 return f"{both}, of which one watches the other, are both on {where}"
     return ""
 
@@ -225,7 +225,7 @@ def refuse_minority(hosts: list[str], left: list[int]) -> None:
     if apart and (len(apart), -apart[0]) > (len(left), -min(left)):
         names = ", ".join(sorted({hosts[rank] for rank in apart}))
         raise TrainingError(
-            f"{ranks_told(apart)} ({names}) cannot be reached, and may go on by themselves: this side, of "
+            f"{format_ranks(apart)} ({names}) cannot be reached, and may go on by themselves: this side, of "
             f"{counted(len(left), 'rank')}, is not the larger one, and ends"
         )
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from hpcdl.errors import UsageError, printable, unknown
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.reports.measures import BY_NAME, MEASURES, USUAL, Measure, bounds, shown, values
 from hpcdl.reports.statistics import FEWEST, Statistics, of_lines
 
@@ -92,7 +92,7 @@ def run_of(folder: Path, line: Line, seed: int, target: dict[str, float], failed
     run: dict[str, Any] = {"seed": seed, "folder": str(path), "failed": failed, "stopped": None, "values": {}}
     if failed is None:
         try:
-            summary = from_json((folder / path / "summary.json").read_text())
+            summary = parse_json((folder / path / "summary.json").read_text())
             run |= {"stopped": summary.get("stopped"), "values": values(folder / path, summary, target)}
             run["beyond"] = bounds(folder / path, target)
         except (OSError, ValueError, AttributeError, TypeError, KeyError):
@@ -239,7 +239,7 @@ def remarks(found: dict[str, Any]) -> list[str]:
                 whys.setdefault(run["failed"], []).append(run["seed"])
         for why, seeds in whys.items():
             of = "seeds" if len(seeds) > 1 else "seed"
-            said.append(f"line {number} failed with {of} {', '.join(map(str, seeds))}: {printable(why, kept='')}")
+            said.append(f"line {number} failed with {of} {', '.join(map(str, seeds))}: {printable(why, allowed='')}")
     if found.get("budget"):
         early = [
             str(n) for n, line in enumerate(found["lines"], 1) if any(r["stopped"] == "finished" for r in line["runs"])
@@ -279,7 +279,7 @@ def markdown(found: dict[str, Any], names: list[str]) -> str:
 
 def code(text: str) -> str:
     """A user's text as it may stand in a table of Markdown."""
-    return printable(text, kept="").replace("`", "'").replace("|", "\\|")
+    return printable(text, allowed="").replace("`", "'").replace("|", "\\|")
 
 
 def table(found: dict[str, Any]) -> str:
@@ -303,7 +303,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The results of the comparison in a folder. Raises UsageError where there are none, or of another version."""
     path = folder / "results.json"
     try:
-        found = from_json(path.read_text())
+        found = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict) or found.get("schema_version") != SCHEMA_VERSION:

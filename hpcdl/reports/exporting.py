@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.formatting import counted
 from hpcdl.reports.lines import MetricLines
 from hpcdl.reports.load import METRICS, broken
@@ -72,7 +72,7 @@ def export(target: Target) -> str:
 def began(run: Path) -> float:
     """When a run began, in UNIX seconds: as it says, else when its options were written."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return float(from_json((run / "started.json").read_text())["started"])
+        return float(parse_json((run / "started.json").read_text())["started"])
     for name in ("config.yaml", METRICS):
         with contextlib.suppress(OSError):
             return os.path.getmtime(run / name)

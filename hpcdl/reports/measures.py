@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcdl.errors import UsageError, finite, nearest
+from hpcdl.errors import UsageError, nearest, parse_finite
 from hpcdl.reports.lines import MetricLines
 
 # What --target may name: of an evaluation line, and whether more of it is better.
@@ -86,7 +86,7 @@ def read_target(text: str) -> dict[str, float]:
         said = f"--target {text}: there is no {name!r}{nearest(name, TARGETS)}"
         raise UsageError(f"{said}; say one of accuracy=0.95, loss=0.3, rmse=2 and return=475")
     try:
-        goal = finite(number)
+        goal = parse_finite(number)
     except ValueError:
         raise UsageError(f"--target {text}: {name} is a number, as in {name}=0.95") from None
     if name == "accuracy" and not 0 < goal <= 1:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm.diagnostics import flight_recorder
-from hpcdl.comm.diagnostics.call_signature import KINDS, ranks_told, told
-from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus, explained
+from hpcdl.comm.diagnostics.call_signature import KINDS, describe_call, format_ranks
+from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus, status_lines
 from hpcdl.comm.diagnostics.flight_recorder import (
     ALL,
     BROKE,
@@ -30,7 +30,7 @@ from hpcdl.comm.diagnostics.flight_recorder import (
     RUNS,
     WAITING,
     earlier_tries,
-    recorded_in,
+    recordings_in,
 )
 from hpcdl.errors import UsageError, blamed_on, printable
 from hpcdl.formatting import counted
@@ -101,7 +101,10 @@ class Recording:
         if self.head["state"] != RUNS:
             return False
         if text(self.head["host"]) == socket.gethostname()[:63]:
-            return bool(self.head["born"]) and flight_recorder.born(int(self.head["process"])) == self.head["born"]
+            return (
+                bool(self.head["born"])
+                and flight_recorder.process_start(int(self.head["process"])) == self.head["born"]
+            )
         return time.time() - self.last_seen < 2 * LONG
 
     def at(self, clock: int) -> float:
@@ -113,13 +116,15 @@ class Recording:
         """The last sign of the rank, in seconds since 1970."""
         return self.at(max(self.head["seen"], *self.records["start"][-1:], *self.records["end"][-1:]))
 
-    def told(self, record: Any) -> str:
+    def describe_call(self, record: Any) -> str:
         """The operation of a record, in words."""
         name = self.texts[record["operation"]] or "an operation"
         if record["other"] != ALL:
             return name
         kind = KINDS.get(int(record["kind"]))
-        return told((name, kind, int(record["elements"]), self.texts[record["reduction"]], int(record["root"])))
+        return describe_call(
+            (name, kind, int(record["elements"]), self.texts[record["reduction"]], int(record["root"]))
+        )
 
     @property
     def waits(self) -> Any:
@@ -137,17 +142,18 @@ class Recording:
             return f"in no communication (none before){more}"
         last = done[np.argmax(done["end"])]
         number = f", call number {last['call']} of {self.groups[last['group']].name!r}" if last["call"] else ""
-        return f"in no communication (the last was {self.told(last)}{number}, at {self.texts[last['line']]}){more}"
+        call, line = self.describe_call(last), self.texts[last["line"]]
+        return f"in no communication (the last was {call}{number}, at {line}){more}"
 
 
 def text(found: bytes) -> str:
-    return printable(found.partition(b"\0")[0].decode(errors="replace"), kept="")
+    return printable(found.partition(b"\0")[0].decode(errors="replace"), allowed="")
 
 
 def tries(folder: Path) -> dict[int, Path]:
     """Where the recordings of each try of a run lie, by its number: a run that is gone on with has several."""
     found, last = earlier_tries(folder), folder / flight_recorder.FOLDER
-    return found | ({1 + max(found, default=0): last} if recorded_in(last) else {})
+    return found | ({1 + max(found, default=0): last} if recordings_in(last) else {})
 
 
 def recordings(folder: Path, number: int = 0) -> dict[int, Recording]:
@@ -160,7 +166,7 @@ def recordings(folder: Path, number: int = 0) -> dict[int, Recording]:
     known = tries(folder)
     if number and known and number not in known:
         raise UsageError(f"--which {number}: there are recordings of {tries_told(known)}")
-    paths = recorded_in(known[number or max(known)]) if known else []
+    paths = recordings_in(known[number or max(known)]) if known else []
     if not paths:
         raise UsageError(
             f"{folder} has no flight recordings: they are there while a run goes on and where it breaks off, "
@@ -216,7 +222,7 @@ def says(each: Recording, ranks: dict[str, dict[int, int]]) -> RankStatus:
         members=tuple(ranks[group.key].values()),
         other=ranks[group.key].get(other, other) if other >= 0 else other,
         call=int(record["call"]),
-        called=each.told(record),
+        called=each.describe_call(record),
         name=group.name,
         at=each.texts[record["line"]],
         together=other == ALL,
@@ -234,13 +240,13 @@ def story(folder: Path, found: dict[int, Recording]) -> list[str]:
         others = [number for number in known if number != shown]
         lines[0] += f" (try {shown}; --which shows {tries_told(others)})" if others else f" (try {shown})"
     lines += endings(found, gone)
-    return lines + explained(said(found), size)
+    return lines + status_lines(said(found), size)
 
 
 def state(alive: list[int], gone: list[int]) -> str:
     if not gone:
         return "running" if len(alive) == 1 else "all running"
-    return f"{ranks_told(alive)} running, {ranks_told(gone)} gone" if alive else "the job has ended"
+    return f"{format_ranks(alive)} running, {format_ranks(gone)} gone" if alive else "the job has ended"
 
 
 def endings(found: dict[int, Recording], gone: list[int]) -> list[str]:
@@ -259,10 +265,10 @@ def endings(found: dict[int, Recording], gone: list[int]) -> list[str]:
         lines += [f"rank {rank} was seen last at {clock(seen[rank])}, {last - seen[rank]:.1f} s before the others"
                   for rank in early]  # fmt: skip
         if not early:
-            lines.append(f"{ranks_told(silent)} ended without a word, at about {clock(last)}: killed, or crashed")
+            lines.append(f"{format_ranks(silent)} ended without a word, at about {clock(last)}: killed, or crashed")
             waiting = [rank for rank in silent if found[rank].waits is not None]
             if waiting and (busy := sorted(set(silent) - set(waiting))):
-                lines.append(f"which was first is not known; {ranks_told(busy)} waited for nobody: look there first")
+                lines.append(f"which was first is not known; {format_ranks(busy)} waited for nobody: look there first")
     return lines
 
 
@@ -281,6 +287,6 @@ def table(each: Recording, last: int) -> list[str]:
         group = each.groups[record["group"]].name
         other = f", with rank {record['other']}" if record["other"] >= 0 else ""
         sent = f", {record['bytes']:,} bytes sent" if end else ""
-        what = f"{each.told(record)},{number} of {group!r}{other}{sent}, at {each.texts[record['line']]}"
+        what = f"{each.describe_call(record)},{number} of {group!r}{other}{sent}, at {each.texts[record['line']]}"
         lines.append(f"  {clock(each.at(start))}  {took:>12}  {what}")
     return lines

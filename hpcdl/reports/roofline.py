@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.intensity import COSTS
 from hpcdl.models import for_data
@@ -192,7 +192,7 @@ def balance(folder: Path, peak: float, bandwidth: float) -> dict[str, Any]:
     with blamed_on(f"--run {folder}: summary.json cannot be read"):
         text = path.read_text()
     try:
-        found = from_json(text)
+        found = parse_json(text)
         missing = [name for name in NEEDED if name not in found]
         if missing:
             raise UsageError(f"--run {folder}: summary.json lacks {', '.join(missing)}")

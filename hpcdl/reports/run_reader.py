@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.formatting import counted
 from hpcdl.reports.downsampling import Thinned
 from hpcdl.reports.lines import MetricLines, is_evaluation
@@ -108,7 +108,7 @@ def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
         elif os.path.getsize(path) > LARGEST:
             why = f"it has more than {LARGEST:,} bytes"
         else:
-            found = from_json(path.read_bytes())
+            found = parse_json(path.read_bytes())
             if isinstance(found, dict):
                 return found
     except OSError as error:

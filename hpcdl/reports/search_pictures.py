@@ -57,7 +57,7 @@ def ordered(axes: Sequence[Axis], shares: Sequence[tuple[str, float | None]]) ->
 
 def named(trials: Trials) -> str:
     """The score, as an axis is labelled."""
-    return printable(trials.objective.replace("_", " "), kept="")[:LONG] + (" (%)" if trials.percent else "")
+    return printable(trials.objective.replace("_", " "), allowed="")[:LONG] + (" (%)" if trials.percent else "")
 
 
 def times(trials: Trials) -> float:
@@ -101,7 +101,7 @@ def against(trials: Trials, rows: Sequence[TrialRow], axis: Axis, place: int) ->
         return []
     whole, early = full(active)
     top, factor = best(active, 1)[0], times(trials)
-    name, keys = printable(axis.name, kept=""), keys_of(trials, whole, early, top)
+    name, keys = printable(axis.name, allowed=""), keys_of(trials, whole, early, top)
     columns, labels = positions(axis)
     if labels and too_long(labels):
         keys += [Key(f"{i}: {short(text, LONG)}", GREY, None) for i, text in enumerate(labels, 1)]
@@ -151,7 +151,7 @@ def positions(axis: Axis) -> tuple[Callable[[TrialRow], float], list[str]]:
     if axis.kind != "choice":
         return lambda row: float(row.values[axis.name]), []
     place = {str(text): i for i, text in enumerate(axis.choices)}
-    labels = [printable(text, kept="") for text in place]
+    labels = [printable(text, allowed="") for text in place]
     # Beside each other, as the golden section spreads them: the same in each report.
     return lambda row: place[str(row.values[axis.name])] + 0.5 * ((row.trial * 0.618034) % 1 - 0.5), labels
 
@@ -331,9 +331,9 @@ def legend_of(axes: Sequence[Axis]) -> list[str]:
     for number, axis in enumerate(axes, 1):
         of = f"from {axis.low:.4g} to {axis.high:.4g}" + (", logarithmic" if axis.log else "")
         if axis.kind == "choice":
-            names = [short(printable(each, kept=""), 16) for each in axis.choices]
+            names = [short(printable(each, allowed=""), 16) for each in axis.choices]
             of = "from below: " + ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-        found.append(f"{number} {short(printable(axis.name, kept=''), 24)}, {of}")
+        found.append(f"{number} {short(printable(axis.name, allowed=''), 24)}, {of}")
     return found
 
 

@@ -82,7 +82,9 @@ def explained(shares: Sequence[tuple[str, float | None]]) -> str:
     """The share of each option."""
     if all(share is None for _, share in shares):
         return ""
-    rows = [(printable(name, kept=""), "too few trials" if share is None else f"{share:.0%}") for name, share in shares]
+    rows = [
+        (printable(name, allowed=""), "too few trials" if share is None else f"{share:.0%}") for name, share in shares
+    ]
     return page.facts(rows) + page.paragraph(
         "Of the differences between the first scores of the trials, what an option by itself explains, chance taken "
         "off. Options that matter only together have little of it.",

@@ -142,7 +142,7 @@ def facts(watching: Watching, run: WatchedRun) -> list[str]:
     """The state in lines."""
     found = [title(watching.name, run), progress(run), quality(run), speed(run), *outlook(run)]
     found += [*remarks(watching, run), *searches(watching, BEST)]
-    return [printable(line, kept="") for line in found if line]
+    return [printable(line, allowed="") for line in found if line]
 
 
 def news(watching: Watching, run: WatchedRun) -> str:
@@ -150,7 +150,7 @@ def news(watching: Watching, run: WatchedRun) -> str:
     rates = speed(run).split(" lately")[0]
     found = [f"{watching.name}: {progress(run)}", quality(run), rates, "; ".join(outlook(run)), *remarks(watching, run)]
     found += searches(watching, 0)
-    return printable("  ".join(filter(None, found)), kept="")
+    return printable("  ".join(filter(None, found)), allowed="")
 
 
 def can_draw(console: Console) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.reports.lines import MetricLines, is_evaluation
 from hpcdl.reports.load import METRICS, runs_of
 from hpcdl.runs.options import read_file
@@ -317,7 +317,7 @@ def last_change(folder: Path) -> float | None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A file's object; None where it is none, or half-written."""
     with contextlib.suppress(OSError, ValueError):
-        found = from_json(path.read_bytes()) if path.is_file() else None  # a pipe would be waited for
+        found = parse_json(path.read_bytes()) if path.is_file() else None  # a pipe would be waited for
         return found if isinstance(found, dict) else None
     return None
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdl.errors import UsageError, finite, parse_spec
+from hpcdl.errors import UsageError, parse_finite, parse_spec
 from hpcdl.kernels import td
 from hpcdl.kernels.device import Array
 from hpcdl.random import Random
@@ -40,7 +40,7 @@ class Epsilon(NamedTuple):
     def read(cls, text: str) -> "Epsilon":
         """Parse a number, or linear:first=1,last=0.04,steps=8000. Raises UsageError."""
         with contextlib.suppress(ValueError):
-            return cls(finite(text), finite(text), 1)._checked(text)
+            return cls(parse_finite(text), parse_finite(text), 1)._checked(text)
         return cls(**parse_spec("epsilon", text, EPSILON)[1])._checked(text)
 
     def _checked(self, text: str) -> "Epsilon":

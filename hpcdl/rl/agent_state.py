@@ -16,7 +16,7 @@ import numpy as np
 from hpcdl.checkpoint.state import Loose, Same, Tracked
 from hpcdl.data import Batch
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Actor
 from hpcdl.rl.q_network import QBatch, QNetwork
@@ -31,7 +31,7 @@ class ReturnScored(Ownership):
     @property
     def network(self) -> QNetwork:
         """The Q-network."""
-        network: QNetwork = plain(self.model)
+        network: QNetwork = unwrapped(self.model)
         return network
 
     def judged(self, found: dict, train_loss: float) -> float:

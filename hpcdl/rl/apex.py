@@ -36,7 +36,7 @@ from hpcdl.comm.trace import Traffic
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.rl.agent import Epsilon, Learner
@@ -71,7 +71,7 @@ def train(
     roles: RLRoles,
 ) -> Array:
     """Train on the learners, which are `comm`; run.everyone are all ranks. Returns the parameters."""
-    options, everyone, network = run.options, run.everyone, plain(model)  # type: Any, Communicator, QNetwork
+    options, everyone, network = run.options, run.everyone, unwrapped(model)  # type: Any, Communicator, QNetwork
     by_kind = BytesByKind(everyone.traffic)
     tally = RankCounts(by_kind)
     with by_kind("parameters"):
@@ -148,7 +148,7 @@ class ApexLearner:
         self.options, self.stopwatch, self.random, self.steps, self.save = options, stopwatch, random, steps, save
         self.optimizer, self.parameters, self.target, self.tally = optimizer, parameters, target, tally
         assert tally.by_kind is not None
-        self.by_kind, self.network = tally.by_kind, plain(model)
+        self.by_kind, self.network = tally.by_kind, unwrapped(model)
         self.learner = Learner(self.network, target, options.double == "yes")
         # The all-reduce also carries the steps that rank 0 knows of, on which all have to agree, and each learner's
         # largest importance weight, in a place of its own: the sum of all vectors holds each of them.

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdl.comm import Communicator
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Actor, Epsilon, Learner
 from hpcdl.rl.agent_state import AgentOwnership
@@ -41,7 +41,7 @@ def train(
     """
     options: Any = run.options
     random = run.random
-    network: QNetwork = plain(model)
+    network: QNetwork = unwrapped(model)
     epsilon = Epsilon.read(options.epsilon)
     parameters = run.initial(network)
     gradient = comm.empty(network.size, network.dtype)

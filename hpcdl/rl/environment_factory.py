@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.plugins import blamed_on_own, is_own, made, own
+from hpcdl.plugins import call_plugin, is_plugin, load_plugin, plugin_errors
 
 MINATAR, ATARI = "minatar:", "ALE/"
 WRAPPERS = {"noop_max": 30, "frame_skip": 4, "screen_size": 84, "terminal_on_life_loss": False}
@@ -52,7 +52,7 @@ def maker(spec: str, options: dict[str, Any], render: bool = False) -> Maker:
     if spec.lower().startswith(MINATAR):
         name = spec[len(MINATAR) :].replace("_", " ").title().replace(" ", "")
         spec = f"MinAtar/{name}-v1"
-    elif is_own(spec):
+    elif is_plugin(spec):
         return plugin_maker(spec, options, option, render)
     gymnasium = imported("gymnasium", option, "pip install 'hpcdl[rl]'")
     if spec.startswith("MinAtar/"):
@@ -83,11 +83,11 @@ def maker(spec: str, options: dict[str, Any], render: bool = False) -> Maker:
 
 def plugin_maker(spec: str, options: dict[str, Any], option: str, render: bool) -> Maker:
     """Return the maker of a user's package.module:function."""
-    function, settings = own(spec, option)
+    function, settings = load_plugin(spec, option)
     offered = {"render_mode": "rgb_array" if render else None}
 
     def make() -> Any:
-        environment = made(function, settings | options, offered, option)
+        environment = call_plugin(function, settings | options, offered, option)
         if missing := [name for name in ("reset", "step", "action_space") if not hasattr(environment, name)]:
             raise UsageError(
                 f"{option}: it makes a {type(environment).__name__}, which has no {missing[0]}; an environment has "
@@ -150,7 +150,7 @@ def array_of(observation: Any) -> np.ndarray:
 
 def first_observation(environment: Any, seed: int, option: str) -> Any:
     """Return the first observation; UsageError if reset takes no seed or does not return a pair."""
-    with blamed_on_own(option):
+    with plugin_errors(option):
         begun = environment.reset(seed=seed)
     if not (isinstance(begun, tuple) and len(begun) == 2):
         raise UsageError(f"{option}: reset should return (observation, info), not {type(begun).__name__}")

@@ -32,7 +32,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.kernels.norm import sum_of_squares
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
 from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
@@ -67,7 +67,7 @@ def train(
 ) -> None:
     """Learn on all ranks of `comm`, each by its role. run.options: those of the program."""
     options, random, stopwatch = run.options, run.random, run.stopwatch  # type: Any, Any, Stopwatch
-    network: QNetwork = plain(model)
+    network: QNetwork = unwrapped(model)
     servers, serves = len(roles.servers), comm.rank in roles.servers
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
     cut = cut_slices(network.size, servers)[comm.rank] if serves else slice(0, 0)
@@ -152,7 +152,7 @@ class Bundle:
         self.random, self.stopwatch, self.first, self.steps = random, stopwatch, first, steps
         assert tally.by_kind is not None
         by_kind = tally.by_kind
-        self.options, network = options, plain(model)  # type: Any, QNetwork
+        self.options, network = options, unwrapped(model)  # type: Any, QNetwork
         self.parameters, self.gradient = parameters, network.device.zeros(network.size, network.dtype)
         self.target = network.device.zeros(network.size, network.dtype) if options.target_every else None
         self.learner = Learner(network, self.target, options.double == "yes")

@@ -261,7 +261,7 @@ def dense_values(
     layers: list[Any] = dense_layers(widths, activation, pool)
     if dueling:
         last = layers[-1]
-        inputs, outputs = last.whole["weight"]
+        inputs, outputs = last.full_shapes["weight"]
         layers[-1] = Dense(last.name, inputs, outputs, activation, pool, first=last.first, by="columns")
         layers.append(Dueling(DUELING, widths[-1], actions, pool))
     return DenseValues(features, [*layers, ChosenAction(pool, delta)], pool)

@@ -19,7 +19,7 @@ import numpy as np
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.shards import joins_pieces
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.files import atomic_path, from_json
+from hpcdl.files import atomic_path, parse_json
 from hpcdl.inference.trained_model import parameters_of
 from hpcdl.kernels.device import CPU
 from hpcdl.plugins import names_in, refuse_untrusted
@@ -38,7 +38,7 @@ def is_agent_run(run: str) -> bool:
     with contextlib.suppress(Exception):  # the later full read reports errors
         joins_pieces(path)  # checks the pieces before HDF5 opens them
         with h5py.File(path, "r") as file:
-            attributes = from_json(file.attrs["attributes"])
+            attributes = parse_json(file.attrs["attributes"])
     return isinstance(attributes, dict) and "environment" in attributes
 
 

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator, refuse_together
-from hpcdl.faults.straggler import slowed
+from hpcdl.faults.straggler import with_stragglers
 from hpcdl.kernels.device import open_device
 from hpcdl.launch.training import local_rank
 from hpcdl.rl.environments import Environments
@@ -117,7 +117,7 @@ class Learning(Training):
         run = Run(comm, options, everyone, len(roles.learners))
         with refuse_together(world):
             optimizer = run.make_optimizer(network, task)
-            model = slowed(network, options, everyone.rank, roles.learners)
+            model = with_stragglers(network, options, everyone.rank, roles.learners)
         more = () if self.ranks == 1 else (roles,)
         if self.assist is not None and not learns:
             with few_threads(network.size):

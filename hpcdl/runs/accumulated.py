@@ -14,12 +14,12 @@ from typing import Any
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import Wrapped
+from hpcdl.models.model_wrapper import ModelWrapper
 
 NOTHING = slice(0, 0)
 
 
-class Accumulated(Wrapped):
+class Accumulated(ModelWrapper):
     """`model`, whose gradient of a batch is computed in so many parts."""
 
     def __init__(self, model: Any, parts: int):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunk
-from hpcdl.comm.diagnostics.call_signature import ranks_told
+from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.runs.ownership import Ownership, Whole
 
@@ -78,10 +78,12 @@ def departed(sums: list[int], name: str) -> str:
     if 2 * count > size:
         others = [rank for rank, each in enumerate(sums) if each != most]
         rest = [rank for rank, each in enumerate(sums) if each == most]
-        return f"{ranks_told(others)} {'holds' if len(others) == 1 else 'hold'} other {name} than {ranks_told(rest)}"
+        return (
+            f"{format_ranks(others)} {'holds' if len(others) == 1 else 'hold'} other {name} than {format_ranks(rest)}"
+        )
     groups: dict[int, list[int]] = {}
     for rank, each in enumerate(sums):
         groups.setdefault(each, []).append(rank)
     if len(groups) == size:
-        return f"{ranks_told(range(size))} differ in {name}"
-    return f"{' and '.join(map(ranks_told, groups.values()))} differ in {name}"
+        return f"{format_ranks(range(size))} differ in {name}"
+    return f"{' and '.join(map(format_ranks, groups.values()))} differ in {name}"

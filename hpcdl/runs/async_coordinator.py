@@ -231,7 +231,7 @@ class Leader(AsyncCoordinator):
 
     def close(self) -> None:
         """Take what was told too late for the run, up to each rank's last word."""
-        while self.inbox.coming:
+        while self.inbox.pending:
             self.talk.wait_until(self.inbox.arrived)
             for source in self.inbox.arrived():
                 if self.inbox.take(source)[1] >= 0:

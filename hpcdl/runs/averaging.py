@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from hpcdl.errors import UsageError, finite
+from hpcdl.errors import UsageError, parse_finite
 from hpcdl.kernels.device import Array, device_of
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def first_update(text: str, per_epoch: int = 1, steps: int = 1) -> int | None:
         return None
     name, _, number = text.partition("=")
     with contextlib.suppress(ValueError):
-        if name == "from" and finite(number) >= 0:
-            return round(min(finite(number) * per_epoch, steps))
+        if name == "from" and parse_finite(number) >= 0:
+            return round(min(parse_finite(number) * per_epoch, steps))
     raise UsageError(f"--average {text}: say with which epoch the mean of the parameters begins, as from=5")
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from hpcdl.errors import UsageError, nearest, whole
+from hpcdl.errors import UsageError, nearest, parse_integer
 
 KNOWN = ("collectives", "replicas=STEPS")
 
@@ -36,7 +36,7 @@ class Checks(NamedTuple):
 
 def steps_of(text: str) -> int:
     try:
-        steps = whole(text)
+        steps = parse_integer(text)
     except ValueError:
         steps = 0
     if steps < 1:

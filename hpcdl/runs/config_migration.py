@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError, nearest
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.programs import files, of_strategy, own_options
 
 
@@ -78,7 +78,7 @@ def predecessor(resume: str, program: str) -> str:
 
         joins_pieces(path)  # a broken one is not for HDF5
         with h5py.File(path, "r") as file:
-            found = from_json(file.attrs["attributes"])
+            found = parse_json(file.attrs["attributes"])
     strategy, step = (found.get(name) for name in ("strategy", "step")) if isinstance(found, dict) else (None, None)
     if program not in files() or not isinstance(strategy, str) or not isinstance(step, int):
         return ""

@@ -41,7 +41,7 @@ from hpcdl.comm.diagnostics.flight_recorder import set_aside as set_recordings_a
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.faults.inject import JOURNAL
-from hpcdl.files import atomic_write, from_json, refuse_full
+from hpcdl.files import atomic_write, parse_json, refuse_full
 from hpcdl.formatting import counted
 from hpcdl.machine.versions import versions
 from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
@@ -186,7 +186,7 @@ class Folder:
 
     def _write_config(self, path: Path, options: Options, used: dict) -> None:
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in UNWRITTEN} | used
-        header = [f"# {name}: {printable(value, kept='')}" for name, value in environment().items()]
+        header = [f"# {name}: {printable(value, allowed='')}" for name, value in environment().items()]
         with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
 
@@ -228,15 +228,15 @@ class Folder:
         """Begin what --log asks for, with the lines that are there."""
         if self.path is None or self.options is None:
             return
-        wanted, last = forms(self.options.log), from_json(lines[-1]) if lines else {}
+        wanted, last = forms(self.options.log), parse_json(lines[-1]) if lines else {}
         if "csv" in wanted:
             with blamed_on(f"{self.path / CSV} cannot be written"):
-                self.logs.append(write_csv(self.path / CSV, map(from_json, lines)))
+                self.logs.append(write_csv(self.path / CSV, map(parse_json, lines)))
         if "tensorboard" in wanted:
             with blamed_on(f"{self.path / EVENTS} cannot be written"):
                 began = time.time() - (last.get("seconds") or 0.0)
                 options = dataclasses.asdict(self.options)
-                self.logs.append(write_events(self.path / EVENTS, map(from_json, lines), began, options))
+                self.logs.append(write_events(self.path / EVENTS, map(parse_json, lines), began, options))
 
     def record_flight(self, size: int, capacity: int, groups: Iterable[Communicator]) -> None:
         """Keep this rank's last operations, so many, where `hpcdl postmortem` finds them.
@@ -342,7 +342,7 @@ def dumped(line: dict) -> str:
 def step_of(line: bytes) -> float | None:
     """The step that a line of metrics.jsonl speaks of; None where the line is none."""
     with contextlib.suppress(ValueError):
-        found = from_json(line)
+        found = parse_json(line)
         step = found.get("step") if isinstance(found, dict) else None
         return step if isinstance(step, int | float) and not math.isnan(step) else None
     return None
@@ -351,7 +351,7 @@ def step_of(line: bytes) -> float | None:
 def summary_of(path: Path | None) -> dict | None:
     """What a run has written to its folder at its end; None where it has not, or it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        found = from_json((path / "summary.json").read_text()) if path is not None else None
+        found = parse_json((path / "summary.json").read_text()) if path is not None else None
         return found if isinstance(found, dict) else None
     return None
 

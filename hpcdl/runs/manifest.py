@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.models import name_of
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.programs import of_strategy
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import Options
@@ -49,7 +49,7 @@ class RunSetup:
     def used(self) -> dict:
         """Of the options, what the run has really used: a program may hand it a model and data of its own."""
         of = {} if hasattr(self.data, "environment") else {"data": self.data.source or self.data.name}
-        return of | {"model": name_of(plain(self.model))}
+        return of | {"model": name_of(unwrapped(self.model))}
 
     def described(self) -> dict:
         """What summary.json says of it, too."""
@@ -58,7 +58,7 @@ class RunSetup:
             "ranks": self.ranks,
             "workers": self.workers,
             "data": self.data.name,
-            "model": name_of(plain(self.model)),
+            "model": name_of(unwrapped(self.model)),
             "parameters": int(self.model.layout.size),
             "dtype": str(self.model.layout.dtype),
             "seed": self.options.seed,

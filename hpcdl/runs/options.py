@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 import yaml
 
-from hpcdl.errors import UsageError, blamed_on, line, refuse_beyond, whole
+from hpcdl.errors import UsageError, blamed_on, line, parse_integer, refuse_beyond
 from hpcdl.faults.clock import LONGEST
-from hpcdl.faults.inject import read as read_faults
+from hpcdl.faults.inject import parse_faults as read_faults
 from hpcdl.formatting import counted
 from hpcdl.memory import available
 from hpcdl.plugins import names_of, refuse_untrusted
@@ -217,7 +217,7 @@ class Options:
             self.standardize = "yes" if self.standardize else "no"
         if isinstance(self.batch_size, str) and self.batch_size != "full":
             try:
-                self.batch_size = whole(self.batch_size)
+                self.batch_size = parse_integer(self.batch_size)
             except ValueError:
                 raise UsageError(f"--batch-size: a number of examples, or full, not {self.batch_size!r}") from None
         for name in ("lr", "epochs", "batch_size", "accumulate", "keep", "evaluate_every"):

@@ -27,7 +27,7 @@ from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.memory import Memory
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs.averaging import exchange
 from hpcdl.runs.evaluation import evaluate, scores
@@ -148,7 +148,7 @@ class Ownership:
         """A step's computing with the examples at hand, one or none: it compiles, or loads from the cache."""
         if self.parameters is not None and not hasattr(self.model, "extra"):  # which a step would change
             gradient = self.device.zeros(self.parameters.size, self.model.layout.dtype)
-            plain(self.model).loss_and_gradient(self.parameters, few, gradient)
+            unwrapped(self.model).loss_and_gradient(self.parameters, few, gradient)
 
     def horizon(self, step: int) -> int:
         """The last step that is under way after `step`, to which a run that is told to stop still goes."""

@@ -18,7 +18,7 @@ from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.formatting import counted
 from hpcdl.machine.display import Display
 from hpcdl.models import name_of
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
 from hpcdl.runs.manifest import NAME, RunSetup, started
@@ -39,7 +39,7 @@ def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
     data, options = setup.data, setup.options
     return {
         "strategy": setup.strategy,
-        "model": name_of(plain(setup.model)),
+        "model": name_of(unwrapped(setup.model)),
         "loss": options.loss,
         **computing(setup.model),
         "source": data.source,
@@ -70,7 +70,7 @@ def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
 
 def computing(model: Any) -> dict:
     """In which type a model computes, where that is not the type of its parameters."""
-    kind = getattr(plain(model), "computing", None)
+    kind = getattr(unwrapped(model), "computing", None)
     return {} if kind is None else {"computing": kind}
 
 
@@ -266,7 +266,7 @@ def problem_with(comm: Communicator, found: Checkpoint | None, problem: str) -> 
     look, share = (found, (0, 1)) if seen is None else (Checkpoint(seen, {}, seen.joined), (comm.rank, comm.size))
     if look is not None and not problem:
         assert isinstance(look.vectors, Stored)
-        with activity.known():
+        with activity.exempt():
             broken = next(filter(None, look.problems(True, *share)), "")
         problem = f"{look.vectors.path} is damaged: {broken}" if broken else ""
     with activity.inside("read the pieces", comm):

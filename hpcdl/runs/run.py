@@ -420,7 +420,7 @@ class Run:
         scored = due.epoch_ends and self.step // self.per_epoch % epochs == 0
         if not (scored or due.ends or due.saving or self.stopped is not None):
             return
-        with self.memory.paused(), activity.known(), averaged(self.held, lambda: self.over):
+        with self.memory.paused(), activity.exempt(), averaged(self.held, lambda: self.over):
             names = []
             if scored or due.ends or self.stopped in ("time limit", "budget"):
                 self.held.refresh()

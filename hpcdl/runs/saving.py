@@ -34,7 +34,7 @@ from hpcdl.checkpoint.state import State
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError, blamed_on, reason
-from hpcdl.files import part
+from hpcdl.files import temporary_name
 from hpcdl.machine.display import Display
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.options import Options
@@ -276,7 +276,7 @@ def unseen(comm: Communicator, folder: Path) -> tuple[list[str], int]:
 
     Raises AgreedError where rank 0 cannot write there.
     """
-    mark, token = part(folder / LAST), int.from_bytes(os.urandom(4), "little")
+    mark, token = temporary_name(folder / LAST), int.from_bytes(os.urandom(4), "little")
     with refuse_together(comm.mpi), blamed_on(f"{folder} cannot be written"):
         if comm.rank == 0:
             mark.write_text(str(token))

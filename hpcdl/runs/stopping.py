@@ -19,7 +19,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from hpcdl.errors import UsageError, finite, nearest
+from hpcdl.errors import UsageError, nearest, parse_finite
 from hpcdl.runs.progress import Progress
 
 
@@ -42,7 +42,7 @@ class Budget(NamedTuple):
                     "examples=1e6"
                 )
             try:
-                found[name] = finite(number)
+                found[name] = parse_finite(number)
             except ValueError:
                 found[name] = 0
             if found[name] <= 0:

@@ -70,7 +70,7 @@ def conclude_run(run: "Run") -> None:
     if ranks is not None:
         legs = run.legs.so_far(run.progress, ranks, sorted({rank["host"] for rank in ranks}))
         if run.folder.path is not None and run.saved == run.step and not run.legs.complete:
-            with activity.known():
+            with activity.exempt():
                 keep_legs(run.folder, legs)
     if run.stopped != "signal":
         run.agree = run.held.agree(run.bookkeeping)
@@ -87,7 +87,7 @@ def conclude_run(run: "Run") -> None:
         run.display.line(f"stopped by a signal after step {run.step} of {run.steps}; {where}")
     elif ranks is not None:
         run.summary = summarize(run, ranks, legs)
-        with activity.known():
+        with activity.exempt():
             run.folder.write("summary.json", run.summary)
         if not run.display.console.quiet:
             run.display.console.print(as_table(run.summary))

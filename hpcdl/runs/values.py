@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from hpcdl.errors import UsageError, finite, nearest, whole
+from hpcdl.errors import UsageError, nearest, parse_finite, parse_integer
 
 
 def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def boolean(text: str) -> bool:
 
 READ: dict[Any, tuple[Callable[[str], Any], str]] = {
     str: (without_zeros, "a text"),
-    int: (whole, "a whole number"),
-    float: (finite, "a number"),
+    int: (parse_integer, "a whole number"),
+    float: (parse_finite, "a number"),
     bool: (boolean, "true or false"),
 }

@@ -20,7 +20,7 @@ from hpcdl.data import Data, open_data
 from hpcdl.errors import UsageError, line, nearest, unknown
 from hpcdl.launch.command_lines import DECIDED, Command, read_command
 from hpcdl.models import for_data
-from hpcdl.plugins import is_own
+from hpcdl.plugins import is_plugin
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, kinds_of
 from hpcdl.search.methods import RUNGS
@@ -164,7 +164,7 @@ def open_all_data(world: MPI.Intracomm, option_sets: list[Options]) -> dict[tupl
                     partition="iid" if options.placement != "shared" else options.partition,
                     standardize=options.standardized,
                     augment=options.augment,
-                    keep=options.placement == "shared" and not is_own(options.data),
+                    keep=options.placement == "shared" and not is_plugin(options.data),
                 )
     return opened_data
 

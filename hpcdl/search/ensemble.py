@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.errors import UsageError
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 from hpcdl.inference.prediction_input import Block, NewRows, new_rows
 from hpcdl.inference.predictions import predict
 from hpcdl.inference.scores import ClassMeasures, probabilities
@@ -103,7 +103,7 @@ class Ensemble:
         """Return the ensemble of a folder. Raises UsageError if it has not ended or its summary.json is invalid."""
         path = Path(folder)
         try:
-            summary = from_json((path / SUMMARY_FILE).read_text())
+            summary = parse_json((path / SUMMARY_FILE).read_text())
             if not isinstance(summary["members"], list) or summary["combine"] not in COMBINATIONS:
                 raise ValueError
             members = [

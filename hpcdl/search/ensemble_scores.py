@@ -177,7 +177,7 @@ def table(evaluation: dict[str, Any]) -> Table:
     members = [each["scores"] for each in evaluation["members"]]
     for each in evaluation["members"]:
         cells = [shown(each["scores"][name]) for name in columns]
-        grid.add_row(str(each["number"]), printable(each["differs"], kept=""), *cells)
+        grid.add_row(str(each["number"]), printable(each["differs"], allowed=""), *cells)
     grid.add_section()
     grid.add_row(
         "mean", "of the members", *(shown(float(np.mean([each[name] for each in members]))) for name in columns)

@@ -257,7 +257,7 @@ def run(
         if thread is not None and not (alone or own):
             thread.start()
         if server is not None and own:
-            with activity.known():
+            with activity.exempt():
                 server.serve()
         elif group is not None:
             rank.work(work, group, comm)
@@ -315,7 +315,7 @@ class SearchRank:
 
     def wait(self, condition: Callable[[], object]) -> None:
         """Sleep until the condition holds; report a signal that arrives meanwhile to rank 0."""
-        with activity.known():
+        with activity.exempt():
             nap_until(lambda: self.report_signal() or condition(), "search", patient=True)
 
     def report_signal(self) -> bool:

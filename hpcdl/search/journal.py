@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import TrainingError, UsageError, blamed_on
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 
 NAME = "journal.jsonl"
 VERSION = 1
@@ -103,7 +103,7 @@ class Journal:
             except TrainingError:
                 self.close()  # the line may be torn; no line may follow it
                 raise
-        self.events.append(from_json(text))
+        self.events.append(parse_json(text))
         return self.events[-1]
 
     def _write(self, left: bytes) -> None:
@@ -202,7 +202,7 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        event = from_json(line)
+        event = parse_json(line)
     except ValueError:
         return None
     return event if isinstance(event, dict) and event.get("event") in EVENTS else None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hpcdl.comm.diagnostics.call_site import innermost, place
+from hpcdl.comm.diagnostics.call_site import innermost, location
 from hpcdl.comm.job_abort import end_job
 from hpcdl.launch.isolated_run import BEGUN, begun, write_begun
 
@@ -51,7 +51,7 @@ def end_search(folder: Path, path: Path, trial: int, limit: float, job: str, gra
     folder: of the search. job: name under which this job has begun trials.
     """
     main = threading.main_thread().ident
-    where = place(innermost(sys._current_frames()[main]))  # type: ignore[index]
+    where = location(innermost(sys._current_frames()[main]))  # type: ignore[index]
     why = (
         f"trial {trial} hangs within a step: it has taken {grace:g} s longer than --trial-limit {limit:g}; rank "
         f"{MPI.COMM_WORLD.rank} is at {where}; the job is ended, and --resume {folder} goes on"

@@ -54,11 +54,11 @@ def table(trials: Trials, rows: list[TrialRow]) -> str:
     )
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(printable(f"--{name}" if name in COLUMNS else name, kept="") for name in names)])
+    writer.writerow([*COLUMNS, *(printable(f"--{name}" if name in COLUMNS else name, allowed="") for name in names)])
     for row in rows:
         fields = {name: getattr(row, name, None) for name in COLUMNS} | {"reason": row.failed}
         values = [*fields.values(), *(row.values.get(name) for name in names)]
-        writer.writerow(["" if each is None else printable(each, kept="") for each in values])
+        writer.writerow(["" if each is None else printable(each, allowed="") for each in values])
     return file.getvalue()
 
 
@@ -70,7 +70,7 @@ def best_file(folder: Path, trials: Trials, row: TrialRow) -> str:
     )
     comments = {"search": folder, "method": trials.settings.get("method"), "trial": f"{row.trial}, in {row.folder}"}
     comments |= {"score": score, "train it longer": command}
-    header = "".join(f"# {name}: {printable(text, kept='')}\n" for name, text in comments.items() if text)
+    header = "".join(f"# {name}: {printable(text, allowed='')}\n" for name, text in comments.items() if text)
     if not trials.settings.get("program"):
         return header + yaml.safe_dump(dict(row.values), sort_keys=False, allow_unicode=True)
     return header + yaml.safe_dump(options_of(trials, row.values), sort_keys=False, allow_unicode=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, blamed_on, printable
-from hpcdl.files import from_json
+from hpcdl.files import parse_json
 
 JOURNAL = "journal.jsonl"
 VERSION = 1
@@ -335,7 +335,7 @@ def is_search(folder: Path) -> bool:
 def event_of(line: bytes) -> dict[str, Any] | None:
     """Return the dictionary of a complete line; None if it is not one."""
     try:
-        event = from_json(line) if line.endswith(b"\n") else None
+        event = parse_json(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
     return event if isinstance(event, dict) else None
@@ -425,4 +425,4 @@ def score_text(trials: Trials, score: float | None, spread: float | None = None)
 
 def values_text(row: TrialRow) -> str:
     """Return the values of a row for display: lr=0.0621 model=mlp:64."""
-    return printable(" ".join(f"{name}={number_text(value)}" for name, value in row.values.items()), kept="")
+    return printable(" ".join(f"{name}={number_text(value)}" for name, value in row.values.items()), allowed="")

@@ -107,14 +107,14 @@ class View:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(Text(printable(text, kept="")), soft_wrap=True)
+        self.console.print(Text(printable(text, allowed="")), soft_wrap=True)
 
     # -- its parts -----------------------------------------------------------------------------------------------------
 
     def table(self) -> Group:
         """Return the live table: counts, the best trials, the running ones."""
         rows = self.trials.rows()
-        parts: list[Any] = [Text(printable(self.headline(rows), kept=""), style="bold")]
+        parts: list[Any] = [Text(printable(self.headline(rows), allowed=""), style="bold")]
         top = best(rows, max(1, min(SHOWN, self.console.height - 6)))
         parts += [self.best(top)] if top else []
         running = self.running()

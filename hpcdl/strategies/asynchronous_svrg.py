@@ -30,7 +30,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import svrg as kernels
 from hpcdl.kernels.linear import SOFTMAX
 from hpcdl.models.linear_form import LinearForm, linear_form
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.runs.full_pass import full_gradient
 from hpcdl.runs.ownership import Whole
@@ -47,7 +47,7 @@ def train(
     UsageError for a model that is not linear, and for rows that are not in memory.
     """
     with refuse_together(comm.mpi):
-        form = linear_form(plain(model), "--threads")
+        form = linear_form(unwrapped(model), "--threads")
         data.in_place(0)
     w = run.initial(model)
     v, mu = np.zeros_like(w), np.zeros_like(w)

@@ -55,7 +55,7 @@ from hpcdl.kernels.bind import prepare
 from hpcdl.kernels.linear import HINGE, LOGISTIC, SQUARED
 from hpcdl.memory import Memory
 from hpcdl.models.linear_form import LinearForm, linear_form
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.runs.by_example import ByExample
 from hpcdl.runs.ownership import Whole
@@ -85,7 +85,7 @@ def train(
     none does. optimizer: has nothing to do; a run has one.
     """
     with refuse_together(comm.mpi):
-        form = linear_form(plain(model), PROGRAM, (SQUARED, LOGISTIC, HINGE))
+        form = linear_form(unwrapped(model), PROGRAM, (SQUARED, LOGISTIC, HINGE))
         mine = Ascent(data, form, (comm.rank, comm.size), weight_decay, l1, run.options.seed, threads, locking)
     sigma = comm.size if aggregate == "add" else 1
     averaged = comm.size if aggregate == "average" else 1

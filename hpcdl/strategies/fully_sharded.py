@@ -25,10 +25,10 @@ from typing import Any
 from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
-from hpcdl.parallel.cut_model import CutModel, same_start
+from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.run import Run
 
@@ -43,8 +43,8 @@ def train(
     gather: str = "all-gather",
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters that this rank holds."""
-    same_start(run.bookkeeping, model)
-    shards = Shards(run, ModelPart(plain(model)), optimizer, comm, stage, owners=gather == "broadcast")
+    broadcast_initial_values(run.bookkeeping, model)
+    shards = Shards(run, ModelPart(unwrapped(model)), optimizer, comm, stage, owners=gather == "broadcast")
     held = CutModel(comm, model, shards)
     run.report(stage=stage, gather=gather)
     run.begin("fully_sharded", held, data)

@@ -59,9 +59,9 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
 from hpcdl.kernels.device import CPU
 from hpcdl.models.linear_form import LinearForm, linear_form
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
-from hpcdl.parallel.shared_vector import OneVector, Sharing, ThreadCounts, Vectors
+from hpcdl.parallel.shared_vector import SharedVector, ThreadCounts, VectorPerNode, VectorSharing
 from hpcdl.parallel.thread_team import ThreadTeam, check_rule, touched, words_for
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore
@@ -98,10 +98,10 @@ def train(
     """
     with refuse_together(comm.mpi):
         form = form_of(model, optimizer)
-    sharing, share = Sharing(comm, run, shared), (comm.rank, comm.size)
+    sharing, share = VectorSharing(comm, run, shared), (comm.rank, comm.size)
     w, words, state = arrays_of(sharing, comm, model, optimizer, run.random, threads)
     one, alone, tally = sharing.vectors == 1, comm.size == 1, ThreadCounts(optimizer)
-    held: Any = OneVector(model, w, optimizer, tally) if one else Vectors(model, w, optimizer, tally, sharing)
+    held: Any = SharedVector(model, w, optimizer, tally) if one else VectorPerNode(model, w, optimizer, tally, sharing)
     bookkeeping, (size, per_epoch, _) = run.bookkeeping, run.plan(data)
     turns = most_turns(bookkeeping, data.most_rows(size, share), threads, batch)
     crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
@@ -242,11 +242,11 @@ def form_of(model: Any, optimizer: Optimizer) -> LinearForm:
     if getattr(model, "device", CPU) is not CPU:
         raise UsageError("HOGWILD! works on the cores of the processor: leave out --device cuda")
     check_rule(optimizer)
-    return linear_form(plain(model), "train-hogwild")
+    return linear_form(unwrapped(model), "train-hogwild")
 
 
 def arrays_of(
-    sharing: Sharing, comm: Communicator, model: Any, optimizer: Optimizer, random: Random, threads: int
+    sharing: VectorSharing, comm: Communicator, model: Any, optimizer: Optimizer, random: Random, threads: int
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """The vector with its initial values, the words of its threads, the optimizer's vectors; collective."""
     vector = model.layout.size, model.layout.dtype
@@ -301,7 +301,7 @@ class Join:
     def __init__(
         self,
         run: Run,
-        sharing: Sharing,
+        sharing: VectorSharing,
         w: np.ndarray,
         join: str,
         topology: Callable[[int], Topology] | None,

@@ -18,7 +18,7 @@ from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
-from hpcdl.parallel.pipelined import OnePipeline, pipelined
+from hpcdl.parallel.pipelined import PipelineGroups, pipelined
 from hpcdl.runs.run import Run
 
 
@@ -26,7 +26,7 @@ def train(
     comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, balance: str = "parameters"
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
-    groups = run.until_end(OnePipeline(comm))
+    groups = run.until_end(PipelineGroups(comm))
     held, stage = pipelined(run, model, data, optimizer, groups, balance=balance)
     run.begin("model_parallel", held, data)
 

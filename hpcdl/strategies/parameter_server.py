@@ -48,7 +48,7 @@ from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Dense
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
@@ -266,10 +266,10 @@ def pull_touched(
 
 def touched_rows(model: Any) -> VectorRows:
     """The rows of the weight of a model's first layer, of which a batch touches some. UsageError where it has none."""
-    model = plain(model)
+    model = unwrapped(model)
     if not (isinstance(model, Layered) and isinstance(model.layers[0], Dense)):
         raise UsageError("--sparse-push sends rows of the first layer's weight: take a linear model or an mlp")
-    features, width = model.layers[0].whole["weight"]
+    features, width = model.layers[0].full_shapes["weight"]
     return VectorRows(width, features * width)
 
 

@@ -38,7 +38,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel
-from hpcdl.parallel.pipelined import OnePipeline, pipelined
+from hpcdl.parallel.pipelined import PipelineGroups, pipelined
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.stash import Stash
 from hpcdl.runs.options import Options
@@ -63,7 +63,7 @@ def train(
     draw: bool = False,
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
-    groups, ahead = run.until_end(OnePipeline(comm)), comm.size - 1 if schedule == "pipedream" else 0
+    groups, ahead = run.until_end(PipelineGroups(comm)), comm.size - 1 if schedule == "pipedream" else 0
     held, stage = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, ahead=ahead)
     run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
     run.begin("pipeline", held, data)

@@ -28,7 +28,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled, scale
 from hpcdl.models.layered import FlatWeights
 from hpcdl.models.linear_form import linear_form
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.runs.full_pass import whole_pass
 from hpcdl.runs.ownership import Whole
@@ -40,13 +40,13 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
 
     UsageError for a model that is not linear.
     """
-    outputs = linear_form(plain(model), "--method saga").outputs
+    outputs = linear_form(unwrapped(model), "--method saga").outputs
     w = run.initial(model)
     d, mu, step = (comm.empty(like=w) for _ in range(3))
     mu[:] = step[:] = 0
     add_scaled(mu, step, 1.0)  # compiled before any clock runs
     scale(mu, 1.0)
-    table = GradientTable(comm, plain(model), data.examples, outputs)
+    table = GradientTable(comm, unwrapped(model), data.examples, outputs)
     run.track("table", Same(table.slopes))
     run.track("table_new", Summed(table.new))
     run.track("mean_gradient", Same(mu))

@@ -32,7 +32,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel
@@ -42,7 +42,7 @@ from hpcdl.runs.run import Run
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, sequence: bool = False) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's part."""
-    part = ModelPart(plain(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
+    part = ModelPart(unwrapped(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
     copies = run.until_end(comm.split(comm.rank, name="data"))  # of this part: there is one
     summed = [(comm, part.replicated())] if sequence else []
     held = CutModel(comm, model, Shards(run, part, optimizer, copies), summed=summed, reports_loss=comm.rank == 0)

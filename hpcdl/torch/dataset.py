@@ -35,7 +35,7 @@ from hpcdl.data.sampler import order_name
 from hpcdl.data.schema import Schema
 from hpcdl.data.standard import Standard
 from hpcdl.errors import LoneError, UsageError
-from hpcdl.plugins import blamed_on_own
+from hpcdl.plugins import plugin_errors
 from hpcdl.torch.workers import Workers
 
 DIGEST_EXAMPLES = 8  # examples in the digest, beside the targets
@@ -141,7 +141,7 @@ class DatasetRows:
         if not len(index):
             return
         try:
-            with blamed_on_own(f"an example of {self.name} cannot be made"):
+            with plugin_errors(f"an example of {self.name} cannot be made"):
                 if self.workers is None:
                     results = [(slice(0, len(index)), *self.examples.rows(index, epoch))]
                 else:
@@ -226,7 +226,7 @@ def from_dataset(
     if workers < 0:
         raise UsageError(f"workers is 0 or more, not {workers}")
     examples = Examples(dataset, collate_fn, options.seed)
-    with blamed_on_own(f"the first example of {name} cannot be made"):
+    with plugin_errors(f"the first example of {name} cannot be made"):
         x, y = examples.rows(np.arange(1), -1)
     features, targets = x.shape[1:] or (1,), targets_of(dataset, y)  # a number is an example of one feature
     if classes is None:

@@ -54,7 +54,7 @@ def world_communicator(rank: int, size: int, store: Any, timeout: datetime.timed
     """Return the communicator of the default group; collective over its ranks."""
     if MPI.COMM_WORLD.size > 1:
         failure.install()
-    world.one_world(MPI.COMM_WORLD)
+    world.check_world(MPI.COMM_WORLD)
     if size > MPI.COMM_WORLD.size:
         raise UsageError(
             f"the process group is to have {size} ranks, and MPI's world has {MPI.COMM_WORLD.size}; start the program "

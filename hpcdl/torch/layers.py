@@ -37,7 +37,7 @@ class TensorPool(Pool):
 
     def give(self, buffer: Array) -> None:
         """Take back a buffer of `take` or `lend`."""
-        if id(buffer.base) in self.whole:
+        if id(buffer.base) in self.bases:
             super().give(buffer)
         else:
             self.count(-buffer.nbytes)
@@ -104,7 +104,7 @@ class ModuleLayer(Layer):
     """
 
     pool: TensorPool
-    told = True
+    takes_batch = True
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class ModuleLayer(Layer):
 
     def check(self) -> None:
         """Raise UsageError if the module has replaced one of its parameters."""
-        for name, parameter, at in zip((*self.whole, *self.tied), self.parameters, self.addresses, strict=True):
+        for name, parameter, at in zip((*self.full_shapes, *self.tied), self.parameters, self.addresses, strict=True):
             if parameter.data_ptr() != at:
                 raise UsageError(f"stage {self.name} replaces its parameter {name} while it computes")
 
@@ -256,7 +256,7 @@ class ModuleLoss(Loss):
     """The loss of a TorchModel, as the last layer of its module."""
 
     pool: TensorPool
-    told = True
+    takes_batch = True
 
     def __init__(self, model: Any, name: str):
         super().__init__(model.pool)

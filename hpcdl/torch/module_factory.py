@@ -12,7 +12,7 @@ from torch import nn
 
 from hpcdl.errors import UsageError
 from hpcdl.models import HALF
-from hpcdl.plugins import TORCH, made, own
+from hpcdl.plugins import TORCH, call_plugin, load_plugin
 from hpcdl.torch.model import TorchModel
 
 
@@ -22,14 +22,14 @@ def make_torch_model(spec: str, offered: dict[str, Any]) -> TorchModel:
     Raises UsageError, one line.
     """
     option = f"--model {spec}"
-    function, settings = own(spec.removeprefix(TORCH), option)
+    function, settings = load_plugin(spec.removeprefix(TORCH), option)
     parameters = inspect.signature(function).parameters if callable(function) else {}
     model_settings = {name: settings.pop(name) for name in ("buffers",) if name in settings and name not in parameters}
     arguments = {name: offered[name] for name in ("features", "classes", "outputs", "dtype")}
     arguments["dtype"] = "float32" if arguments["dtype"] == HALF else arguments["dtype"]  # of its parameters
 
     def make() -> tuple[nn.Module, Any]:
-        result = made(function, settings, arguments, option)
+        result = call_plugin(function, settings, arguments, option)
         module, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(module, nn.Module):
             raise UsageError(f"{option}: it returns a {type(module).__name__}, and should return a torch.nn.Module")

@@ -90,7 +90,7 @@ def mpi_rendezvous(
     world.start()
     from mpi4py import MPI
 
-    world.one_world(MPI.COMM_WORLD)
+    world.check_world(MPI.COMM_WORLD)
     comm = MPI.COMM_WORLD
     store: Any = distributed.HashStore() if comm.size == 1 else shared_store(comm, timeout)
     stores.append(store)

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.checkpoint import buffers
 from hpcdl.comm import Communicator
-from hpcdl.models.model_wrapper import Wrapped
+from hpcdl.models.model_wrapper import ModelWrapper
 
 
 def model(rank, averaged=("mean", "count", "half", "mask", "flag")):
@@ -26,7 +26,7 @@ def model(rank, averaged=("mean", "count", "half", "mask", "flag")):
 def test_all_take_those_of_rank_0(each_group):
     def body(bare):
         made = model(bare.rank)
-        buffers.share(Wrapped(made), Communicator(bare))
+        buffers.share(ModelWrapper(made), Communicator(bare))
         for name, array in model(0).extra.items():
             assert np.array_equal(made.extra[name], array) and made.extra[name].dtype == array.dtype
 
@@ -36,7 +36,7 @@ def test_all_take_those_of_rank_0(each_group):
 def test_the_mean_and_the_largest(each_group):
     def body(bare):
         made = model(bare.rank)
-        buffers.average(Wrapped(made), Communicator(bare))
+        buffers.average(ModelWrapper(made), Communicator(bare))
         middle = (bare.size - 1) / 2
         assert made.extra["mean"].tolist() == pytest.approx(np.array([[1.0 + middle, 2.0]]))
         assert np.allclose(made.extra["half"], middle, atol=2e-3)

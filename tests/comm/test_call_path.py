@@ -300,7 +300,7 @@ def test_what_is_looked_up_once_is_bounded_and_belongs_to_the_algorithm(world, m
     for length in (1, 2, 3, 4, 5, 1, 2):
         vector = np.full(length, 1.0)
         comm.all_reduce(vector)
-        assert (vector == comm.size).all() and len(comm._short_calls) <= 3
+        assert (vector == comm.size).all() and len(comm._fast_calls) <= 3
     messages = comm.traffic["all_reduce"].messages
     comm.use("shared")
     comm.all_reduce(np.zeros(2))

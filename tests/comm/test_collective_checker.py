@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.diagnostics.call_signature import ranks_told
-from hpcdl.comm.diagnostics.collective_checker import VARIABLE, wanted
+from hpcdl.comm.diagnostics.call_signature import format_ranks
+from hpcdl.comm.diagnostics.collective_checker import VARIABLE, enabled_by_environment
 from hpcdl.errors import AgreedError, UsageError
 
 F8, F4 = "all_reduce of 9 float64 (sum)", "all_reduce of 9 float32"
@@ -53,7 +53,7 @@ def test_all_ranks_are_told(way, name, world):
     comm = Communicator(world, name, check=True)
     mine, theirs, first, second = WAYS[way]
     words = refused(comm, mine, theirs)
-    others, last = ranks_told(range(comm.size - 1)), comm.size - 1
+    others, last = format_ranks(range(comm.size - 1)), comm.size - 1
     assert re.search(rf"\({others}: .*{re.escape(first)}.*; rank {last}: .*{re.escape(second)}", words), words
     assert "of 'world', from" in words and f"ranks {'0, ' if last > 1 else '0 '}" in words
     assert "<string>:1 in <module>" in words  # the line that calls, which `eval` has made
@@ -177,10 +177,10 @@ def test_one_rank_that_asks_for_it_is_enough(world, monkeypatch):
 def test_the_variable(monkeypatch):
     for value, on in {"": False, "0": False, "1": True, "collectives": True}.items():
         monkeypatch.setenv(VARIABLE, value)
-        assert wanted() == on
+        assert enabled_by_environment() == on
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(UsageError, match="HPCDL_CHECK=yes"):
-        wanted()
+        enabled_by_environment()
 
 
 PROGRAM = """

@@ -12,7 +12,7 @@ def spent(monkeypatch):
     """Two lists: what a wait does, in order; nanoseconds that each offer of the core is to take."""
     done, takes, now = [], [], [0]
     monkeypatch.setattr(collective_schedule, "clock", lambda: now[0])
-    monkeypatch.setattr(collective_schedule.crowd, "naps", 0)
+    monkeypatch.setattr(collective_schedule.contention, "naps", 0)
 
     def offer(what):
         done.append(what)
@@ -42,7 +42,7 @@ def test_then_the_core_is_offered_between_two_looks(spent):
 def test_where_others_have_taken_it_waits_are_in_naps_for_a_while(spent, monkeypatch):
     done, takes = spent
     monkeypatch.setattr(collective_schedule, "NAPS", 4)
-    takes += [100, collective_schedule.TAKEN + 1, 100, 100]
+    takes += [100, collective_schedule.PREEMPTED + 1, 100, 100]
     collective_schedule.block(after(collective_schedule.POLLS + 4))
     collective_schedule.block(after(collective_schedule.POLLS + 4))  # the next wait begins with naps
     assert done == ["yield", "yield", "nap", "nap", "nap", "nap", "yield", "yield"]

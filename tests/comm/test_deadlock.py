@@ -9,8 +9,8 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.call_matching import NUMBERS, number
-from hpcdl.comm.diagnostics.call_signature import ALL, SOME, differ, ranks_told, told
-from hpcdl.comm.diagnostics.deadlock import RankStatus, stuck, waits_for_ever
+from hpcdl.comm.diagnostics.call_signature import ALL, SOME, describe_call, format_ranks, mismatch_message
+from hpcdl.comm.diagnostics.deadlock import RankStatus, stuck, stuck_message
 from hpcdl.errors import AgreedError
 
 SHARING = ["shared", "hierarchical", "mpi"]  # algorithms under which all ranks see it
@@ -39,7 +39,7 @@ def test_all_ranks_are_told_and_may_go_on(name, way, world):
             else:
                 comm.iall_reduce(vector[:size], op).wait()
         words = str(told_all.value)
-        others = ranks_told(range(last))
+        others = format_ranks(range(last))
         assert f"{others}: all_reduce of 100 float32 (sum); rank {last}: all_reduce of " in words, words
         assert (vector == 3).all()
         assert world.allreduce(len({*world.allgather(words)})) == comm.size
@@ -194,15 +194,15 @@ def test_stuck(said, wanted):
 
 
 def test_the_words():
-    assert told(("all_reduce", np.dtype("f4"), 1000, "mean", 0)) == "all_reduce of 1000 float32 (mean)"
-    assert told(("broadcast", np.dtype("i8"), 3, "", 2)) == "broadcast of 3 int64, root 2"
-    assert told(("barrier", None, 0, "", 0)) == "barrier"
-    assert ranks_told([4]) == "rank 4" and ranks_told([0, 1, 5]) == "ranks 0, 1 and 5"
-    assert ranks_told(range(100)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"
-    assert differ({0: "a", 1: "b", 2: "a"}).startswith(
+    assert describe_call(("all_reduce", np.dtype("f4"), 1000, "mean", 0)) == "all_reduce of 1000 float32 (mean)"
+    assert describe_call(("broadcast", np.dtype("i8"), 3, "", 2)) == "broadcast of 3 int64, root 2"
+    assert describe_call(("barrier", None, 0, "", 0)) == "barrier"
+    assert format_ranks([4]) == "rank 4" and format_ranks([0, 1, 5]) == "ranks 0, 1 and 5"
+    assert format_ranks(range(100)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"
+    assert mismatch_message({0: "a", 1: "b", 2: "a"}).startswith(
         "the ranks differ in what they call together (ranks 0 and 2: a; "
     )
-    line = waits_for_ever(dict(enumerate([waits(1), LEFT, waits(1), LEFT])), {0, 2})
+    line = stuck_message(dict(enumerate([waits(1), LEFT, waits(1), LEFT])), {0, 2})
     assert line == "ranks 1 and 3 have left before the end, ranks 0 and 2 would wait for ever: rank 0 waits"
 
 

@@ -141,7 +141,7 @@ def test_how_a_rank_has_ended_is_said_once(recorder):
     assert (
         head["ended"] >= head["clock"]
         and head["process"] == os.getpid()
-        and head["born"] == flight_recorder.born(os.getpid())
+        and head["born"] == flight_recorder.process_start(os.getpid())
     )
     seen = head["seen"]
     record.beat()
@@ -188,5 +188,5 @@ def test_it_outlives_a_rank_that_is_killed(alone, environment, tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment, timeout=60)
     assert done.returncode == -signal.SIGKILL
     head, words, _, records = read(SimpleNamespace(path=path))
-    assert head["state"] == RUNS and flight_recorder.born(int(head["process"])) != head["born"]
+    assert head["state"] == RUNS and flight_recorder.process_start(int(head["process"])) != head["born"]
     assert records["state"].tolist() == [DONE] * 7 + [WAITING] and words[records["operation"][-1]] == "wait"

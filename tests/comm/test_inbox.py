@@ -16,7 +16,7 @@ def test_each_rank_is_heard_in_its_order(each_group):
         else:
             inbox = Inbox(comm, 3, range(1, comm.size), 2, np.int64)
             heard = {rank: [] for rank in range(1, comm.size)}
-            while inbox.coming:
+            while inbox.pending:
                 comm.wait_until(inbox.arrived, patient=True)
                 for source in inbox.arrived():
                     message = inbox.take(source)

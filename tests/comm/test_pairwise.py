@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.gossip.pairwise import Pairs
+from hpcdl.comm.gossip.pairwise import PairwiseGossip
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
@@ -30,7 +30,7 @@ def together(comm, spec, length, least, step=0.0):
     random = np.random.default_rng(comm.rank)
     first = random.standard_normal(length)
     x, steps, count = first.copy(), np.zeros(length), 0
-    pairs = Pairs(group, x, made)
+    pairs = PairwiseGossip(group, x, made)
     pairs.listen()
     enough = None
     while comm.size > 1 and not (enough and enough.test()):
@@ -85,7 +85,7 @@ def test_both_of_a_pair_hold_the_same_bits(asks, world):
     group = Communicator(world, "ring")
     x = first = np.random.default_rng(world.rank).standard_normal(1000)
     x = first.copy()
-    pairs = Pairs(group, x, topology("ring", world.size))
+    pairs = PairwiseGossip(group, x, topology("ring", world.size))
     pairs.listen()
     if world.rank == asks:
 

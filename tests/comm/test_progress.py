@@ -94,9 +94,9 @@ def test_what_all_know_to_be_going_on():
     """Also for a while after it; not while it waits for others itself."""
     activity = Activity()
     assert not activity.busy(3600)
-    with activity.known():
+    with activity.exempt():
         assert activity.busy(0)
-        with activity.known():
+        with activity.exempt():
             pass
         assert activity.busy(0)
         with activity.inside("wait"):

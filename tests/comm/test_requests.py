@@ -5,7 +5,7 @@ import pytest
 
 from hpcdl.comm import Communicator, requests
 from hpcdl.comm.diagnostics.call_signature import SOME
-from hpcdl.comm.progress import Awaits, activity, nap_until
+from hpcdl.comm.progress import WaitTarget, activity, nap_until
 
 
 def test_an_operation_that_is_waited_for_in_naps(world, monkeypatch):
@@ -43,7 +43,7 @@ def test_a_wait_for_a_condition_is_counted_as_blocked(world, monkeypatch):
     monkeypatch.setattr("hpcdl.comm.point_to_point.nap_until", told)
     comm.wait_until(any, all, patient=True)
     comm.wait_until(any)
-    some = Awaits(comm, SOME)
+    some = WaitTarget(comm, SOME)
     assert given == [(any, "wait", all, True, some), (any, "wait", None, False, some)]
     assert (comm.traffic["wait"].seconds, comm.traffic["wait"].blocked_seconds) == (1.0, 1.0)
     comm.free()

@@ -74,7 +74,7 @@ def test_the_other_collectives(form, gpu, each_group):
 @pytest.mark.parametrize("aware", [False, True])
 def test_compressed(aware, gpu, each_group, monkeypatch):
     """Always staged: what is rounded away stays on the host."""
-    monkeypatch.setattr(staging, "says_aware", lambda: aware)
+    monkeypatch.setattr(staging, "is_cuda_aware", lambda: aware)
 
     def reduce(comm, array, device):
         state = Compressed(array.size, array.dtype, "bfloat16")
@@ -209,7 +209,7 @@ def test_several_at_once(gpu, world):
 @pytest.mark.parametrize("form", [blocking, asynchronous])
 def test_direct(form, gpu, each_group, monkeypatch):
     """The library that says that it can is handed the GPU's array itself, by the algorithm that only hands it on."""
-    monkeypatch.setattr(staging, "says_aware", lambda: True)
+    monkeypatch.setattr(staging, "is_cuda_aware", lambda: True)
 
     def body(bare):
         for name, staged in (("mpi", 0), ("ring", 1)):
@@ -231,15 +231,15 @@ def test_direct(form, gpu, each_group, monkeypatch):
 
 def test_a_library_that_does_not_say_so_is_never_handed_one(gpu, world, monkeypatch):
     monkeypatch.setattr(staging, "self_test", lambda *_: pytest.fail("it was"))
-    monkeypatch.setattr(staging, "says_aware", lambda: world.rank < world.size - 1)  # one rank's does not
+    monkeypatch.setattr(staging, "is_cuda_aware", lambda: world.rank < world.size - 1)  # one rank's does not
     assert not Communicator(world, "mpi", device=gpu).direct
-    monkeypatch.setattr(staging, "says_aware", lambda: pytest.fail("asked without a GPU"))
+    monkeypatch.setattr(staging, "is_cuda_aware", lambda: pytest.fail("asked without a GPU"))
     assert not Communicator(world, "mpi").direct
 
 
 @pytest.mark.parametrize("wrong", ["Allreduce", "Sendrecv", "error"])
 def test_a_library_that_is_wrong_on_one_rank_is_handed_none(wrong, gpu, world, monkeypatch):
-    monkeypatch.setattr(staging, "says_aware", lambda: True)
+    monkeypatch.setattr(staging, "is_cuda_aware", lambda: True)
     bad = world.rank == world.size - 1
 
     class Wrong(MPI.Intracomm):
@@ -257,12 +257,12 @@ def test_a_library_that_is_wrong_on_one_rank_is_handed_none(wrong, gpu, world, m
 
     if wrong == "error" and world.size > 1:
         pytest.skip("the others would wait for its message")
-    assert staging.takes_device_arrays(world, gpu)
-    assert not staging.takes_device_arrays(Wrong(world), gpu)
+    assert staging.supports_device_arrays(world, gpu)
+    assert not staging.supports_device_arrays(Wrong(world), gpu)
 
 
 def test_what_a_library_answers(monkeypatch):
-    assert staging.says_aware() in (False, True)  # this one's; no crash
+    assert staging.is_cuda_aware() in (False, True)  # this one's; no crash
 
     def mpich(kind, answer):
         answer._obj.value = kind == 0
@@ -276,4 +276,4 @@ def test_what_a_library_answers(monkeypatch):
         (SimpleNamespace(), False),
     ]:
         monkeypatch.setattr(staging.ctypes, "CDLL", lambda path, library=library: library)
-        assert staging.says_aware() is aware
+        assert staging.is_cuda_aware() is aware

@@ -28,7 +28,7 @@ def test_each_line_meets_each_fault_once_in_a_round():
 def test_every_case_can_be_read():
     for case in (draw(3, number) for number in range(PAIRS)):
         assert case.ranks in LINES[case.line][0]
-        for fault in inject.read(case.inject):
+        for fault in inject.parse_faults(case.inject):
             assert fault.kind == "random" or fault.rank < case.ranks
 
 

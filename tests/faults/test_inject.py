@@ -28,7 +28,7 @@ LAST = f"rank={MPI.COMM_WORLD.size - 1}"
 def undone():
     """What a drill leaves behind in a process that goes on after it."""
     yield
-    files.full.clear()
+    files.full_folders.clear()
     inbox.watchers.clear()
     clock.jump(-clock.jumped / 1e9)
 
@@ -70,12 +70,12 @@ def test_no_link_is_cut_where_the_host_is_not_emulated(alone, tmp_path):
         (tmp_path / process / "ns").mkdir(parents=True)
         (tmp_path / network).write_text("")
         (tmp_path / process / "ns" / "net").symlink_to(tmp_path / network)
-    assert network_faults.why_not(tmp_path) == ""
+    assert network_faults.obstacle(tmp_path) == ""
     (tmp_path / "theirs").unlink()
-    assert network_faults.why_not(tmp_path) == "this host is not known to be emulated (No such file or directory)"
+    assert network_faults.obstacle(tmp_path) == "this host is not known to be emulated (No such file or directory)"
     (tmp_path / "theirs").hardlink_to(tmp_path / "ours")
-    assert network_faults.why_not(tmp_path) == "this host is not emulated, its network is the machine's own"
-    if network_faults.why_not():
+    assert network_faults.obstacle(tmp_path) == "this host is not emulated, its network is the machine's own"
+    if network_faults.obstacle():
         for text in ("drop:seconds=1", "random:kinds=kill+drop"):
             with pytest.raises(UsageError, match=f"--inject {text.replace('+', '.')}: this host is .*; no link is cut"):
                 inject.check(Options(inject=text, out="a"), 2)
@@ -93,14 +93,14 @@ def test_what_a_run_cannot_be_struck_by(alone):
 
 
 def test_draws_depend_on_the_seed_alone(alone):
-    (fault,) = inject.read("random:seed=3,kinds=kill+exit+slow,faults=200,first=5,last=9")
-    found = inject.drawn(fault, 4)
-    assert found == inject.drawn(fault, 4)
+    (fault,) = inject.parse_faults("random:seed=3,kinds=kill+exit+slow,faults=200,first=5,last=9")
+    found = inject.expand_random(fault, 4)
+    assert found == inject.expand_random(fault, 4)
     assert {each.kind for each in found} == {"kill", "exit", "slow"}
     assert {each.rank for each in found} == {0, 1, 2, 3} and {each.step for each in found} == {5, 6, 7, 8, 9}
     assert len({each.key for each in found}) == 200
-    (other,) = inject.read("random:seed=4,kinds=kill+exit+slow,faults=200,first=5,last=9")
-    assert [each.step for each in inject.drawn(other, 4)] != [each.step for each in found]
+    (other,) = inject.parse_faults("random:seed=4,kinds=kill+exit+slow,faults=200,first=5,last=9")
+    assert [each.step for each in inject.expand_random(other, 4)] != [each.step for each in found]
 
 
 def test_steps_at_which_a_rank_is_struck(run, world, mpi_tmp_path, monkeypatch, capfd):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.faults.straggler import parse, slowed
-from hpcdl.models.model_wrapper import plain
+from hpcdl.faults.straggler import parse, with_stragglers
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.runs import Options
 
 
@@ -51,25 +51,25 @@ class Model:
 
 def test_how_long(slept):
     gradient = np.zeros(2)
-    model = slowed(Model(slept), Options(straggler="1:3"), 1, range(2))
+    model = with_stragglers(Model(slept), Options(straggler="1:3"), 1, range(2))
     assert model.layout == "the model's own"
     assert model.loss_and_gradient(None, None, gradient) == 5.0 and (gradient == 1).all()
     assert slept.slept == [0.020]
     slept.slept.clear()
-    slowed(Model(slept), Options(pretend_compute=25), 0, range(2)).loss_and_gradient(None, None, gradient)
-    slowed(Model(slept), Options(pretend_compute=25, straggler="0:2"), 0, range(2)).loss_and_gradient(
+    with_stragglers(Model(slept), Options(pretend_compute=25), 0, range(2)).loss_and_gradient(None, None, gradient)
+    with_stragglers(Model(slept), Options(pretend_compute=25, straggler="0:2"), 0, range(2)).loss_and_gradient(
         None, None, gradient
     )
     assert slept.slept == [0.015, 0.040]
     model = Model(slept)
-    assert slowed(model, Options(), 0, range(2)) is model
-    assert plain(slowed(model, Options(pretend_compute=1), 0, range(2))) is model is plain(model)
+    assert with_stragglers(model, Options(), 0, range(2)) is model
+    assert unwrapped(with_stragglers(model, Options(pretend_compute=1), 0, range(2))) is model is unwrapped(model)
 
 
 def test_random_ones_strike_as_often_as_they_should_and_again_the_same(slept):
     def strikes(rank):
         slept.slept.clear()
-        model = slowed(Model(slept), Options(straggler="random:0.25:4"), rank, range(2))
+        model = with_stragglers(Model(slept), Options(straggler="random:0.25:4"), rank, range(2))
         for _ in range(400):
             model.loss_and_gradient(None, None, np.zeros(1))
         return [seconds > 0.001 for seconds in slept.slept]
@@ -95,10 +95,12 @@ def test_what_is_done_between_the_layers_is_not_slowed_and_comes_as_late_as_they
         told.append(round(slept.now, 9))
         slept.now += 0.5
 
-    slowed(Layers(slept), Options(pretend_compute=30), 0, range(2)).loss_and_gradient(None, None, np.zeros(4), on_ready)
+    with_stragglers(Layers(slept), Options(pretend_compute=30), 0, range(2)).loss_and_gradient(
+        None, None, np.zeros(4), on_ready
+    )
     assert told == [0.020, 0.530] and round(slept.now, 9) == 1.030
     told.clear()
     slept.now = 0.0
     options = Options(straggler="0:2")
-    slowed(Layers(slept), options, 0, range(2)).loss_and_gradient(None, None, np.zeros(4), on_ready)
+    with_stragglers(Layers(slept), options, 0, range(2)).loss_and_gradient(None, None, np.zeros(4), on_ready)
     assert told == [0.006, 0.512] and round(slept.now, 9) == 1.012

@@ -58,7 +58,7 @@ def test_gather_picks_converts_and_scales(start, kind, out):
     random = np.random.default_rng(3)
     x = random.integers(0, 100, (30, 17)) * (random.random((30, 17)) < 0.3)
     source, index = CSR.of(x.astype(kind)), random.integers(0, 30, 12)
-    picked = CSR.empty(12, 17, out, most=start)
+    picked = CSR.empty(12, 17, out, capacity=start)
     picked.indptr[0] = start
     picked.reserve(start + int(np.diff(source.indptr)[index].sum()))
     arrays = [picked.data, picked.indices, picked.indptr]
@@ -72,7 +72,7 @@ def test_gather_of_rows_far_away():
     x, source = rows_of(900, 800, density=0.3)
     assert source.data.nbytes > NEAR
     index = np.append(np.random.default_rng(4).integers(0, 900, 50), [2, 899, 0])
-    picked = CSR.empty(len(index), 800, "float64", most=int(np.diff(source.indptr)[index].sum()))
+    picked = CSR.empty(len(index), 800, "float64", capacity=int(np.diff(source.indptr)[index].sum()))
     sparse.gather_sparse["float64"](
         source.data, source.indices, source.indptr, index, 1.0, picked.data, picked.indices, picked.indptr
     )

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hpcdl.comm.diagnostics.call_signature import ranks_told
+from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.data import open_data
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_npz import prepare_npz
@@ -38,7 +38,7 @@ def test_the_option_and_the_ranks_are_named(name, world):
     with pytest.raises(AgreedError) as refusal, reading(world) as parse:
         options = parse(Options, "a-program", "", mine)
     first, other = (repr(world.bcast(getattr(options, name), root)) for root in (0, last))
-    dashed, others = name.replace("_", "-"), ranks_told(range(last))
+    dashed, others = name.replace("_", "-"), format_ranks(range(last))
     said = str(refusal.value)
     assert said.startswith(
         f"the ranks are not told the same: --{dashed} is {first} on {others}, {other} on rank {last};"

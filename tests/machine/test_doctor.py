@@ -162,7 +162,7 @@ def test_room_for_scratch_blocks():
 
 def test_what_is_left_behind():
     assert doctor.leftovers(ranks(2)) == []
-    row = one(doctor.leftovers(ranks(2, left={"mpich_shm_*": 3 << 20, "sm_segment.*": 1 << 20})))
+    row = one(doctor.leftovers(ranks(2, leftovers={"mpich_shm_*": 3 << 20, "sm_segment.*": 1 << 20})))
     assert row.verdict == NOTE and row.found.startswith("4 MiB")
     assert "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*" in row.advice
 
@@ -183,12 +183,12 @@ def test_gpus():
     assert one(doctor.gpus(ranks(2))).found.startswith("none")
     row = one(doctor.gpus(ranks(2, no_gpu="CuPy is missing; pip install cupy")))
     assert row.verdict == NOTE and row.advice == "CuPy is missing; pip install cupy"
-    both = ranks(2, gpus=["0000:01", "0000:02"], aware=True)
+    both = ranks(2, gpus=["0000:01", "0000:02"], cuda_aware=True)
     assert [row.verdict for row in doctor.gpus(both)] == [OK, OK]
-    own = [rank(i, gpus=[f"0000:0{i}"], aware=True) for i in range(2)]  # each sees its own
+    own = [rank(i, gpus=[f"0000:0{i}"], cuda_aware=True) for i in range(2)]  # each sees its own
     assert [row.verdict for row in doctor.gpus(own)] == [OK, OK] and doctor.gpus(own)[0].found == "2 GPUs for 2 ranks"
-    shared = ranks(3, gpus=["0000:01"], aware=True)
-    shared[1].aware = False
+    shared = ranks(3, gpus=["0000:01"], cuda_aware=True)
+    shared[1].cuda_aware = False
     assert [row.verdict for row in doctor.gpus(shared)] == [NOTE, NOTE]
 
 
@@ -262,7 +262,7 @@ def test_an_examination(world):
 
 
 def test_sizes_and_counts():
-    assert [doctor.size_of(n) for n in (0, 1, 1023, 1024, 3 << 19, 5 << 30)] == [
+    assert [doctor.format_bytes(n) for n in (0, 1, 1023, 1024, 3 << 19, 5 << 30)] == [
         "0 bytes",
         "1 byte",
         "1023 bytes",
@@ -283,9 +283,9 @@ def warnings(world, monkeypatch, caplog):
             monkeypatch.delenv(name, raising=False)
         for name, value in dict(environ).items():
             monkeypatch.setenv(name, value)
-        real = facts.glance
+        real = facts.quick_facts
         with monkeypatch.context() as patch:
-            patch.setattr(doctor, "glance", lambda comm: dataclasses.replace(real(comm), **change))
+            patch.setattr(doctor, "quick_facts", lambda comm: dataclasses.replace(real(comm), **change))
             caplog.clear()
             with caplog.at_level(logging.WARNING, "hpcdl"):
                 doctor.warn(world, several)

@@ -47,8 +47,8 @@ def test_what_killed_jobs_left(tmp_path):
     (tmp_path / "mpich_shm_3_0").write_bytes(bytes(8192))
     os.utime(tmp_path / "mpich_shm_3_0", (1e9 - 3000, 1e9 - 3000))  # perhaps of a job that runs
     size = 512 * (tmp_path / "other").stat().st_blocks
-    assert facts.left_behind(str(tmp_path), 1e9) == {"mpich_shm_*": 2 * size, "sm_segment.*": size}
-    assert facts.left_behind(str(tmp_path / "nowhere"), 1e9) == {}
+    assert facts.leftover_files(str(tmp_path), 1e9) == {"mpich_shm_*": 2 * size, "sm_segment.*": size}
+    assert facts.leftover_files(str(tmp_path / "nowhere"), 1e9) == {}
 
 
 def test_the_compile_cache(tmp_path, monkeypatch):
@@ -75,8 +75,8 @@ def test_the_cache_is_where_numba_says():
 
 
 def test_names_of_libraries():
-    assert facts.first_words("MPICH Version:      5.0.2\nMPICH Release date: x") == "MPICH 5.0.2"
-    assert facts.first_words("Open MPI v5.0.11, package: Open MPI user, ident\0") == "Open MPI v5.0.11"
+    assert facts.library_name("MPICH Version:      5.0.2\nMPICH Release date: x") == "MPICH 5.0.2"
+    assert facts.library_name("Open MPI v5.0.11, package: Open MPI user, ident\0") == "Open MPI v5.0.11"
 
 
 def test_room():
@@ -89,14 +89,14 @@ def test_room():
 def test_the_variable_that_says_how_many_threads(world, monkeypatch, name):
     for each in facts.BLAS:
         monkeypatch.delenv(each, raising=False)
-    assert facts.glance(world).variable == ""
+    assert facts.quick_facts(world).variable == ""
     monkeypatch.setenv(name, "3")
-    seen = facts.glance(world)
+    seen = facts.quick_facts(world)
     assert (seen.variable, seen.blas) == (name, 3) and threads(world) == 3
 
 
 def test_looking_around(world):
-    seen = facts.look(world)
+    seen = facts.all_facts(world)
     assert seen.rank == world.rank and seen.cores == sorted(os.sched_getaffinity(0))
     assert 0 <= seen.node <= world.rank and seen.node == world.allreduce(seen.node) / world.size
     assert re.fullmatch(r"\S.* v?\d+(\.\d+)*\w*", seen.library)
@@ -110,4 +110,4 @@ def test_clocks_that_are_apart(world, monkeypatch):
 
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + world.rank * 3600 * 10**9)
-    assert facts.ahead(world) == pytest.approx(3600 * world.rank, abs=0.1)
+    assert facts.clock_lead(world) == pytest.approx(3600 * world.rank, abs=0.1)

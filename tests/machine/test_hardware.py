@@ -10,7 +10,7 @@ from hpcdl.kernels import probes
 from hpcdl.kernels.device import CPU
 from hpcdl.machine import hardware, hardware_memory, hardware_threads
 from hpcdl.machine.hardware import bandwidths, peak, tables
-from hpcdl.machine.hardware_threads import Taken, counts, pairs, per_round, together
+from hpcdl.machine.hardware_threads import RoundTime, pairs, per_round, run_threads, thread_counts
 from hpcdl.machine.topology import Cache, MachineTopology, Processor, from_sys
 
 SHORT = 1e-4  # seconds for a number
@@ -55,16 +55,16 @@ def test_streams():
 
 def test_threads_meet_and_pass_words():
     words, cpus = CPU.zeros(4 * probes.LINE, np.int64), [min(os.sched_getaffinity(0))] * 2
-    assert together(cpus, lambda i: probes.ping_pong(words, i, 20)) > 0 and words[0] == 40
+    assert run_threads(cpus, lambda i: probes.ping_pong(words, i, 20)) > 0 and words[0] == 40
     words[:] = 0
-    together(cpus, lambda i: probes.meet(words, i, 2, 30, 1))
+    run_threads(cpus, lambda i: probes.meet(words, i, 2, 30, 1))
     assert list(words[:: probes.LINE]) == [30, 30, 0, 0]
 
 
 def test_a_lock_lets_in_one_at_a_time():
     words = CPU.zeros(2 * probes.LINE, np.int64)
     cpus = (sorted(os.sched_getaffinity(0)) * 2)[:2]
-    assert hardware_threads.locked(words, cpus, 2_000_000) > 0
+    assert hardware_threads.lock_seconds(words, cpus, 2_000_000) > 0
     assert words[probes.LINE] == 4_000_000 and words[0] == 0
 
 
@@ -74,7 +74,7 @@ def test_a_thread_that_fails_holds_no_other_up():
             raise KeyError("seen")
 
     with pytest.raises(Exception, match=r"seen|Barrier|^$"):
-        together([0, 0], lambda i: None, first)
+        run_threads([0, 0], lambda i: None, first)
 
 
 def test_a_time_is_that_of_a_round():
@@ -87,12 +87,12 @@ def test_a_time_is_that_of_a_round():
     taken = per_round(run, 0.1)
     assert taken.median == pytest.approx(1e-3) and taken.best == pytest.approx(1e-3)
     assert len(set(asked[-hardware_threads.REPEATS :])) == 1 and asked[-1] >= 4
-    assert Taken(2.0, 1.0).rate("x", 6) == {"x": 3.0, "x_best": 6.0}
-    assert Taken(2e-9, 1e-9).nanoseconds(2) == {"nanoseconds": 1.0, "nanoseconds_best": 0.5}
+    assert RoundTime(2.0, 1.0).rate("x", 6) == {"x": 3.0, "x_best": 6.0}
+    assert RoundTime(2e-9, 1e-9).nanoseconds(2) == {"nanoseconds": 1.0, "nanoseconds_best": 0.5}
 
 
 def test_numbers_of_threads():
-    assert [counts(n) for n in (1, 2, 3, 6, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 6], [1, 2, 4, 8]]
+    assert [thread_counts(n) for n in (1, 2, 3, 6, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
 def test_a_pair_for_each_relation():
@@ -147,29 +147,29 @@ def test_rows_of_the_machine(rows):
     made, found = rows
     kinds = [row["what"] for row in made]
     assert kinds[:3] == ["processor", "processors", "cores"] and kinds.count("node") == len(found.nodes())
-    (cores,) = hardware.of(made, "cores")
+    (cores,) = hardware.rows_of_kind(made, "cores")
     assert cores["usable"] == len(found.one_per_core())
     assert kinds.count("cache") == len({cache.level for cache in found.caches})
 
 
 def test_rows_of_the_memory(rows):
     made, found = rows
-    bands = hardware.of(made, "bandwidth")
-    threads = counts(len(found.one_per_core()))
+    bands = hardware.rows_of_kind(made, "bandwidth")
+    threads = thread_counts(len(found.one_per_core()))
     places = len(found.caches_of(found.usable[0])) + 1
     assert len(bands) == (len(threads) + bool(found.siblings())) * places * len(hardware_memory.LOOPS)
     assert all(0 < row["gigabytes_per_second"] <= row["gigabytes_per_second_best"] for row in bands)
-    types = hardware.of(made, "types")
+    types = hardware.rows_of_kind(made, "types")
     assert {row["dtype"] for row in types} == {"float64", "float32", "bfloat16", "float16"}
-    assert len(hardware.of(made, "numa")) == (len(found.nodes()) if len(found.nodes()) > 1 else 0)
+    assert len(hardware.rows_of_kind(made, "numa")) == (len(found.nodes()) if len(found.nodes()) > 1 else 0)
 
 
 def test_rows_between_cores(rows):
     made, found = rows
     cores = len(found.one_per_core())
-    assert len(hardware.of(made, "cache line")) == len(pairs(found))
-    assert [row["threads"] for row in hardware.of(made, "barrier")] == counts(cores)[1:]
-    assert [row["threads"] for row in hardware.of(made, "lock")] == counts(cores)
+    assert len(hardware.rows_of_kind(made, "cache line")) == len(pairs(found))
+    assert [row["threads"] for row in hardware.rows_of_kind(made, "barrier")] == thread_counts(cores)[1:]
+    assert [row["threads"] for row in hardware.rows_of_kind(made, "lock")] == thread_counts(cores)
 
 
 def arithmetic_rows():
@@ -185,7 +185,7 @@ def test_tables(rows):
     made, _ = rows
     shown = tables(made + arithmetic_rows())
     heads = ["machine", "GFLOP/s", "GB/s", "read, GB/s", "10^9 elements/s", "nanoseconds"]
-    heads = [head for head in heads if head != "read, GB/s" or hardware.of(made, "divided")]
+    heads = [head for head in heads if head != "read, GB/s" or hardware.rows_of_kind(made, "divided")]
     assert [table.cells[0][0] for table in shown] == heads
     assert all(len(line) == len(table.cells[0]) for table in shown for line in table.cells)
     assert shown[1].cells[1] == ["AVX2", "float32", *["8.0"] * 5, "16.0", "8.0", "8.0"]
@@ -194,8 +194,8 @@ def test_tables(rows):
 
 def test_medians_far_from_the_best():
     rows = [{"x": 7.0, "x_best": 10.0, "y": 1}, {"x": 9.0, "x_best": 10.0, "z": 30.0, "z_best": 20.0}]
-    assert hardware.disturbed(rows) == (2, 3) and hardware.disturbed([]) == (0, 0)
-    assert hardware.bests(rows)[1] == {"x": 10.0, "x_best": 10.0, "z": 20.0, "z_best": 20.0}
+    assert hardware.disturbed_count(rows) == (2, 3) and hardware.disturbed_count([]) == (0, 0)
+    assert hardware.best_values(rows)[1] == {"x": 10.0, "x_best": 10.0, "z": 20.0, "z_best": 20.0}
 
 
 def test_roofs(rows):

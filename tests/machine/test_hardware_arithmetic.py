@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.machine import hardware_arithmetic
-from hpcdl.machine.hardware_arithmetic import CHAINS, Level, arithmetic, in_a_process, levels, widths
+from hpcdl.machine.hardware_arithmetic import CHAINS, Level, arithmetic, levels, measure_in_process, widths
 from hpcdl.machine.topology import MachineTopology, Processor, from_sys
 
 X86 = llvmlite.binding.get_process_triple().startswith("x86_64")
@@ -38,7 +38,7 @@ def test_siblings_and_several_cores_have_rows(monkeypatch):
     told = []
     monkeypatch.setattr(hardware_arithmetic, "compiled", lambda dtype: (None, {}))
     monkeypatch.setattr(hardware_arithmetic, "flops", lambda *args: told.append(args) or {"gflops": 1.0})
-    rows = hardware_arithmetic.measured({"bits": 256, "cpus": [0, 1, 2], "siblings": [0, 3], "seconds": 1.0})
+    rows = hardware_arithmetic.measure({"bits": 256, "cpus": [0, 1, 2], "siblings": [0, 3], "seconds": 1.0})
     found = [(row["chains"], row["threads"], row["on"] == "cores") for row in rows if row["dtype"] == "float64"]
     assert found == [*((c, 1, True) for c in CHAINS), (16, 2, True), (16, 3, True), (1, 2, False), (16, 2, False)]
     elements = {args[1]: max(a[2] for a in told if a[1] == args[1]) for args in told}
@@ -69,14 +69,14 @@ def test_what_a_user_tells_numba_is_left_out(monkeypatch):
 
 def test_a_process_that_fails_is_one_line():
     with pytest.raises(UsageError, match=r"the loop for wrong could not be measured: .*KeyError"):
-        in_a_process(Level("wrong", 0), {"bits": 0})
+        measure_in_process(Level("wrong", 0), {"bits": 0})
 
 
 def test_the_process_starts_no_mpi():
     """Under mpiexec it would be a rank too many."""
     code = (
         "import sys, json; from hpcdl.machine import hardware_arithmetic as h; "
-        f"h.measured({json.dumps(TOLD)}); print('mpi4py.MPI' in sys.modules)"
+        f"h.measure({json.dumps(TOLD)}); print('mpi4py.MPI' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

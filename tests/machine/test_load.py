@@ -5,7 +5,7 @@ import os
 import pytest
 
 from hpcdl.machine import load
-from hpcdl.machine.load import Load, Look
+from hpcdl.machine.load import Load, LoadSample
 
 HEAD = "cpu  9 9 9 9 9 9 9 9 9 9\n"
 
@@ -29,19 +29,19 @@ def watched(monkeypatch, tmp_path):
 
 def test_idle_of_ones_own_cores_counts(watched):
     watched(5.0, 1.5, 7777, 100, 7777, 20)
-    assert load.look({1, 3}) == Look(5.0, 1.5, 1.2)
+    assert load.take_sample({1, 3}) == LoadSample(5.0, 1.5, 1.2)
 
 
 def test_left_is_what_this_one_took_and_its_part_of_what_nobody_did(watched):
     watched(0.0, 0.0, 0, 0, 0, 0)
     found = Load()
     watched(2.0, 1.0, 0, 100, 0, 60)  # in 4 seconds of cores 1 by this one, 1.6 by nobody, so 1.4 by others
-    assert found.left(ranks=1) == pytest.approx(1.3)
+    assert found.available(ranks=1) == pytest.approx(1.3)
     watched(2.1, 1.1, 0, 100, 0, 60)
-    assert found.left(ranks=1) == pytest.approx(1.3)  # too soon: as it was
-    assert found.news(1, least=1.0) is None
+    assert found.available(ranks=1) == pytest.approx(1.3)  # too soon: as it was
+    assert found.measure(1, min_seconds=1.0) is None
     watched(4.0, 1.0, 0, 300, 0, 60)  # idle for 2 s, of which two ranks could have 1 each
-    assert found.news(2, least=1.0) == pytest.approx(0.5)
+    assert found.measure(2, min_seconds=1.0) == pytest.approx(0.5)
 
 
 def test_not_known_is_none(watched, monkeypatch, tmp_path):
@@ -49,7 +49,7 @@ def test_not_known_is_none(watched, monkeypatch, tmp_path):
     monkeypatch.setattr(load.time, "monotonic", lambda: 0.0)
     found = Load()
     monkeypatch.setattr(load.time, "monotonic", lambda: 9.0)
-    assert found.left(1) is None
+    assert found.available(1) is None
 
 
 def test_who_wants_nobody_to_look_is_heard(watched, monkeypatch):
@@ -57,15 +57,15 @@ def test_who_wants_nobody_to_look_is_heard(watched, monkeypatch):
     found = Load()
     watched(2.0, 1.0, 0, 100, 0, 60)
     monkeypatch.setenv("HPCDL_LOAD", "ignore")
-    assert found.left(1) is None and found.news(1, 0.0) is None
+    assert found.available(1) is None and found.measure(1, 0.0) is None
 
 
 def test_the_kernel_counts_here():
-    first = load.look(os.sched_getaffinity(0))
+    first = load.take_sample(os.sched_getaffinity(0))
     assert first is not None and first.idle >= 0
 
 
 def test_the_first_look_is_waited_for(monkeypatch):
     """A program that has just begun would else take as many threads as on a quiet machine."""
     monkeypatch.delenv("HPCDL_LOAD", raising=False)
-    assert Load().left(1) is not None
+    assert Load().available(1) is not None

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdl.machine import network
-from hpcdl.machine.network import LinkSpeed, measure_all_reduce, measure_links, pairs, part_of, turns
+from hpcdl.machine.network import LinkSpeed, bandwidth_share, measure_all_reduce, measure_links, pairs, repetitions
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
@@ -62,10 +62,10 @@ def test_an_all_reduce(world, monkeypatch):
 
 def test_how_often():
     least, most = network.ROUNDS
-    assert turns(1e9) == least and turns(0) == most
-    assert least < turns(network.SECONDS / 20) == 20 < most
+    assert repetitions(1e9) == least and repetitions(0) == most
+    assert least < repetitions(network.SECONDS / 20) == 20 < most
 
 
 def test_the_part_of_the_bandwidth():
-    assert part_of(100.0, 4, 1.5, size=100) == pytest.approx(1.0)  # 150 bytes over each link
-    assert part_of(100.0, 2, 2.0, size=100) == pytest.approx(0.5)
+    assert bandwidth_share(100.0, 4, 1.5, size=100) == pytest.approx(1.0)  # 150 bytes over each link
+    assert bandwidth_share(100.0, 2, 2.0, size=100) == pytest.approx(0.5)

@@ -36,10 +36,10 @@ class Left:
     def __init__(self, *found):
         self.found = list(found)
 
-    def left(self, ranks):
+    def available(self, ranks):
         return self.found.pop(0)
 
-    def news(self, ranks, least):
+    def measure(self, ranks, min_seconds):
         return self.found.pop(0)
 
 

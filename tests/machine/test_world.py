@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.errors import AgreedError
 from hpcdl.machine import world as launched
-from hpcdl.machine.world import Launch, launch, lone
+from hpcdl.machine.world import Launch, launch, split_world
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 STEP = JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
@@ -50,8 +50,8 @@ def test_a_world_of_one_of_several(environ, monkeypatch):
     monkeypatch.setattr(launched, "mpiexecs", lambda: [("/a/mpiexec", "MPICH"), ("/b/mpiexec", "Open MPI")])
     monkeypatch.setattr("shutil.which", lambda name: None)
     for library, flavour, path in (("MPICH", "pmi2", "/a/mpiexec"), ("Open MPI", "pmix", "/b/mpiexec")):
-        assert lone(2, environ, library) is None
-        found, advice, number = lone(1, environ, library)
+        assert split_world(2, environ, library) is None
+        found, advice, number = split_world(1, environ, library)
         said = launch(environ, library)
         assert f"{said.by} has started {said.ranks} processes ({said.variable})" in found and number == said.number
         assert path in advice and ("SLURM_JOB_ID" not in environ or f"srun --mpi={flavour}" in advice)
@@ -62,7 +62,7 @@ def test_a_world_of_one_of_several(environ, monkeypatch):
     [{}, JOB, JOB | HYDRA | {"PMI_SIZE": "1"}, STEP | {"SLURM_STEP_NUM_TASKS": "1"}, PRTE | {"PMI_SIZE": "1"}],
 )
 def test_a_world_of_one_that_is_meant(environ):
-    assert lone(1, environ, "MPICH") is None
+    assert split_world(1, environ, "MPICH") is None
 
 
 def test_started_alone_in_an_allocation():
@@ -81,9 +81,9 @@ def test_number_0_has_the_word_and_the_others_are_patient(monkeypatch):
     for number, speaker, patient in (("0", 0, []), ("3", None, [launched.PATIENCE])):
         os.environ["SLURM_PROCID"] = number
         with pytest.raises(AgreedError) as caught:
-            launched.one_world(SimpleNamespace(size=1))
+            launched.check_world(SimpleNamespace(size=1))
         assert caught.value.speaker == speaker and naps == patient
-    launched.one_world(SimpleNamespace(size=4))
+    launched.check_world(SimpleNamespace(size=4))
 
 
 def test_leaving(monkeypatch, capsys):
@@ -91,7 +91,7 @@ def test_leaving(monkeypatch, capsys):
     monkeypatch.setattr(launched, "time", SimpleNamespace(sleep=naps.append))
     for number, said in ((0, "hpcdl: error: what; do\n"), (2, "")):
         with pytest.raises(SystemExit) as caught:
-            launched.leave("what; do", number, 5)
+            launched.exit_process("what; do", number, 5)
         assert caught.value.code == 5 and capsys.readouterr().err == said
     assert naps == [launched.PATIENCE]
 
@@ -128,9 +128,9 @@ def test_the_mpiexec_that_a_shell_finds_comes_first(tmp_path, monkeypatch):
 
 
 def test_relations():
-    assert launched.related("Intel MPI", "MPICH") and launched.related("Open MPI", "Open MPI")
-    assert not launched.related("MPICH", "Open MPI") and not launched.related("Open MPI", "MPICH")
-    assert launched.related("MPICH", None)
+    assert launched.compatible("Intel MPI", "MPICH") and launched.compatible("Open MPI", "Open MPI")
+    assert not launched.compatible("MPICH", "Open MPI") and not launched.compatible("Open MPI", "MPICH")
+    assert launched.compatible("MPICH", None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_relations():
     ],
 )
 def test_ranks_of_this_host(environ, here, number):
-    assert (launched.ranks_here(environ), launched.number_here(environ)) == (here, number)
+    assert (launched.ranks_on_host(environ), launched.number_on_host(environ)) == (here, number)
 
 
 def test_where_mpich_would_be_killed_in_its_start(monkeypatch):
@@ -154,20 +154,20 @@ def test_where_mpich_would_be_killed_in_its_start(monkeypatch):
 
     three = {"MPI_LOCALNRANKS": "3", "PMI_SIZE": "3"}
     shm(free=1, whole=64)
-    assert "1.05 MB free" in launched.smaller_than_mpich({}) and launched.smaller_than_mpich(three) == ""
+    assert "1.05 MB free" in launched.shm_shortage({}) and launched.shm_shortage(three) == ""
     shm(free=2, whole=3)
-    assert launched.smaller_than_mpich({}) == ""
-    assert "3.15 MB in all" in launched.smaller_than_mpich(three)
-    assert launched.smaller_than_mpich(three | {"PMI_SIZE": "6"}) == ""  # ranks of other hosts would wait for this one
+    assert launched.shm_shortage({}) == ""
+    assert "3.15 MB in all" in launched.shm_shortage(three)
+    assert launched.shm_shortage(three | {"PMI_SIZE": "6"}) == ""  # ranks of other hosts would wait for this one
     monkeypatch.undo()
-    assert launched.smaller_than_mpich({}, "/dev/shm/nowhere") == ""
+    assert launched.shm_shortage({}, "/dev/shm/nowhere") == ""
 
 
 def test_mpi_that_has_started_is_left_alone(monkeypatch):
     import mpi4py
 
     monkeypatch.setitem(os.environ, "PMIX_RANK", "0")
-    monkeypatch.setattr(launched, "smaller_than_mpich", lambda environ: "small")
+    monkeypatch.setattr(launched, "shm_shortage", lambda environ: "small")
     before = mpi4py.rc.initialize
     launched.start()
     assert mpi4py.rc.initialize == before

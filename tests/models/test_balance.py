@@ -93,5 +93,5 @@ def test_measured_costs(spec, tokens, make_batch):
     assert len(costs) == len(model.layers) - 1 and all(cost > 0 for cost in costs)
     np.testing.assert_array_equal(batch.x, x)
     np.testing.assert_array_equal(batch.y, y)
-    assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)
+    assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)
     assert [len(each) for each in cut_layers(model, 1, costs)] == [len(model.layers)]

@@ -24,7 +24,10 @@ def test_kept_is_plain(length, context, head, dtype, near):
     model = make_model(f"gpt:layers=2,width=16,heads=4,context={context},head={head}", (length,), 30, dtype)
     parameters = 3 * model.initialize(Random(1))
     tokens = np.random.default_rng(0).integers(0, 30, 3 * length + 7).tolist()
-    plain, kept, late = (each(model, parameters) for each in (generation.plain, generation.kept, generation.kept))
+    plain, kept, late = (
+        each(model, parameters)
+        for each in (generation.full_outputs, generation.cached_outputs, generation.cached_outputs)
+    )
     for known in range(1, len(tokens) + 1):
         wanted = plain(tokens[:known])
         np.testing.assert_allclose(kept(tokens[:known]), wanted, rtol=0, atol=near)
@@ -39,8 +42,8 @@ def test_a_token_costs_one_row_and_a_full_window_half_of_it():
     parameters, rows = model.initialize(Random(0)), []
     matmul = model.layers[-2].matmul
     model.layers[-2].matmul = lambda a, b, out: (rows.append(len(a)), matmul(a, b, out=out))[1]  # the head
-    generation.generate(generation.kept(model, parameters), [1, 2, 3], 20, np.random.default_rng(0))
+    generation.generate(generation.cached_outputs(model, parameters), [1, 2, 3], 20, np.random.default_rng(0))
     assert rows == [3, 1, 1, 1, 1, 1, 4, 1, 1, 1, 1, 4, 1, 1, 1, 1, 4, 1, 1, 1]
     rows.clear()
-    generation.generate(generation.plain(model, parameters), [1, 2, 3], 4, np.random.default_rng(0))
+    generation.generate(generation.full_outputs(model, parameters), [1, 2, 3], 4, np.random.default_rng(0))
     assert rows == [length] * 4

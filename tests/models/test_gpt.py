@@ -231,8 +231,8 @@ def test_steady_state_allocates_nothing_big(make_batch):
             model.evaluate(parameters, batch)
 
     step()
-    assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)  # all is given back
-    held = len(model.pool.whole)
+    assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)  # all is given back
+    held = len(model.pool.bases)
     tracemalloc.start()
     try:
         for _ in range(3):
@@ -240,7 +240,7 @@ def test_steady_state_allocates_nothing_big(make_batch):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(model.pool.whole) == held
+    assert len(model.pool.bases) == held
     assert peak < 9 * 32 * 32 * 8  # the smallest activation, 72 KiB; the targets of 16 rows take 4
 
 
@@ -309,7 +309,7 @@ def test_generated_tokens(dtype, recwarn):
     seen = [0, 6, 1, 2, 3, 4, 5][first_seen(7, LENGTH) :]
     assert made(3, prompt=[0, 6, 1, 2, 3, 4, 5], count=1) == made(3, prompt=seen, count=1)  # of the last five, some
     assert made(3, prompt=[]) == made(3, prompt=[0])
-    assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)  # all is given back
+    assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)  # all is given back
     with pytest.raises(UsageError, match="no token number from 0 to 6"):
         made(1, prompt=[VOCABULARY])
     model.layout.view(parameters, "norm.bias")[:] = np.nan

@@ -81,7 +81,7 @@ def test_group_operators(activation, by, exchange, arrays, reference):
         np.testing.assert_allclose(g[1], dz.sum(axis=0), rtol=1e-12, atol=1e-13)
         pool.give(dx)
     assert group.asked == ["g" if by == "rows" else "f_backward"]
-    assert sum(map(len, pool.free.values())) == len(pool.whole)  # nothing is lent any more
+    assert sum(map(len, pool.free.values())) == len(pool.bases)  # nothing is lent any more
 
 
 def test_the_first_layer_sums_nothing(arrays):
@@ -100,7 +100,7 @@ def test_shapes_of_parts(by, shapes):
     for part, wanted in enumerate(shapes):
         cut = layer.cut(part, 3)
         assert tuple(cut.shapes.values()) == wanted and (cut.part, cut.parts) == (part, 3)
-        assert cut.whole == layer.shapes == {"weight": (6, 7), "bias": (7,)}
+        assert cut.full_shapes == layer.shapes == {"weight": (6, 7), "bias": (7,)}
         assert cut.output_shape(5, IdentityGroup()) == (5, wanted[0][1]) and cut.divided == (by == "columns")
     assert layer.parts == 1 and layer.cut(0, 1).shapes == layer.shapes
 

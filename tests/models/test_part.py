@@ -166,7 +166,7 @@ def chain(model, parameters, batch, stages, chunks, share=(0, 1), group=None):
     for part, chunk in reversed(order):
         dy = part.backward(weights[id(part)], in_flight.pop(), dy, part.numbers[chunk])
     assert dy is None
-    assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)  # nothing is lent any more
+    assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)  # nothing is lent any more
     return loss, list(zip(parts, gradients, strict=True))
 
 
@@ -226,7 +226,7 @@ def test_within_layers(spec, parts, sequence, rows, batch_for):
         part = ModelPart(model, share=(rank, parts), group=group)
         vector, gradient = own(part, parameters), np.zeros(part.size)
         loss = part.loss_and_gradient(vector, batch, gradient)
-        assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)
+        assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)
         return loss, part.evaluate(vector, batch), [(part, gradient)], group.asked
 
     losses, scores, gradients, asked = zip(*together(parts, sequence, body), strict=True)

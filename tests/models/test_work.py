@@ -9,7 +9,7 @@ from hpcdl.data.batch import Batch
 from hpcdl.errors import UsageError
 from hpcdl.models import layers as dense_layers
 from hpcdl.models import losses, make_model, transformer
-from hpcdl.models.work import Called, Product, flops, flops_of_model, moved, operations
+from hpcdl.models.work import KernelCall, Product, flops, flops_of_model, moved, operations
 from hpcdl.random import Random
 
 ROWS = 3
@@ -33,7 +33,7 @@ def done(monkeypatch):
             main = rest[-1] if name in ("embed", "squared") else first
             main = rest[0] if name == "embed_backward" else main
             rows, columns = main.shape if main.ndim == 2 else (main.size, 1)
-            found.append(Called(name, rows * columns if columns == 1 else rows, columns))
+            found.append(KernelCall(name, rows * columns if columns == 1 else rows, columns))
             return kernel(first, *rest)
 
         return staticmethod(call)
@@ -67,7 +67,7 @@ def done(monkeypatch):
 
             def add_product(a, b, into):
                 add(a, b, into)
-                found.append(Called("add_into", into.size))  # numpy's, after the product
+                found.append(KernelCall("add_into", into.size))  # numpy's, after the product
 
             layer.add_product = add_product
 

@@ -6,7 +6,7 @@ import pytest
 from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
-from hpcdl.faults.straggler import Slowed
+from hpcdl.faults.straggler import StragglerModel
 from hpcdl.models.part import ModelPart
 from hpcdl.parallel.cut_model import CutModel, check_same_rows
 from hpcdl.parallel.zero import Shards
@@ -51,7 +51,7 @@ def test_gradients_are_summed_over_the_ranks_once(stage, parts, hold, gpt, world
 
 
 def test_a_straggler_is_slowed_once_for_each_part_and_not_when_it_warms_up(hold, gpt):
-    held = hold(wrapped=lambda model: Accumulated(Slowed(model, 1, 0, 0, Random(0), 0), 2))
+    held = hold(wrapped=lambda model: Accumulated(StragglerModel(model, 1, 0, 0, Random(0), 0), 2))
     held.warm_up(gpt.rows(0))
     assert held.model.count == 0
     held.forward_backward(gpt.rows(3))

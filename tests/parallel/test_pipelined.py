@@ -8,7 +8,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.grid import Grid
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
-from hpcdl.parallel.pipelined import OnePipeline, pipelined, place_layers
+from hpcdl.parallel.pipelined import PipelineGroups, pipelined, place_layers
 from hpcdl.runs import Options, Run
 
 FEATURES, CLASSES = 5, 3
@@ -34,7 +34,7 @@ def examples(features=FEATURES, classes=CLASSES):
 def test_one_pipeline_of_all_ranks_whose_ends_share_a_group(each_group):
     def body(bare):
         comm = Communicator(bare, "ring")
-        groups = OnePipeline(comm)
+        groups = PipelineGroups(comm)
         assert groups.pipeline is comm and groups.tensor is None and (groups.data.rank, groups.data.size) == (0, 1)
         if comm.size == 1 or 0 < comm.rank < comm.size - 1:
             assert groups.ends is None
@@ -69,7 +69,7 @@ def test_who_reports_losses_and_what_is_summed(axis, sequence, run, world):
     if axis == "one" and sequence:
         pytest.skip("no layer is shared")
     model, data, p = make_model(GPT, (12,), 7, "float64"), examples(12, 7), world.size
-    groups = OnePipeline(run.comm) if axis == "one" else Grid(run.comm, **{axis: p})
+    groups = PipelineGroups(run.comm) if axis == "one" else Grid(run.comm, **{axis: p})
     held, stage = pipelined(run, model, data, run.make_optimizer(model, data, 0), groups, sequence=sequence, zero=1)
     assert world.allgather(held.reports_loss) == {
         "one": [rank == p - 1 for rank in range(p)],

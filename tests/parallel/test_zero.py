@@ -53,7 +53,7 @@ def test_gradients_that_are_spoken_for_are_the_whole_one_once(stage, hold, world
     shards = hold(stage).shards
     for u, view in enumerate(shards.owned_gradients):
         view[:] = np.arange(shards.units.in_vector[u].start, shards.units.in_vector[u].stop)
-    found = world.allgather(np.concatenate([np.empty(0), *shards.gradients_spoken_for()]))
+    found = world.allgather(np.concatenate([np.empty(0), *shards.unique_gradients()]))
     assert sorted(np.concatenate(found)) == list(range(gpt.made().size))
 
 

@@ -154,7 +154,7 @@ def check_store(consistency, keyed, requests):
     server = SliceServer(wire, values, Clocks(CLIENTS, consistency), update, rows=ROWS if keyed else None)
     for request in requests:
         client = request[0]
-        if client not in server.inbox.coming:
+        if client not in server.inbox.pending:
             continue  # it has closed, and nobody listens
         send(wire, server, *request)
         before = values.copy()
@@ -226,7 +226,7 @@ def check_data(data, requests):
             if request[0] != 5:
                 server.answer(client, *request)
 
-        if not served(answer) or 1 not in server.inbox.coming:
+        if not served(answer) or 1 not in server.inbox.pending:
             break
     server.close()
 

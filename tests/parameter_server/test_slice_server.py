@@ -175,9 +175,9 @@ def test_the_last_pulls_are_answered_together_with_what_was_delayed(serve):
 
 def test_the_lead_gathers_until_it_is_over(serve):
     """At the clock that it needs; and when all clients have closed, this server does not end before it is told."""
-    assert serve(SSP)[0].inbox.coming.keys() == {1, 2}
+    assert serve(SSP)[0].inbox.pending.keys() == {1, 2}
     server, post, ask = serve(SSP, gathered=True)
-    assert server.inbox.coming.keys() == {0, 1, 2}
+    assert server.inbox.pending.keys() == {0, 1, 2}
     ask(0, StoreOperation.PULL, reply=StoreTag.GATHERED, needs=1)
     ask(1, StoreOperation.PUSH)
     assert not post.sent

@@ -15,8 +15,8 @@ from torch import nn  # noqa: E402
 
 from hpcdl.comm import Communicator  # noqa: E402
 from hpcdl.comm.call_matching import number  # noqa: E402
-from hpcdl.comm.diagnostics.call_signature import ranks_told  # noqa: E402
-from hpcdl.comm.diagnostics.collective_checker import Checking  # noqa: E402
+from hpcdl.comm.diagnostics.call_signature import format_ranks  # noqa: E402
+from hpcdl.comm.diagnostics.collective_checker import CollectiveChecker  # noqa: E402
 from hpcdl.errors import AgreedError, UsageError  # noqa: E402
 from hpcdl.torch import monitored  # noqa: E402
 from hpcdl.torch.backend import BackendGroup  # noqa: E402
@@ -400,7 +400,7 @@ def test_ranks_with_tensors_of_different_types_are_told_though_the_same_travels(
         opts = SimpleNamespace(asyncOp=later, rootRank=0, reduceOp=dist.ReduceOp(op))
         with pytest.raises(AgreedError, match=words):
             getattr(checked, name)(*arguments, opts).wait()
-        tags = world.allgather(number(comm._latest))  # without the check, their messages do not meet
+        tags = world.allgather(number(comm._latest_call))  # without the check, their messages do not meet
         assert len({*tags[:last]}) == 1 and tags[last] != tags[0]
 
     pairs = [(torch.float16, torch.bfloat16), (torch.uint16, torch.float16)]
@@ -422,9 +422,9 @@ def test_ranks_with_tensors_of_different_types_are_told_though_the_same_travels(
 @pytest.mark.parametrize("later", [False, True])
 def test_the_lines_that_are_told_are_the_programs(group, rank, size, world, later, monkeypatch):
     """And not PyTorch's, which lie between."""
-    checking = Checking(world)
-    monkeypatch.setattr(group.group.WORLD.comm, "_checking", checking)
-    said = rf"\(call number \d+ of .*, from {ranks_told(range(size))}: test_backend\.py:\d+ in test_the_lines\w*\)"
+    checking = CollectiveChecker(world)
+    monkeypatch.setattr(group.group.WORLD.comm, "_checker", checking)
+    said = rf"\(call number \d+ of .*, from {format_ranks(range(size))}: test_backend\.py:\d+ in test_the_lines\w*\)"
     mine = torch.ones(2 + (rank == 0))
     with pytest.raises(AgreedError, match=said):
         wait(dist.all_reduce(mine, async_op=later))

@@ -13,7 +13,7 @@ from hpcdl.memory import Memory  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.models.layered import FlatWeights  # noqa: E402
 from hpcdl.models.part import ModelPart  # noqa: E402
-from hpcdl.parallel.cut_model import same_start  # noqa: E402
+from hpcdl.parallel.cut_model import broadcast_initial_values  # noqa: E402
 from hpcdl.random import Random  # noqa: E402
 from hpcdl.strategies import fully_sharded, pipeline, sequential  # noqa: E402
 from hpcdl.torch import TorchModel  # noqa: E402
@@ -127,7 +127,7 @@ def test_ranks_that_were_given_other_values_begin_with_those_of_rank_0(world):
     torch.manual_seed(world.rank)
     net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3))
     model, comm = TorchModel(net, features=(6,), classes=3), Communicator(world)
-    same_start(comm, model)
+    broadcast_initial_values(comm, model)
     comm.free()
     starts = world.allgather(ModelPart(model).initialize(Random(0)))
     assert all(np.array_equal(each, starts[0]) for each in starts)

@@ -35,7 +35,7 @@ def test_a_tied_tensor_lies_with_the_layer_that_has_its_name():
     model = made("torch:cut_nets:tied")
     shared = "last.weight"
     layers = {layer.name: layer for layer in model.layers}
-    assert "weight" in layers["last"].whole and shared in layers["first"].tied and shared in layers["middle"].tied
+    assert "weight" in layers["last"].full_shapes and shared in layers["first"].tied and shared in layers["middle"].tied
     part = ModelPart(model, [range(0, 3)])
     assert [tensor.name for tensor in part.copies] == [shared] and list(part.tied()) == [shared]
 

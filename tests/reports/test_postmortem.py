@@ -14,7 +14,7 @@ import pytest
 
 from hpcdl.comm.diagnostics import flight_recorder
 from hpcdl.comm.diagnostics.call_signature import TYPES
-from hpcdl.comm.diagnostics.deadlock import explained
+from hpcdl.comm.diagnostics.deadlock import status_lines
 from hpcdl.comm.diagnostics.flight_recorder import ALL, BROKE, DONE, GROUP, HEAD, MAGIC, RECORD, VERSION, WAITING
 from hpcdl.errors import UsageError
 from hpcdl.reports.postmortem import recordings, said, story, table
@@ -100,7 +100,7 @@ def test_calls_of_different_communicators(tmp_path):
         written(tmp_path, rank, [WAITS | {"call": 41}], size=4, last=(40, 3))
     for rank in (2, 3):
         written(tmp_path, rank, [WAITS | BARRIER | {"call": 4, "group": 1}], last=(40, 3))
-    found = explained(said(recordings(tmp_path)), 4)
+    found = status_lines(said(recordings(tmp_path)), 4)
     assert found[-1].startswith(
         "ranks 0, 1, 2 and 3 wait for each other for ever (ranks 0 and 1 in call number 41 of 'world'"
     )

@@ -100,7 +100,7 @@ def test_no_more_comes_than_is_allowed_and_all_is_as_if_it_were_here(frame, each
             intake.allow(np.inf)
             comm.wait_until(lambda: len(set(intake.order)) == comm.size - 1, intake.attend)
             intake.close()
-            assert not intake.left and not intake.inbox.coming, "each has sent its last"
+            assert not intake.left and not intake.inbox.pending, "each has sent its last"
             assert_as_local(intake, frame, comm.size)
             assert intake.tally.by_kind.sent["control"] == comm.traffic.bytes
             sent = 0

@@ -6,9 +6,9 @@ import pytest
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
-from hpcdl.faults.straggler import slowed
+from hpcdl.faults.straggler import with_stragglers
 from hpcdl.models import make_model
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.random import Random
 from hpcdl.runs import Accumulated, Options, Run
 from hpcdl.runs.accumulated import NOTHING, accumulated, accumulation
@@ -56,8 +56,8 @@ def test_without_anybody_to_tell(monkeypatch):
 def test_what_wraps_a_model_comes_off():
     model = make_model("softmax", (4,), 3, "float64")
     assert accumulated(model, 1) is model and accumulation(model) == 1
-    both = accumulated(slowed(model, Options(pretend_compute=1), 0, range(1)), 4)
-    assert accumulation(both) == 4 and both.layout is model.layout and plain(both) is model
+    both = accumulated(with_stragglers(model, Options(pretend_compute=1), 0, range(1)), 4)
+    assert accumulation(both) == 4 and both.layout is model.layout and unwrapped(both) is model
 
 
 def test_a_model_that_does_not_accumulate_as_the_options_say_is_refused(world, data):

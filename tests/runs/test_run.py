@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import TrainingError, UsageError
-from hpcdl.faults.straggler import slowed
+from hpcdl.faults.straggler import with_stragglers
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Whole, signals
 
@@ -74,7 +74,7 @@ def test_the_trace_has_the_end_of_the_run(run, world, mpi_tmp_path):
 def test_what_is_slow_on_purpose_does_not_slow_the_warm_up(run, data):
     """Ranks without a vector to warm up with would wait for it, and --timeout would end the run."""
     options = Options(pretend_compute=0.1, model="mlp:6", dtype="float64")
-    slow = slowed(make_model(options.model, data.features, data.classes, options.dtype), options, 0, range(1))
+    slow = with_stragglers(make_model(options.model, data.features, data.classes, options.dtype), options, 0, range(1))
     run(own=slow, steps=3)
     assert slow.count == 3
 

@@ -16,7 +16,7 @@ from hpcdl.csr import CSR, on
 from hpcdl.data import from_arrays
 from hpcdl.kernels.device import CPU, open_device
 from hpcdl.models import make_model
-from hpcdl.models.model_wrapper import Wrapped
+from hpcdl.models.model_wrapper import ModelWrapper
 from hpcdl.runs import Options, Run
 from hpcdl.runs.accumulated import accumulated
 from hpcdl.strategies import all_reduce, sequential
@@ -48,7 +48,7 @@ def watched(run):
     return run
 
 
-class OnDevice(Wrapped):
+class OnDevice(ModelWrapper):
     """A model that looks where its batches lie."""
 
     def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):

@@ -10,7 +10,7 @@ from hpcdl.comm import node_memory
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import TrainingError
-from hpcdl.models.model_wrapper import plain
+from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.strategies import all_reduce, sequential
 
 pytestmark = pytest.mark.four
@@ -278,7 +278,7 @@ def test_overlapped_buckets_start_while_the_last_part_is_computed(follow, each_g
         started = []
 
         def train(comm, model, *arguments, **own):
-            inner, counted = plain(model), comm.traffic["all_reduce"]
+            inner, counted = unwrapped(model), comm.traffic["all_reduce"]
             compute = inner.loss_and_gradient
 
             def watched(*arguments):

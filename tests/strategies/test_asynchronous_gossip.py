@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm import Communicator
-from hpcdl.comm.gossip.pairwise import Pairs
+from hpcdl.comm.gossip.pairwise import PairwiseGossip
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.comm.progress import activity
 from hpcdl.data import open_data
@@ -108,10 +108,10 @@ def events(monkeypatch):
 
         monkeypatch.setattr(owner, name, noted)
 
-    note(Pairs, "listen", found.clear)  # of what was compiled before
-    note(Pairs, "_send", lambda to: ("average", to))
-    note(Pairs, "_average", lambda source: ("average", source))
-    note(Pairs, "_take_mean", lambda: ("mean", None))
+    note(PairwiseGossip, "listen", found.clear)  # of what was compiled before
+    note(PairwiseGossip, "_send", lambda to: ("average", to))
+    note(PairwiseGossip, "_average", lambda source: ("average", source))
+    note(PairwiseGossip, "_take_mean", lambda: ("mean", None))
     note(Layered, "loss_and_gradient", lambda w, *_: ("copy", w.copy()))
     note(Optimizer, "update", lambda *_: ("step", None))
     return found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.faults.straggler import Slowed
+from hpcdl.faults.straggler import StragglerModel
 from hpcdl.random import Random
 from hpcdl.strategies import model_parallel
 
@@ -61,7 +61,7 @@ def test_a_straggler_is_slowed_once(cut, world):
     slow = []
 
     def train(comm, model, *others):
-        slow.append(Slowed(model, 1, 0, 0, Random(0), comm.rank))
+        slow.append(StragglerModel(model, 1, 0, 0, Random(0), comm.rank))
         return model_parallel.train(comm, slow[0], *others)
 
     cut(world, train, {}, DEEP, steps=4, accumulate=2)

@@ -119,7 +119,7 @@ def test_bytes_are_those_of_what_the_batches_touch(model, consistency, servers, 
     if world.rank > 0:
         return
     made, data = make_model(model, (FEATURES,), 3, "float64"), documents()
-    width = made.layers[0].whole["weight"][1]
+    width = made.layers[0].full_shapes["weight"][1]
     slices, workers = cut_slices(made.size, servers, width), run.workers
     edges = [(cut.start // width, min(cut.stop, FEATURES * width) // width) for cut in slices]
     tails = [cut.stop - max(cut.start, FEATURES * width) for cut in slices]

@@ -1,18 +1,18 @@
-"""All-reduce algorithms, one per file, chosen by name; or a user's own, as package.module:name.
+"""All-reduce algorithms, one per file, chosen by name; a user's own is package.module:name.
 
 An algorithm is a function (comm, vector, op): comm a bare mpi4py communicator, vector a flat contiguous array that
 it reduces in place over all ranks, op(into, values) the reduction of two vectors. Written as a generator under
-`@collective` (hpcdl/comm/collective_schedule.py) it runs asynchronously too. A generator's messages may bear tags 0 to
-31, and a receive that names no tag takes those sent without one.
+`@collective` (hpcdl/comm/collective_schedule.py) it runs asynchronously, too. A generator may use tags 0 to 31; a
+receive without a tag matches sends without one.
 
-What else there is to know of an algorithm stands in its record, an `Algorithm` (record.py): ALGORITHM in each file
-here. A user's own is a function, plain or under `@collective`, or such a record.
+Further properties of an algorithm are in its record, an `Algorithm` (record.py), which is ALGORITHM in each file here.
+A user's own is a function, plain or under `@collective`, or such a record.
 """
 
 from hpcdl.comm.allreduce import auto, direct, hierarchical, mpi, naive, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.errors import UsageError, unknown
-from hpcdl.plugins import own
+from hpcdl.plugins import load_plugin
 
 ALGORITHMS = {
     module.ALGORITHM.name: module.ALGORITHM
@@ -21,12 +21,12 @@ ALGORITHMS = {
 
 
 def algorithm(name: str) -> Algorithm:
-    """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none."""
+    """Return the all-reduce algorithm of that name. Raises UsageError, with the known names, for another name."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if name.startswith(":") or ":" not in name:
         raise unknown("all-reduce algorithm", name, [*ALGORITHMS, "package.module:function"])
-    found, settings = own(name, f"--allreduce {name}")
+    found, settings = load_plugin(name, f"--allreduce {name}")
     if isinstance(found, Algorithm):
         return found
     if not callable(found) or settings:

@@ -1,17 +1,17 @@
-"""The fastest algorithm for the length of the vector, from a table measured once on each kind of machine.
+"""Autotuned all-reduce: the fastest algorithm for the vector's length, from a table measured once per machine.
 
     bytes of the vector     up to 2 KiB     up to 16 KiB    up to 128 KiB   up to 1 MiB     longer
     measured at             1 KiB           8 KiB           64 KiB          512 KiB         4 MiB
-    taken                   the fastest of shared (one node) or hierarchical (several), recursive, ring, tree and mpi
+    algorithm               the fastest of shared (one node) or hierarchical (several), recursive, ring, tree and mpi
 
-The candidates take turns; a turn's time is that of the slowest rank, and the first quartile counts: other load makes
-turns longer, never shorter. One whose best of three turns is three times the best one's is out. Algorithms that share
-memory are timed in vectors from `comm.empty`, and are taken only where they do not fall behind the library's own for
-other vectors either.
+The candidates take turns. A turn's time is that of the slowest rank, and the first quartile of the turns counts,
+because other load only makes turns longer. A candidate is dropped if the best of its three trial turns takes three
+times the best candidate's. Algorithms in shared memory are timed in vectors from `comm.empty`, and are chosen only if
+they also keep up with the library's all-reduce for other vectors.
 
-The table is kept in a file, one for each MPI library, processor, number of cores, of nodes and of ranks per node, in
-$HPCDL_CACHE or the user's folder for caches (hpcdl/files.py). Delete it to measure again. Which algorithm is
-taken decides the order of additions: name one to get the same bits on every machine.
+The table is stored in a file for each MPI library, processor, number of cores, of nodes and of ranks per node, in
+$HPCDL_CACHE or the user's cache folder (hpcdl/files.py). Delete it to measure again. The algorithm determines the order
+of additions: name one to get the same bits on every machine.
 """
 
 import bisect
@@ -34,21 +34,21 @@ from hpcdl.comm.collective_schedule import Step
 from hpcdl.comm.node_memory import NodeMemory, node_memory
 from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.comm.progress import activity
-from hpcdl.files import atomic_write, cache_folder, from_json
+from hpcdl.files import atomic_write, cache_folder, parse_json
 
 log = logging.getLogger("hpcdl")
 SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
-LIMITS = [2 * size for size in SIZES[:-1]]  # up to which a size stands for others
+LIMITS = [2 * size for size in SIZES[:-1]]  # upper limit of the lengths that each size stands for
 CANDIDATES = {each.ALGORITHM.name: each.ALGORITHM for each in (shared, hierarchical, recursive, ring, tree, mpi)}
-SHARING = ("shared", "hierarchical")  # algorithms that work in the memory of a node
-SECONDS = 0.04  # for the turns of a candidate at one size, at least those of the trial
+SHARING = ("shared", "hierarchical")  # algorithms in shared memory
+SECONDS = 0.04  # for the turns of a candidate at one size
 TRIAL, MAX_TURNS = 3, 100
-HOPELESS = 3.0  # times the best one's best trial turn
-KEPT = ("mpi", "elsewhere")  # though hopeless, for they are compared with each other
-BEHIND = 1.25  # times the library's own, in vectors that no window holds
+HOPELESS = 3.0  # times the best trial turn of all candidates
+ALWAYS_RACED = ("mpi", "elsewhere")  # never dropped: they are compared with each other
+MAX_LAG = 1.25  # times the library's time, for vectors outside of shared memory
 
-TABLE = MPI.Comm.Create_keyval()  # what is kept with a communicator: its table
-tables: dict[str, list[str]] = {}  # of this process: the algorithm for each size, by key
+TABLE = MPI.Comm.Create_keyval()  # attribute of a communicator: its table
+tables: dict[str, list[str]] = {}  # of this process, by key: the algorithm for each size
 
 
 def auto_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> None:
@@ -57,17 +57,17 @@ def auto_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM
 
 
 def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-    """The asynchronous form."""
+    """The all-reduce as an asynchronous generator."""
     yield from choose(comm, vector).steps(comm, vector, op)  # type: ignore[misc]  # all candidates have steps
 
 
 def choose(comm: MPI.Intracomm, vector: np.ndarray) -> Algorithm:
-    """The algorithm for this vector; the same on all ranks, for it depends on its length alone."""
+    """Return the algorithm for this vector; equal on all ranks, as it depends on the length alone."""
     return CANDIDATES[table(comm)[bisect.bisect_left(LIMITS, vector.nbytes)]]
 
 
 def table(comm: MPI.Intracomm) -> list[str]:
-    """The algorithms that are taken for each of SIZES; collective at the first call."""
+    """Return the algorithm for each of SIZES; the first call is collective."""
     found: Any = comm.Get_attr(TABLE)
     if found is None:
         prepare(comm)
@@ -79,7 +79,7 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
     """Make the memory of the node and read or measure the table; collective."""
     memory = node_memory(comm)
     if comm.Get_size() == 1:
-        comm.Set_attr(TABLE, ["ring"] * len(SIZES))  # which then sends nothing
+        comm.Set_attr(TABLE, ["ring"] * len(SIZES))  # any: a single rank sends nothing
         return memory
     with activity.inside("measuring all-reduce algorithms"):
         about = description(comm, memory)
@@ -95,7 +95,7 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
 
 
 def description(comm: MPI.Intracomm, memory: NodeMemory) -> dict:
-    """What the table depends on, as rank 0 sees it."""
+    """Return the machine properties of rank 0 that the table depends on."""
     about = {
         "mpi": MPI.Get_library_version().strip("\0").split("\n")[0],
         "processor": processor(),
@@ -110,7 +110,7 @@ def description(comm: MPI.Intracomm, memory: NodeMemory) -> dict:
 
 
 def processor() -> str:
-    """The name of the processor, as far as the system tells it."""
+    """Return the processor's name, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -120,9 +120,9 @@ def processor() -> str:
 
 
 def read(path: Path, about: dict) -> list[str] | None:
-    """The table in the file, or None where there is none that can be used."""
+    """Return the table in the file, or None if there is no usable one."""
     try:
-        found = from_json(path.read_text())
+        found = parse_json(path.read_text())
         usable = (
             found["about"] == about and len(found["table"]) == len(SIZES) and set(found["table"]) <= set(CANDIDATES)
         )
@@ -132,7 +132,7 @@ def read(path: Path, about: dict) -> list[str] | None:
 
 
 def measure_and_keep(comm: MPI.Intracomm, path: Path, about: dict) -> list[str]:
-    """Measure the table on all ranks; rank 0 writes it, where it can."""
+    """Measure the table on all ranks; rank 0 writes it, if it can."""
     start, own = time.perf_counter(), comm.Dup()
     fastest, times = measure(own)
     node_memory(own).free()
@@ -153,7 +153,7 @@ def measure_and_keep(comm: MPI.Intracomm, path: Path, about: dict) -> list[str]:
 
 
 def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
-    """The fastest algorithm for each size, and the microseconds of all candidates; the same on all ranks."""
+    """Return the fastest algorithm for each size, and the microseconds of all candidates; equal on all ranks."""
     memory = node_memory(comm)
     sharing = ["shared" if memory.nodes == 1 else "hierarchical"] if memory.usable and memory.ranks_per_node > 1 else []
     fastest, microseconds = [], []
@@ -166,7 +166,7 @@ def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
             vectors["elsewhere"] = (CANDIDATES[name], plain[:length])
             vectors[name] = (CANDIDATES[name], plain[:length] if window is None else window[:length])
         found = race(comm, vectors)
-        behind = found.pop("elsewhere", 0) > BEHIND * found["mpi"]
+        behind = found.pop("elsewhere", 0) > MAX_LAG * found["mpi"]
         choice = {name: value for name, value in found.items() if not (behind and name in SHARING)}
         fastest.append(min(choice, key=choice.__getitem__))
         microseconds.append({name: round(value, 2) for name, value in found.items()})
@@ -174,8 +174,8 @@ def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
 
 
 def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) -> dict[str, float]:
-    """Microseconds of each candidate, as the slowest rank sees them; the hopeless ones are left out."""
-    for algorithm, vector in vectors.values():  # compile, and touch the memory
+    """Return the microseconds of each candidate on the slowest rank, without the dropped ones."""
+    for algorithm, vector in vectors.values():  # warm-up: compile, touch the memory
         algorithm(comm, vector)
     taken: dict[str, list[float]] = {name: [] for name in vectors}
     turn, turns = 0, MAX_TURNS
@@ -190,7 +190,9 @@ def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) 
         turn += 1
         if turn == TRIAL:
             best = min(min(times) for times in taken.values())
-            taken = {name: times for name, times in taken.items() if min(times) <= HOPELESS * best or name in KEPT}
+            taken = {
+                name: times for name, times in taken.items() if min(times) <= HOPELESS * best or name in ALWAYS_RACED
+            }
             turns = int(min(MAX_TURNS, max(TRIAL, SECONDS / max(min(times) for times in taken.values()))))
     return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
 

@@ -1,4 +1,4 @@
-"""All-reduce without a driver: everyone sends everything to everyone.
+"""Direct all-reduce: every rank sends its whole vector to every other rank.
 
     0 <──> 1       One step, and no rank waits for a chain of others, but each of the N (N - 1) messages
     ^ \\  / ^       carries the whole vector: very communication heavy. It pays for tiny vectors only,
@@ -9,9 +9,8 @@
     cost, N ranks        messages      values sent         steps
     every rank           N - 1         (N - 1) K           1
 
-Each rank sends to the ones after it, in a circle: were rank 0 the first for all, its link would have to take in all
-vectors while the others' wait. It holds N K values while it sums, in the order of the ranks, so that all get the same
-bits.
+Each rank sends first to the rank after it, in a circle: if all began with rank 0, its link would be the bottleneck
+while others idle. A rank holds N K values while it sums them in the order of the ranks, so that all get the same bits.
 """
 
 from collections.abc import Iterator

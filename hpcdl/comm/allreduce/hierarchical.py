@@ -6,20 +6,19 @@
            └───── exchange ───────┘
 
     time           piece 0        piece 1        piece 2        ...
-    others         add            add            add            copy 0, 1, 2, ... as they come
+    others         add            add            add            copy 0, 1, 2, ... as they complete
     leader                        exchange 0     exchange 1     exchange 2
 
-The pieces, of 512 KiB, overlap: while the leaders exchange one, by recursive halving and doubling where they are a
-power of two and around a ring where not, the others add the next. With H nodes a node's link carries 2 (H - 1) K / H
-values each way, whatever the number of its ranks. A ring over all N ranks sends 2 (N - 1) K / N over it, in more steps,
-and a recursive exchange of all ranks up to N / H times as much.
+The pieces of 512 KiB are pipelined: while the leaders exchange one, the other ranks add the next. The exchange is
+recursive halving and doubling for a power of two of leaders, else a ring. With H nodes a node's link carries 2 (H - 1)
+K / H values each way, for any number of ranks per node. A ring over all N ranks sends 2 (N - 1) K / N over it, in more
+steps, and a recursive exchange of all ranks up to N / H times as much.
 
     cost, H nodes, N ranks      messages of a leader        values it sends        values added in a node
     H = 2^h                     2 h for each piece          2 (H - 1) K / H        all vectors of the node, once
     else                        2 (H - 1) for each piece    2 (H - 1) K / H        the same
 
-A node with one rank has nothing to add, its vector is exchanged as it is. All leaders end with the same bits, and hand
-them to their nodes.
+A node with one rank adds nothing. All leaders end with the same bits, and their nodes copy them.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
 from hpcdl.comm.allreduce.ring import ring_all_reduce
 from hpcdl.comm.collective_schedule import Collective, Step, collective
-from hpcdl.comm.node_memory import Members, NodeMemory, node_memory
+from hpcdl.comm.node_memory import NodeMemory, SubsetCommunicator, node_memory
 from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.kernels import shared as kernels
 
@@ -53,14 +52,14 @@ def hierarchical_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reducti
         yield from memory.turn(over_nodes(comm, memory, vector, op), vector.dtype)
 
 
-def between(comm: MPI.Intracomm | Members) -> Collective:
-    """The algorithm between the leaders."""
+def between(comm: MPI.Intracomm | SubsetCommunicator) -> Collective:
+    """Return the algorithm between the leaders."""
     size = comm.Get_size()
     return recursive_all_reduce if size & (size - 1) == 0 else ring_all_reduce
 
 
 def pieces(first: int, size: int, itemsize: int) -> list[slice]:
-    """Elements first to first + size, cut where all nodes cut: at multiples of PIECE bytes."""
+    """Cut elements first to first + size where all nodes cut: at multiples of PIECE bytes."""
     each = PIECE // itemsize
     return [slice(start, min(start + each, first + size)) for start in range(first, first + size, each)]
 
@@ -69,7 +68,7 @@ def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: 
     """The steps on several nodes, some of them with several ranks."""
     leaders = memory.leaders(comm)
     exchange = between(leaders)
-    if memory.size == 1:  # alone on its node, it keeps step with the leaders of the others
+    if memory.size == 1:  # alone on its node: keep step with the other leaders
         for piece in pieces(0, vector.size, vector.itemsize):
             yield from exchange.steps(leaders, vector[piece], op)
         return
@@ -84,7 +83,7 @@ def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: 
             total = memory.offered(vector, start)[:size]
             for piece in block:
                 memory.post()
-                yield memory.arrived  # the others have added this piece
+                yield memory.arrived  # all ranks have added this piece
                 yield from exchange.steps(leaders, total[piece.start - start : piece.stop - start], op)
                 memory.publish()
             if not np.may_share_memory(total, vector):
@@ -96,12 +95,12 @@ def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: 
                 yield memory.published()
                 memory.copy_from_leader(vector[piece], piece.start - start)
         memory.post()
-        yield memory.arrived  # nobody reads the others' vectors any more
+        yield memory.arrived  # no rank reads another's vector any more
         start += size
 
 
 def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """The blocking form for vectors as this one, where all ranks are on one node."""
+    """Return the blocking form for vectors like this one if all ranks are on one node; else None."""
     return shared.bind(comm, vector, op) if node_memory(comm).nodes == 1 else None
 
 

@@ -1,8 +1,8 @@
-"""The MPI library's own all-reduce, the one to compare with.
+"""The MPI library's all-reduce, as the reference.
 
-Which algorithm it takes depends on the library, the length of the vector and the network: often recursive doubling
-for short vectors, a reduce-scatter with an all-gather for long ones, and shared memory within a node. What it
-really sends cannot be seen from outside, so a trace counts the payload of the call, K values, and no messages.
+Its algorithm depends on the library, the length of the vector and the network: often recursive doubling for short
+vectors, a reduce-scatter with an all-gather for long ones, and shared memory within a node. Its messages are invisible
+from outside, so a trace counts the payload of the call, K values, and no messages.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.call_matching import SameCall, turn
+from hpcdl.comm.call_matching import CallComparison, turn
 from hpcdl.comm.collective_schedule import Step
 from hpcdl.comm.operations import SUM, Reduction
 
@@ -25,14 +25,14 @@ def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Itera
     """The asynchronous form: MPI_Iallreduce."""
     with turn(comm) as mine:
         yield mine
-        same = SameCall(comm, vector, op)
+        same = CallComparison(comm, vector, op)
         yield [same.start()]
-        same.check()  # first, for MPICH ends the job where vectors differ
+        same.check()  # first: MPICH ends the job if vectors differ
         sent = comm.Iallreduce(MPI.IN_PLACE, vector, op.mpi)
     yield [sent]
 
 
-# MPI_Allreduce on one rank does not match MPI_Iallreduce on another, and that one on all ranks may be much slower (ten
-# times for 4 MiB within a node, seen with Open MPI 5): so a blocking call is MPI_Allreduce whatever a rank has in
-# flight, once all ranks have come. The vector is only handed on, and may lie on a GPU where the library takes that.
+# MPI_Allreduce does not match MPI_Iallreduce of another rank, and MPI_Iallreduce may be much slower (ten times for 4
+# MiB within a node, seen with Open MPI 5). So a blocking call is always MPI_Allreduce, after all ranks have entered.
+# The vector is passed to MPI unread, and may lie on a GPU if the library is CUDA-aware.
 ALGORITHM = Algorithm("mpi", steps, mpi_all_reduce, direct=True, meets=True)

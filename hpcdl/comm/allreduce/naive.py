@@ -1,4 +1,4 @@
-"""All-reduce through a driver: the simplest way, and the one whose driver becomes the bottleneck.
+"""Naive all-reduce through a driver: the simplest algorithm, whose driver is the bottleneck.
 
     reduce            broadcast           Every rank pushes its vector of K values to the driver, rank 0,
     1 ─┐              ┌─> 1               which adds them in the order of the ranks and pushes the sum

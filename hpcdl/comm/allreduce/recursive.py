@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: the bytes of the ring in the steps of a tree.
+"""Recursive halving and doubling: the bytes of a ring in the steps of a tree.
 
     4 ranks, chunks 0 to 3       with       sends       keeps and adds
     halving, distance 2          r ^ 2      2 3 | 0 1   0 1 | 2 3         ranks 0 and 1 | 2 and 3
@@ -6,17 +6,17 @@
     doubling, distance 1         r ^ 1      its chunk   0 1 | 0 1 | 2 3 | 2 3
     doubling, distance 2         r ^ 2      both        0 1 2 3 on all ranks
 
-In each step of the halving a rank exchanges half of what it still works on with the rank at that distance, first the
-farthest; the doubling runs the same steps backwards. This needs a power of two, P. The N - P ranks too many fold away
-first: of the first 2 (N - P) ranks each odd one sends its vector to the even one below it, and has the result from it
-at the end. (Rabenseifner, "Optimization of collective reduction operations", ICCS 2004)
+In each halving step a rank exchanges half of its current chunks with the rank at that distance, the farthest first; the
+doubling runs the steps backwards. This needs a power of two, P. The N - P excess ranks fold first: of the first 2 (N -
+P) ranks each odd one sends its vector to the even one below, and receives the result from it at the end. (Rabenseifner,
+"Optimization of collective reduction operations", ICCS 2004)
 
     cost, N ranks              messages             values sent               steps
     N = P, every rank          2 log2 P             2 (P - 1) K / P           2 log2 P
     else, folded away (odd)    1                    K                         2 log2 P + 2
     else, its partner (even)   2 log2 P + 1         2 (P - 1) K / P + K       2 log2 P + 2
 
-Good for all lengths where P = N; with ranks to fold, half of the pairs send K values more than on the ring.
+Good for all lengths if P = N; with ranks to fold, half of the pairs send K values more than in the ring.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def recursive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction 
         inbox = np.empty_like(vector)
         yield [comm.Irecv(inbox, rank + 1)]
         op(vector, inbox)
-    place = rank // 2 if folded else rank - extra  # among the ranks that stay
+    place = rank // 2 if folded else rank - extra  # number among the P ranks
     yield from halve_and_double(comm, vector, op, place, power, lambda p: 2 * p if p < extra else p + extra)
     if folded:
         yield [comm.Isend(vector, rank + 1)]
@@ -54,7 +54,7 @@ def recursive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction 
 def halve_and_double(
     comm: MPI.Intracomm, vector: np.ndarray, op: Reduction, place: int, power: int, rank_of: Callable[[int], int]
 ) -> Iterator[Step]:
-    """The steps among `power` ranks; this one has the number `place` among them, number p is rank_of(p)."""
+    """The steps among `power` ranks; this rank is number `place` among them, and number p is rank_of(p)."""
     cut = chunks(vector.size, power)
 
     def part(first: int, count: int) -> "np.ndarray":

@@ -10,18 +10,18 @@ one from its left. With 3 ranks (a, b, c hold vectors a0 a1 a2, b0 b1 b2, c0 c1 
     step 2: sends    a2+c2 ->             a0+b0 ->             b1+c1 ->
     then holds       .. S1 ..             .. .. S2             S0 .. ..        (S = complete sum)
 
-    all-gather       each rank sends the chunk that it completed, then hands on what it receives, until all have all
+    all-gather       each rank sends the chunk that it completed, then forwards what it receives, until all have all
 
     cost, N ranks        messages            values sent                                  steps
     every rank           2 (N - 1) s         2 K - k(r+1) - k(r+2)  (2 (N-1) K / N)       2 (N - 1)
 
 where k(c) is the length of chunk c mod N. The values sent do not grow with N: the ring is optimal in bandwidth
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), and pays 2 (N -
-1) latencies for it. Each chunk is summed along the ring from one fixed rank on, once, so that all ranks get the
-same bits.
+1) latencies for it. Each chunk is summed once, along the ring from a fixed rank, so that all ranks get the same
+bits.
 
-Chunks of more than 1 MiB travel as s segments, 16 at most, each a message of its own: while one is added, the next is
-on its way, and a segment goes on to the right as soon as it is added, so that adding hides behind sending.
+Chunks of more than 1 MiB are sent as s segments, 16 at most, each a message: while one is added, the next arrives, and
+a segment is forwarded as soon as it is added, so that additions overlap with messages.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from hpcdl.comm.collective_schedule import Step, collective
 from hpcdl.comm.operations import SUM, Reduction
 
 SEGMENT = 1 << 20  # bytes up to which a chunk is one message
-SEGMENTS = 16  # of a chunk, at most: more hide no more, and MPI would search long lists of messages
+SEGMENTS = 16  # of a chunk, at most: more hide no more, and MPI would search longer message queues
 
 
 @collective
@@ -52,8 +52,8 @@ def ring_reduce_scatter(
 ) -> Iterator[Step]:
     """Leave in each rank one chunk of the reduced vector; the other chunks hold partial sums afterwards.
 
-    first: the chunk that this rank sends first; the one that it completes is `first + 1`. By default rank r completes
-    chunk r. Sends all chunks but the completed one: K - k(first + 1) values in N - 1 messages, times the segments.
+    first: the chunk that this rank sends first; it completes chunk `first + 1`. By default rank r completes chunk r.
+    Sends all chunks but the completed one: K - k(first + 1) values in N - 1 messages, times the segments.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
@@ -96,10 +96,10 @@ def in_segments(
     inbox: np.ndarray | None = None,
     op: Reduction | None = None,
 ) -> Iterator[Step]:
-    """The same N - 1 steps, each chunk cut into segments that travel one behind the other.
+    """The same N - 1 steps with pipelining: each chunk is cut into segments.
 
     In step t a rank sends chunk first - t and receives chunk first - t - 1, which it sends next: into `inbox`, to be
-    added by op, or straight to its place.
+    added by op, or directly to its place in the vector.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
@@ -112,7 +112,7 @@ def in_segments(
     def arrival(segment: "np.ndarray", number: int) -> "np.ndarray":
         return segment if inbox is None else inbox[places[number]][: segment.size]
 
-    places = chunks(cut[0].stop, count)  # one for each number, whatever the length of the chunk
+    places = chunks(cut[0].stop, count)  # of each segment number, for a chunk of any length
     coming = segments(first - 1)
     receiving = [comm.Irecv(arrival(segment, number), left) for number, segment in enumerate(coming)]
     sending = [comm.Isend(segment, right) for segment in segments(first)]
@@ -122,7 +122,7 @@ def in_segments(
             yield [receiving[number]]
             if op is not None:
                 op(segment, arrival(segment, number))
-            if step < size - 1:  # it goes on, and the next segment with its number may take its place
+            if step < size - 1:  # forward it, then reuse its place for the next chunk's segment
                 sending.append(comm.Isend(segment, right))
                 receiving[number] = comm.Irecv(arrival(coming[number], number), left)
         yield sent

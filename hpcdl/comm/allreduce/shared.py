@@ -1,22 +1,22 @@
-"""All-reduce in the memory of a node: no messages; every rank adds its part of all vectors and writes it to all.
+"""Shared-memory all-reduce within a node: every rank adds its part of all vectors and writes the sum to all.
 
     rank 0   | a0 | a1 | a2 |       rank r adds part r of all vectors         | S0 | S1 | S2 |
     rank 1   | b0 | b1 | b2 |       and writes the sum where each vector  ->  | S0 | S1 | S2 |
     rank 2   | c0 | c1 | c2 |       has its part r                            | S0 | S1 | S2 |
 
-Vectors from `comm.empty` lie in memory that all ranks of the node reach: nothing is copied in or out. Any other vector
-goes through a scratch block of its rank, a MiB at a time. Before and after the adding all wait for all, by flags of our
-own in shared memory (kernels/shared.py), which take less than a microsecond between two cores. Vectors of 8 KiB and
-less are copied to a buffer beside the flags, where every rank adds them all: one wait.
+Vectors from `comm.empty` lie in shared memory: nothing is copied in or out. Any other vector goes through a scratch
+block of its rank, a MiB at a time. All ranks synchronize before and after the additions by flags in shared memory
+(kernels/shared.py), in less than a microsecond between two cores. Vectors of up to 8 KiB are copied to a buffer beside
+the flags, where every rank adds them all: one wait.
 
     cost, N ranks        messages      values read     values written by a rank      waits
     in windows           0             K               K                             2
     elsewhere            0             3 K             3 K                           2 for each MiB
 
-The N K reads and N K writes of all ranks together are the least that leaves the sum in every vector; the time is that
-of the memory, or of the caches between the cores. Where ranks outnumber cores, a rank that waits gives its core away.
-Each element is added by one rank, in one order: all ranks get the same bits. Only within one node; `hierarchical`
-goes on between nodes.
+N K reads and N K writes of all ranks together are the minimum that leaves the sum in every vector; the memory
+bandwidth, or that of the caches between cores, bounds the time. If ranks outnumber cores, a waiting rank yields its
+core. Each element is added by one rank, in one order: all ranks get the same bits. It works within one node;
+`hierarchical` extends it to several.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def shared_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = S
 
 
 def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-    """The asynchronous form."""
+    """The all-reduce as an asynchronous generator."""
     memory = prepare(comm)
     if not memory.usable:
         yield from recursive_all_reduce.steps(comm, vector, op)
@@ -53,7 +53,7 @@ def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Itera
 
 
 def prepare(comm: MPI.Intracomm) -> NodeMemory:
-    """Make the memory of the node; collective. Raises AgreedError where `comm` is on several nodes."""
+    """Allocate the shared memory of the node; collective. Raises AgreedError if `comm` spans several nodes."""
     memory = node_memory(comm)
     if memory.nodes > 1:
         raise AgreedError(
@@ -63,7 +63,7 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
 
 
 def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """The blocking form for vectors as this one, where all ranks share memory."""
+    """Return the blocking form for vectors like this one if all ranks share memory; else None."""
     memory = prepare(comm)
     return memory.reducer(vector, op) if memory.shared else None
 

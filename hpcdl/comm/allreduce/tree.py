@@ -13,8 +13,8 @@ is left out.
     all ranks together   2 (N - 1)                         2 (N - 1) K          2 ceil(log2 N)
     rank 0               ceil(log2 N)                      ceil(log2 N) K
 
-Few steps, so little latency; but whole vectors travel, and half of the ranks idle in each step: better than the
-ring for short vectors on many ranks, worse for long ones. (Thakur, Rabenseifner and Gropp, "Optimization of
+Few steps, so little latency; but whole vectors are sent, and half of the ranks idle in each step: better than the ring
+for short vectors on many ranks, worse for long ones. (Thakur, Rabenseifner and Gropp, "Optimization of
 collective communication operations in MPICH", 2005.) All ranks receive the sum that rank 0 made, so all get the
 same bits.
 """
@@ -43,8 +43,8 @@ def tree_reduce(
 ) -> Iterator[Step]:
     """Combine the vectors of all ranks into that of `root`; the others' vectors hold partial sums afterwards.
 
-    met: a rank is done only when what it has sent is being received. Of ranks that do not call the same, by another
-    root for example, some then wait, and are told so (hpcdl/comm/call_matching.py); else each may send and go on.
+    met: use synchronous sends: a rank completes only when its message is being received. If ranks make different calls,
+    with another root for example, some then wait, and the difference is detected (hpcdl/comm/call_matching.py).
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     place, send = (rank - root) % size, comm.Issend if met else comm.Isend  # the tree is drawn with the root at 0

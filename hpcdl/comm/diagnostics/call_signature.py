@@ -1,30 +1,30 @@
-"""What ranks call together, and who they are, in words; without MPI, for whoever reads what a job has left."""
+"""Call signatures: collective calls and ranks as text; without MPI, so that a post-mortem can use them."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-# Types of elements, by a small number: those that MPI knows, of which two that are one (long, long long) are one here;
-# and, by name, those that PyTorch alone has, which travel as integers (hpcdl/torch/arrays.py).
+# Element types by number: MPI's types, where equal ones (long, long long) have one number, and by name PyTorch's own
+# types, which are sent as integers (hpcdl/torch/arrays.py).
 BYTES = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"
 ORDER: list[np.dtype | str] = [*map(np.dtype, "?bBhHiIlLqQefdgFDG"), "bfloat16", "complex32", *BYTES]
 TYPES = {kind: i for i, kind in enumerate(ORDER)}
 KINDS = {i: kind for kind, i in TYPES.items()}
 Call: TypeAlias = tuple[str, np.dtype | str | None, int, str, int]  # operation, type, length, reduction, root
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-ALL, SOME = -1, -2  # in the place of the rank that is waited for
+ALL, SOME = -1, -2  # values of `other` instead of a rank
 
 
-def told(call: Call) -> str:
-    """The call in words: all_reduce of 1000 float32 (sum)."""
+def describe_call(call: Call) -> str:
+    """Return the call as text: all_reduce of 1000 float32 (sum)."""
     name, kind, size, op, root = call
     what = "" if kind is None else f" of {size} {kind}"
     return name + what + (f" ({op})" if op else "") + (f", root {root}" if name in ROOTED else "")
 
 
-def ranks_told(ranks: Sequence[int]) -> str:
-    """rank 3, or ranks 0, 1 and 5, or of many the first few and their number."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as text: rank 3, or ranks 0, 1 and 5; of more than 8, the first ones and the number of others."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > 8:
@@ -32,21 +32,21 @@ def ranks_told(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def by_words(words: dict[int, str]) -> str:
-    """What each rank calls, or from where, ranks of the same words together: ranks 0 and 2: a; rank 1: b."""
+def group_by_text(words: dict[int, str]) -> str:
+    """Return each rank's text, ranks with equal texts grouped: ranks 0 and 2: a; rank 1: b."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(words):
         groups.setdefault(words[rank], []).append(rank)
-    return "; ".join(f"{ranks_told(ranks)}: {each}" for each, ranks in groups.items())
+    return "; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in groups.items())
 
 
-def differ(calls: dict[int, str], lines: dict[int, str] | None = None) -> str:
-    """The message for ranks that call different things, given by their numbers in words.
+def mismatch_message(calls: dict[int, str], lines: dict[int, str] | None = None) -> str:
+    """Return the message for ranks whose collective calls differ; calls: text of the call by rank.
 
-    lines: of the programs that call, as far as they are known.
+    lines: the calling line by rank, as far as known.
     """
-    at = f" (from {by_words(lines)})" if lines else ""
+    at = f" (from {group_by_text(lines)})" if lines else ""
     return (
-        f"the ranks differ in what they call together ({by_words(calls)}); call the same on all, with vectors of one "
-        f"length{at}"
+        f"the ranks differ in what they call together ({group_by_text(calls)}); call the same on all, "
+        f"with vectors of one length{at}"
     )

@@ -1,8 +1,8 @@
-"""The line of a program that makes a call: of a user's own, or of a strategy; not of what lies between it and MPI.
+"""Call sites: the line of a user's program or a strategy that makes a call, not the layers between it and MPI.
 
-Frames are looked at from the innermost on. Those of hpcdl's lower rooms, which call on behalf of others, are passed
-over: a meeting of a run counts as called where its strategy comes to `run.boundary()`. So are PyTorch's, through which
-torch.distributed comes to its backend. It costs 0.1 us for each frame.
+The search starts at the innermost frame. It skips frames of hpcdl's lower rooms, which call on behalf of others: the
+call site of a run's agreement is the strategy's `run.boundary()`. It also skips PyTorch's frames, through which
+torch.distributed reaches its backend. It costs 0.1 us for each frame.
 """
 
 import contextlib
@@ -12,59 +12,59 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hpcdl import errors, kernels
-from hpcdl.comm.diagnostics.call_signature import differ
+from hpcdl.comm.diagnostics.call_signature import mismatch_message
 from hpcdl.errors import AgreedError
 
 PACKAGE = os.path.dirname(errors.__file__) + os.sep
-BETWEEN = (
+LOWER_ROOMS = (
     *("comm", "checkpoint", "faults", "runs", "recovery", "parameter_server", "data_server", "launch"),
     *("torch", "models", "optim", "data", "machine"),
 )
-PASSED = (
-    *(f"{PACKAGE}{room}{os.sep}" for room in BETWEEN),
+SKIPPED_PREFIXES = (
+    *(f"{PACKAGE}{room}{os.sep}" for room in LOWER_ROOMS),
     os.path.dirname(kernels.__file__) + os.sep,
     f"{PACKAGE}shared_memory.py",
     contextlib.__file__,
 )
-PYTORCH = "torch", "typing_extensions", "warnings", "_py_warnings"  # the others: `deprecated`, by version
-passed: dict[str, bool] = {}  # by file
+PYTORCH = "torch", "typing_extensions", "warnings", "_py_warnings"  # modules with `deprecated`, by version
+skipped: dict[str, bool] = {}  # by file name
 
 
 def caller(depth: int = 1) -> FrameType:
-    """The innermost frame that is not passed over, from `depth` frames above this function on; else the outermost."""
+    """Return the innermost frame that is not skipped, from `depth` frames above this function; else the outermost."""
     return innermost(sys._getframe(depth))
 
 
 def innermost(frame: FrameType) -> FrameType:
-    """Of this frame and those that have called it, the first that is not passed over; else the outermost."""
+    """Return the first frame that is not skipped, of this one and its callers; else the outermost."""
     while True:
         file = frame.f_code.co_filename
-        over = passed.get(file)
+        over = skipped.get(file)
         if over is None:
-            over = passed[file] = file.startswith(PASSED) or of_pytorch(file)
+            over = skipped[file] = file.startswith(SKIPPED_PREFIXES) or of_pytorch(file)
         if not over or frame.f_back is None:
             return frame
         frame = frame.f_back
 
 
 def of_pytorch(file: str) -> bool:
-    """Whether the file is of PyTorch, or wraps its functions; only of modules that are imported, as callers are."""
+    """True if the file belongs to PyTorch or wraps its functions; only imported modules are considered."""
     folder, *wrappers = (getattr(sys.modules.get(name), "__file__", None) or "" for name in PYTORCH)
     return file in wrappers or (folder != "" and file.startswith(os.path.dirname(folder) + os.sep))
 
 
 def refuse(comm: Any, call: str) -> NoReturn:
-    """Ranks that differ in what they call together tell each other, from which line, too; collective. AgreedError."""
-    everyone = comm.allgather((call, place(caller())))
-    calls, lines = (dict(enumerate(each)) for each in zip(*everyone, strict=True))
-    raise AgreedError(differ(calls, lines))
+    """Raise an AgreedError with all ranks' calls and call sites, as they differ; collective."""
+    everyone = comm.allgather((call, location(caller())))
+    calls, lines = (dict(enumerate(texts)) for texts in zip(*everyone, strict=True))
+    raise AgreedError(mismatch_message(calls, lines))
 
 
-def place(frame: FrameType) -> str:
-    """The frame as a reader finds it: train.py:15 in main."""
-    return f"{named(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+def location(frame: FrameType) -> str:
+    """Return the frame's location as text: train.py:15 in main."""
+    return f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def named(file: str) -> str:
-    """A file by its name; one of hpcdl's with its folder."""
+def display_path(file: str) -> str:
+    """Return the file's name; for hpcdl's own files the path within the package."""
     return "hpcdl/" + os.path.relpath(file, PACKAGE) if file.startswith(PACKAGE) else os.path.basename(file)

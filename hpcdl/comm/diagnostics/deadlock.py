@@ -1,40 +1,42 @@
-"""Which ranks wait for what can never come, from what each rank says of itself.
+"""Deadlock detection: which ranks wait for an event that can never happen, from the status of every rank.
 
-A rank that has left its program calls nothing any more. Who waits for such a rank waits for ever, and so does who waits
-for one that does:
+A rank that has left its program makes no more calls. A rank that waits for it is stuck, and so is a rank that waits for
+a stuck rank:
 
-    waits for            is stuck when                              (least fixpoint, from the ranks that have left)
+    a rank waits for     it is stuck when                           (least fixpoint, from the ranks that have left)
     one rank             that rank has left, or is stuck
     all, in call n       a rank that has not made call n has left, or is stuck
     some rank            all of them have left, or are stuck
 
-What was sent before its sender left may still be on its way: a wait for one rank or some counts after SENT seconds.
-A rank that computes is never stuck, nor is one that all others have joined, however long its messages take.
+A message may arrive after its sender has left: a wait for one rank or some rank counts after SENT seconds. A rank that
+computes is never stuck. Neither is a rank that all others have joined, however long its messages take.
 
-Ranks that wait for each other while none has left are, too, where each waits in a call that nobody can leave before all
-have come (`TOGETHER`; where calls are compared, any of all ranks), and another of them has not come, for it waits in a
-call of another communicator (`crossed`, the greatest fixpoint). Others that wait for each other are not taken to be
-stuck, for their messages may be on their way: --timeout ends those, and tells of each where it is (`explained`).
+Ranks also deadlock while none has left (`mutual_waits`, the greatest fixpoint): each waits in a call that no rank can
+leave before all have entered it (`TOGETHER`; every collective call where calls are compared), and one of the others
+waits in a call of another communicator instead. Other cycles of waits are not reported, because messages may be on
+their way: --timeout ends those and prints where each rank is (`status_lines`).
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hpcdl.comm.diagnostics.call_signature import ALL, SOME, differ, ranks_told
+from hpcdl.comm.diagnostics.call_signature import ALL, SOME, format_ranks, mismatch_message
 
-SENT = 5.0  # seconds
+SENT = 5.0  # seconds after which a message of a rank that has left must have arrived
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-LONG = 1.0  # seconds of waiting that are looked into
+LONG = 1.0  # seconds: shorter waits are not examined
 
 
 class RankStatus(NamedTuple):
-    """What a rank says of itself. Ranks are numbered as all ranks of the job's communicator are.
+    """The status that a rank reports. Ranks are numbered as in the job's communicator.
 
-    text    what it does, and where            busy   with what all know to be going on
-    left    whether it has left its program    calls  of each communicator, by its key, the number of its last call
-    made    what it has called where another rank waits, in words
-    called  what it waits in, in words; name: of its communicator; at: the line that calls; together: as in `crossed`
-    waits   for how many seconds, and since when; for whom: key, members, other and call, as progress.Awaits has it
+    text      what the rank does, and where        left   True if it has left its program
+    busy      True inside `activity.exempt()`      made   text of its call with the number that another rank waits in
+    calls     the number of its last collective call on each communicator, by the communicator's key
+    waits     seconds of its wait, and the start of the wait; None if it does not wait
+    key, members, other, call                      the target of the wait (progress.WaitTarget)
+    called    text of the call that it waits in; name: of the communicator; at: the line that makes the call
+    together  True if no rank can leave that call before all have entered it
     """
 
     text: str
@@ -53,120 +55,132 @@ class RankStatus(NamedTuple):
     together: bool = False
 
 
-def stuck(said: dict[int, RankStatus], size: int) -> set[int]:
-    """The ranks, of `size`, that wait and wait for ever; who has not said anything is taken to compute."""
-    found = {rank for rank, each in said.items() if each.left}
-    left, before = set(found), set[int]()
-    while found != before:
-        before = set(found)
-        found |= {rank for rank, each in said.items() if rank not in found and is_stuck(rank, each, said, found, size)}
-    return found - left
+def stuck(statuses: dict[int, RankStatus], size: int) -> set[int]:
+    """Return the ranks, of `size`, that wait for ever. A rank without a status is taken to compute."""
+    halted = {rank for rank, status in statuses.items() if status.left}
+    left, before = set(halted), set[int]()
+    while halted != before:
+        before = set(halted)
+        halted |= {
+            rank
+            for rank, status in statuses.items()
+            if rank not in halted and rank_is_stuck(rank, status, statuses, halted, size)
+        }
+    return halted - left
 
 
-def is_stuck(rank: int, each: RankStatus, said: dict[int, RankStatus], found: set[int], size: int) -> bool:
-    """Whether this rank is, given some that have left or are stuck."""
-    seconds = each.waits[0] if each.waits else 0.0
+def rank_is_stuck(rank: int, status: RankStatus, statuses: dict[int, RankStatus], halted: set[int], size: int) -> bool:
+    """True if this rank is stuck; halted: the ranks known to have left or to be stuck."""
+    seconds = status.waits[0] if status.waits else 0.0
     if seconds < LONG:
         return False
-    if each.other == ALL:
-        missing = (said[other].calls.get(str(each.key), each.call) for other in found & set(each.members))
-        return any(last < each.call for last in missing)
-    if each.other == SOME:
-        others = set(each.members or range(size)) - {rank}
-        return seconds >= SENT and bool(others) and others <= found
-    return seconds >= SENT and each.other in found
+    if status.other == ALL:
+        missing = (statuses[other].calls.get(str(status.key), status.call) for other in halted & set(status.members))
+        return any(last < status.call for last in missing)
+    if status.other == SOME:
+        others = set(status.members or range(size)) - {rank}
+        return seconds >= SENT and bool(others) and others <= halted
+    return seconds >= SENT and status.other in halted
 
 
-def different(said: dict[int, RankStatus], members: tuple[int, ...]) -> str | None:
-    """The message for ranks whose calls of the same number are different ones; None where they are not."""
-    calls = {rank: str(each.made) for rank, each in said.items() if each.made and rank in members}
-    lines = {rank: said[rank].at for rank in calls if said[rank].at and said[rank].called == calls[rank]}
-    return differ(calls, lines) if len(set(calls.values())) > 1 else None
+def call_mismatch(statuses: dict[int, RankStatus], members: tuple[int, ...]) -> str | None:
+    """Return the message for ranks whose calls of one number differ; None if all are the same."""
+    calls = {rank: str(status.made) for rank, status in statuses.items() if status.made and rank in members}
+    lines = {rank: statuses[rank].at for rank in calls if statuses[rank].at and statuses[rank].called == calls[rank]}
+    return mismatch_message(calls, lines) if len(set(calls.values())) > 1 else None
 
 
-def waits_for_ever(said: dict[int, RankStatus], found: set[int]) -> str:
-    """The message for ranks that are stuck."""
-    left = sorted(rank for rank, each in said.items() if each.left)
-    gone = f"{ranks_told(left)} {'has' if len(left) == 1 else 'have'} left before the end"
-    first = min(found)
-    return f"{gone}, {ranks_told(sorted(found))} would wait for ever: rank {first} {said[first].text}"
+def stuck_message(statuses: dict[int, RankStatus], halted: set[int]) -> str:
+    """Return the message for stuck ranks."""
+    left = sorted(rank for rank, status in statuses.items() if status.left)
+    gone = f"{format_ranks(left)} {'has' if len(left) == 1 else 'have'} left before the end"
+    first = min(halted)
+    return f"{gone}, {format_ranks(sorted(halted))} would wait for ever: rank {first} {statuses[first].text}"
 
 
-def as_said(fields: dict[str, Any]) -> RankStatus:
-    """From the fields as JSON brings them."""
+def status_from_json(fields: dict[str, Any]) -> RankStatus:
+    """Build a RankStatus from its JSON fields."""
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     return RankStatus(**fields | lists)
 
 
-def crossed(said: dict[int, RankStatus]) -> set[int]:
-    """The ranks that wait for each other in calls of all, each for one that waits in another call."""
-    found = {rank for rank, each in said.items() if each.together and each.waits and each.waits[0] >= LONG}
+def mutual_waits(statuses: dict[int, RankStatus]) -> set[int]:
+    """Return the ranks that wait for each other in collective calls, each for a rank that waits in another call."""
+    halted = {rank for rank, status in statuses.items() if status.together and status.waits and status.waits[0] >= LONG}
     before = set[int]()
-    while found != before:
-        before = set(found)
-        found = {rank for rank in found if not found.isdisjoint(absent(said[rank], said))}
-    return found
+    while halted != before:
+        before = set(halted)
+        halted = {rank for rank in halted if not halted.isdisjoint(missing_ranks(statuses[rank], statuses))}
+    return halted
 
 
-def absent(each: RankStatus, said: dict[int, RankStatus]) -> list[int]:
-    """Who has not come to the call of all ranks that this one waits in."""
-    members = [rank for rank in each.members if rank in said]
-    return [rank for rank in members if said[rank].calls.get(str(each.key), 0) < each.call]
+def missing_ranks(status: RankStatus, statuses: dict[int, RankStatus]) -> list[int]:
+    """Return the ranks that have not entered the collective call in which this rank waits."""
+    members = [rank for rank in status.members if rank in statuses]
+    return [rank for rank in members if statuses[rank].calls.get(str(status.key), 0) < status.call]
 
 
-def wait_for_each_other(said: dict[int, RankStatus], found: set[int]) -> str:
-    """The message for ranks that are crossed."""
-    each = "; ".join(f"{ranks_told(ranks)} in {where}" for where, ranks in together(said, found).items())
-    return f"{ranks_told(sorted(found))} wait for each other for ever ({each}); call the same on all, in one order"
+def mutual_wait_message(statuses: dict[int, RankStatus], halted: set[int]) -> str:
+    """Return the message for the ranks of `mutual_waits`."""
+    places = "; ".join(f"{format_ranks(ranks)} in {where}" for where, ranks in together(statuses, halted).items())
+    return f"{format_ranks(sorted(halted))} wait for each other for ever ({places}); call the same on all, in one order"
 
 
-def together(said: dict[int, RankStatus], ranks: Iterable[int]) -> dict[str, list[int]]:
-    """Ranks by where they are, in words, in their order."""
+def together(statuses: dict[int, RankStatus], ranks: Iterable[int]) -> dict[str, list[int]]:
+    """Group the ranks by the text of their place."""
     places: dict[str, list[int]] = {}
     for rank in sorted(ranks):
-        places.setdefault(where(said[rank]), []).append(rank)
+        places.setdefault(place_text(statuses[rank]), []).append(rank)
     return places
 
 
-def where(each: RankStatus) -> str:
-    """In words where a rank is, so that ranks that are at the same place have the same words."""
-    if not each.waits or not each.key:
-        return each.text
-    at = f", at {each.at}" if each.at else ""
-    if each.other == ALL:
-        return f"call number {each.call} of {each.name!r}, {each.called}{at}"
-    whom = "some rank" if each.other == SOME else f"rank {each.other}"
-    return f"{each.called} of {each.name!r}, for {whom}{at}"
+def place_text(status: RankStatus) -> str:
+    """Return the text of a rank's place: equal for ranks at the same place."""
+    if not status.waits or not status.key:
+        return status.text
+    at = f", at {status.at}" if status.at else ""
+    if status.other == ALL:
+        return f"call number {status.call} of {status.name!r}, {status.called}{at}"
+    whom = "some rank" if status.other == SOME else f"rank {status.other}"
+    return f"{status.called} of {status.name!r}, for {whom}{at}"
 
 
-def explained(said: dict[int, RankStatus], size: int) -> list[str]:
-    """Who is where, and what follows from it: a line each."""
-    silent = [rank for rank in range(size) if rank not in said]
-    waiting = [rank for rank, each in sorted(said.items()) if each.waits and each.key]
-    lines = [f"{ranks_told(ranks)} {verb(ranks, 'wait')} in {at}" for at, ranks in together(said, waiting).items()]
-    lines += [f"{ranks_told(ranks)}: {at}" for at, ranks in together(said, set(said) - set(waiting)).items()]
-    lines += [f"{ranks_told(silent)}: nothing is known"] if silent else []
-    return lines + conclusions(said)
+def status_lines(statuses: dict[int, RankStatus], size: int) -> list[str]:
+    """Return a line for each place with its ranks, then the lines of `conclusions`."""
+    silent = [rank for rank in range(size) if rank not in statuses]
+    waiting = [rank for rank, status in sorted(statuses.items()) if status.waits and status.key]
+    lines = [
+        f"{format_ranks(ranks)} {verb(ranks, 'wait')} in {at}" for at, ranks in together(statuses, waiting).items()
+    ]
+    lines += [f"{format_ranks(ranks)}: {at}" for at, ranks in together(statuses, set(statuses) - set(waiting)).items()]
+    lines += [f"{format_ranks(silent)}: nothing is known"] if silent else []
+    return lines + conclusions(statuses)
 
 
-def conclusions(said: dict[int, RankStatus]) -> list[str]:
-    """Who waits for whom, and which calls do not fit together."""
-    waiting = [rank for rank, each in sorted(said.items()) if each.waits and each.key]
+def conclusions(statuses: dict[int, RankStatus]) -> list[str]:
+    """Return lines that say which ranks wait for which, and which calls differ."""
+    waiting = [rank for rank, status in sorted(statuses.items()) if status.waits and status.key]
     lines = []
-    for key, call in dict.fromkeys((said[rank].key, said[rank].call) for rank in waiting if said[rank].other == ALL):
-        there = [rank for rank in waiting if (said[rank].key, said[rank].call, said[rank].other) == (key, call, ALL)]
-        first, what = said[there[0]], {rank: said[rank].called for rank in there}
+    for key, call in dict.fromkeys(
+        (statuses[rank].key, statuses[rank].call) for rank in waiting if statuses[rank].other == ALL
+    ):
+        there = [
+            rank
+            for rank in waiting
+            if (statuses[rank].key, statuses[rank].call, statuses[rank].other) == (key, call, ALL)
+        ]
+        first, what = statuses[there[0]], {rank: statuses[rank].called for rank in there}
         number = f"call number {call} of {first.name!r}"
         if len(set(what.values())) > 1:
-            lines.append(f"{number}: {differ(what)}")
-        if late := absent(first, said):
+            lines.append(f"{number}: {mismatch_message(what)}")
+        if late := missing_ranks(first, statuses):
             come = f"which {'has' if len(late) == 1 else 'have'} not come to {number}"
-            lines.append(f"{ranks_told(there)} {verb(there, 'wait')} for {ranks_told(late)}, {come}")
+            lines.append(f"{format_ranks(there)} {verb(there, 'wait')} for {format_ranks(late)}, {come}")
     for rank in waiting:
-        if said[rank].other >= 0:
-            lines.append(f"rank {rank} waits for rank {said[rank].other}")
-    if found := crossed(said):
-        lines.append(wait_for_each_other(said, found))
+        if statuses[rank].other >= 0:
+            lines.append(f"rank {rank} waits for rank {statuses[rank].other}")
+    if halted := mutual_waits(statuses):
+        lines.append(mutual_wait_message(statuses, halted))
     return lines
 
 

@@ -1,15 +1,15 @@
-"""A flight recorder: the last operations of this rank, in a file that outlives it however it ends.
+"""Flight recorder: the last operations of this rank, in a memory-mapped file that survives its death.
 
     flight/rank-0003.bin    | head | names, groups, lines of code | a ring of records, each of 64 bytes |
-    flight/try-1/           the recordings of a leg that broke off, and after which the run was gone on with
+    flight/try-1/           the recordings of an interrupted segment of a run that was resumed
 
-A record is written when an operation begins and completed when it ends. The file is mapped into memory, so writing is a
-store and no call of the system: what has been stored is in the file whether the process exits, crashes or is killed by
-SIGKILL (not when its whole machine fails). `hpcdl postmortem` reads the files of all ranks together.
+A record is written when an operation begins and completed when it ends. The file is memory-mapped, so a write is a
+store without a system call, and the data survive an exit, a crash or SIGKILL of the process (not a failure of the
+machine). `hpcdl postmortem` reads the files of all ranks together.
 
     cost    about 1 us for each operation; 64 bytes for each record, 100 KB for the tables
 
-Times are those of this host's `perf_counter_ns`; the head says which time of day that was. Texts (operations, groups,
+Times are this host's `perf_counter_ns`; the head relates them to the time of day. Texts (operations, groups,
 lines of code) are written once and numbered.
 """
 
@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm.diagnostics.call_signature import ALL, TYPES, Call
-from hpcdl.comm.diagnostics.call_site import caller, passed, place
+from hpcdl.comm.diagnostics.call_site import caller, location, skipped
 
-FOLDER = "flight"  # within a run's
+FOLDER = "flight"  # in a run's folder
 RECORDING, TRY = re.compile(r"rank-[0-9]{4,}\.bin"), re.compile(r"try-([1-9][0-9]{0,8})")
 MAGIC, VERSION = b"hpcdlfly", 1
-REMEMBERED = 64  # calls of all ranks that a communicator knows, for those that wait longer for the others
-STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4  # of an operation: in flight, waited in, over
-RUNS, LEFT, BROKE = 0, 1, 2  # of a rank: it runs, or nobody knows how it ended; left in good order; failed, as it says
+REMEMBERED = 64  # collective calls that a communicator remembers, for ranks that wait long
+STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4  # states of an operation: in flight, waited in, over
+RUNS, LEFT, BROKE = 0, 1, 2  # states of a rank: running, or ended without a record; exited in good order; failed
 TEXTS, WIDTH = 640, 144  # entries of the table of texts, and bytes of each
 GROUPS = 128  # entries of the table of communicators
 HEAD = np.dtype(
@@ -46,40 +46,40 @@ HEAD = np.dtype(
         ("rank", "<i4"),
         ("size", "<i4"),
         ("process", "<i8"),
-        ("born", "<i8"),  # when the process started, as the kernel counts: tells it from another of the same number
+        ("born", "<i8"),  # start time of the process in kernel ticks; with the number it identifies the process
         ("clock", "<i8"),  # perf_counter_ns, and ...
         ("time", "<i8"),  # ... time_ns, when the file was made
-        ("seen", "<i8"),  # perf_counter_ns: the rank was there then
+        ("seen", "<i8"),  # perf_counter_ns of the last sign of life
         ("state", "<i8"),
         ("ended", "<i8"),  # perf_counter_ns
-        ("texts", "<i8"),  # how many there are
+        ("texts", "<i8"),  # number of texts
         ("groups", "<i8"),
         ("host", "S64"),
-        ("why", "S400"),  # how it ended
+        ("why", "S400"),  # reason of the end
     ]
 )
-# last: the number of its last call of all ranks by when the ring was full last; the records tell of later ones.
+# last: the number of the last collective call when the ring was last full; records tell of later ones.
 GROUP = np.dtype([("last", "<i8"), ("size", "<i4"), ("rank", "<i4"), ("key", "S32"), ("name", "S48")])
 RECORD = np.dtype(
     [
-        ("number", "<i8"),  # of this rank's operations, from 1 on; 0: none yet
+        ("number", "<i8"),  # of the operation on this rank, from 1; 0: an empty record
         ("start", "<i8"),
-        ("call", "<i8"),  # the number of the call among those of all ranks of the group; of two ranks: 0
+        ("call", "<i8"),  # number among the collective calls of the group; 0: point-to-point
         ("elements", "<i8"),
-        ("other", "<i4"),  # the rank that it is with; ALL, SOME
-        ("operation", "<u2"),  # texts by their numbers
+        ("other", "<i4"),  # the other rank, ALL or SOME
+        ("operation", "<u2"),  # numbers of texts
         ("group", "<u2"),
         ("line", "<u2"),
         ("reduction", "<u2"),
         ("root", "<u2"),  # its last 16 bits
-        ("kind", "u1"),  # of elements: calls.TYPES
+        ("kind", "u1"),  # of elements: call_signature.TYPES
         ("state", "u1"),
         ("end", "<i8"),  # 0: not yet
-        ("bytes", "<i8"),  # sent; known at its end
+        ("bytes", "<i8"),  # sent; set at its end
     ]
 )
 BEGIN = struct.Struct("<4qi5H2Bqq").pack_into
-END = struct.Struct("<Bqq").pack_into  # from the state on
+END = struct.Struct("<Bqq").pack_into  # from the field `state` on
 BYTE = struct.Struct("B").pack_into
 LONG = struct.Struct("<q").pack_into
 STATE = RECORD.fields["state"][1]  # type: ignore[index]
@@ -88,7 +88,7 @@ assert struct.calcsize("<4qi5H2Bqq") == RECORD.itemsize == 64
 
 
 def sizes(capacity: int) -> tuple[int, int, int, int]:
-    """Where the table of texts, that of groups and the records begin, and where the file ends."""
+    """Return the offsets of the texts, the groups and the records, and the length of the file."""
     texts = HEAD.itemsize
     groups = texts + TEXTS * WIDTH
     records = -(-(groups + GROUPS * GROUP.itemsize) // 64) * 64
@@ -96,26 +96,26 @@ def sizes(capacity: int) -> tuple[int, int, int, int]:
 
 
 def earlier_tries(folder: Path) -> dict[int, Path]:
-    """Of a run's folder, where the recordings of legs lie that broke off before the last one, by their number."""
-    where = folder / FOLDER
-    if where.is_symlink() or not where.is_dir():
+    """Return the folders of a run's earlier interrupted segments' recordings, by number."""
+    folder = folder / FOLDER
+    if folder.is_symlink() or not folder.is_dir():
         return {}
-    found = {int(name[1]): each for each in where.iterdir() if (name := TRY.fullmatch(each.name))}
+    found = {int(name[1]): each for each in folder.iterdir() if (name := TRY.fullmatch(each.name))}
     return {
         number: found[number] for number in sorted(found) if found[number].is_dir() and not found[number].is_symlink()
     }
 
 
-def recorded_in(where: Path) -> list[Path]:
-    """The recordings in a folder, by rank."""
-    return sorted(each for each in where.glob("rank-*.bin") if RECORDING.fullmatch(each.name))
+def recordings_in(folder: Path) -> list[Path]:
+    """Return the recordings in a folder, sorted by rank."""
+    return sorted(each for each in folder.glob("rank-*.bin") if RECORDING.fullmatch(each.name))
 
 
 def set_aside(folder: Path) -> None:
-    """A run is gone on with: the recordings of its last leg, which broke off, become those of one more try."""
-    where = folder / FOLDER
-    if not where.is_symlink() and (found := recorded_in(where)):
-        aside = where / f"try-{1 + max(earlier_tries(folder), default=0)}"
+    """Move the recordings of the last, interrupted segment of a resumed run to the next try folder."""
+    folder = folder / FOLDER
+    if not folder.is_symlink() and (found := recordings_in(folder)):
+        aside = folder / f"try-{1 + max(earlier_tries(folder), default=0)}"
         aside.mkdir()
         for each in found:
             each.rename(aside / each.name)
@@ -123,17 +123,17 @@ def set_aside(folder: Path) -> None:
 
 def forget(folder: Path) -> None:
     """Remove the recordings of earlier tries."""
-    for where in earlier_tries(folder).values():
-        for each in recorded_in(where):
-            each.unlink()
-        with contextlib.suppress(OSError):  # somebody has put other files there
-            where.rmdir()
+    for earlier in earlier_tries(folder).values():
+        for recording in recordings_in(earlier):
+            recording.unlink()
+        with contextlib.suppress(OSError):  # there are other files in it
+            folder.rmdir()
     with contextlib.suppress(OSError):
         (folder / FOLDER).rmdir()
 
 
-def born(process: int | str = "self") -> int:
-    """When a process started, in the kernel's ticks; 0: there is none, or none any more (a zombie), or nobody knows."""
+def process_start(process: int | str = "self") -> int:
+    """Return the start time of a process in kernel ticks; 0 if it does not exist, is a zombie, or is unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return 0 if fields[0] in "ZX" else int(fields[19])
@@ -142,10 +142,10 @@ def born(process: int | str = "self") -> int:
 
 
 class FlightRecorder:
-    """Records what this rank does in the file at `path`, the last `capacity` operations of it.
+    """Records the last `capacity` operations of this rank in the file at `path`.
 
-    rank, size: of the ranks whose files lie together. groups: the communicators that there are. Raises OSError where
-    the file cannot be made.
+    rank, size: of the ranks whose files share a folder. groups: the existing communicators. Raises OSError if the file
+    cannot be made.
     """
 
     def __init__(self, path: Path, rank: int, size: int, capacity: int, groups: Iterable[Any] = ()):
@@ -154,9 +154,7 @@ class FlightRecorder:
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            os.posix_fallocate(
-                file, 0, length
-            )  # a store into a page that the disk has no room for would end the process
+            os.posix_fallocate(file, 0, length)  # a store into a page without disk space would kill the process
             self.map = mmap.mmap(file, length)
         except OSError:
             path.unlink(missing_ok=True)
@@ -166,33 +164,33 @@ class FlightRecorder:
         self.count = 0
         self.texts: dict[str, int] = {"": 0}
         self.lines: dict[tuple[int, int], int] = {}
-        self.kept: list[Any] = []  # code whose id is in `lines`
-        self.groups: dict[int, int] = {}  # their numbers, by id
-        self.members: dict[int, Any] = {}  # the communicators by these numbers
-        self.made = 0
+        self.code_objects: list[Any] = []  # keeps the code objects in `lines` alive
+        self.groups: dict[int, int] = {}  # numbers of communicators, by id
+        self.members: dict[int, Any] = {}  # communicators by number
+        self.group_count = 0
         self.calls: dict[Call, tuple[int, int, int, int]] = {}
         self.head = np.frombuffer(self.map, HEAD, 1)
         head = self.head[0]
         head["capacity"], head["rank"], head["size"] = capacity, rank, size
-        head["process"], head["born"], head["host"] = os.getpid(), born(), socket.gethostname().encode()[:63]
+        head["process"], head["born"], head["host"] = os.getpid(), process_start(), socket.gethostname().encode()[:63]
         head["clock"], head["time"], head["texts"] = time.perf_counter_ns(), time.time_ns(), 1
         head["seen"], head["version"], head["magic"] = head["clock"], VERSION, MAGIC
-        self.seen = HEAD.fields["seen"][1]  # type: ignore[index]
+        self.heartbeat_offset = HEAD.fields["seen"][1]  # type: ignore[index]
         for group in groups:
-            self.know(group)
+            self.register(group)
 
-    # -- as fast as can be -------------------------------------------------------------------------------------------
+    # -- written for speed -------------------------------------------------------------------------------------------
 
     def begin(self, group: Any, name: str, start: int, other: int, state: int = WAITING) -> int:
-        """An operation begins on the communicator `group`; returns where its record lies. start: by perf_counter_ns."""
+        """Begin the record of an operation on `group`; return its offset. start: perf_counter_ns."""
         self.count = number = self.count + 1
         at = self.first + number % self.capacity * 64
         known = self.groups.get(id(group))
         if known is None:
-            known = self.know(group)
+            known = self.register(group)
         frame: Any = sys._getframe(2)
         try:
-            while passed[frame.f_code.co_filename]:  # as `caller`, which is not called
+            while skipped[frame.f_code.co_filename]:  # `caller`, inlined
                 frame = frame.f_back
         except (KeyError, AttributeError):
             frame = caller(2)
@@ -216,21 +214,21 @@ class FlightRecorder:
         return at
 
     def end(self, at: int, stop: int, sent: int, state: int = DONE) -> None:
-        """The operation whose record lies there is over."""
+        """Complete the record at offset `at`."""
         END(self.map, at + STATE, state, stop, sent)
 
     def waits(self, at: int) -> None:
-        """This rank waits in that operation."""
+        """Mark the operation at offset `at` as waited in."""
         BYTE(self.map, at + STATE, WAITING)
 
     def beat(self) -> None:
-        """The rank is there."""
-        LONG(self.map, self.seen, time.perf_counter_ns())
+        """Record a sign of life."""
+        LONG(self.map, self.heartbeat_offset, time.perf_counter_ns())
 
-    # -- what is new -------------------------------------------------------------------------------------------------
+    # -- new entries -------------------------------------------------------------------------------------------------
 
     def _text(self, text: str) -> int:
-        """The number of a text; 0 where there is no room for more."""
+        """Return the number of a text, adding it if new; 0 if the table is full."""
         known = self.texts.get(text)
         if known is None:
             known = len(self.texts)
@@ -243,12 +241,12 @@ class FlightRecorder:
         return known
 
     def _line(self, frame: Any) -> int:
-        if len(self.lines) == 4 * TEXTS:  # code that is made anew again and again
+        if len(self.lines) == 4 * TEXTS:  # code that is created again and again
             self.lines.clear()
-            self.kept.clear()
-        self.kept.append(frame.f_code)
-        found = self.lines[id(frame.f_code), frame.f_lasti] = self._text(place(frame))
-        return found
+            self.code_objects.clear()
+        self.code_objects.append(frame.f_code)
+        number = self.lines[id(frame.f_code), frame.f_lasti] = self._text(location(frame))
+        return number
 
     def _call(self, call: Call) -> tuple[int, int, int, int]:
         name, kind, _, reduction, root = call
@@ -258,40 +256,40 @@ class FlightRecorder:
         self.calls[call] = what
         return what
 
-    def know(self, group: Any) -> int:
-        """The number of a communicator, from when it is made on; the last one stands for all that find no room."""
-        number = min(self.made, GROUPS - 1)
+    def register(self, group: Any) -> int:
+        """Add a new communicator; return its number. When the table is full, all further ones share the last number."""
+        number = min(self.group_count, GROUPS - 1)
         at = self.first_group + number * GROUP.itemsize
         watcher = group._watcher
         key = "" if watcher is None else watcher.keys.get(id(group), "")
         values = group.sequence, group.size, group.rank, key.encode()[:31], group.name.encode()[:47]
         self.map[at : at + GROUP.itemsize] = np.array([values], GROUP).tobytes()
-        self.made += 1
+        self.group_count += 1
         self.head["groups"] = number + 1
         self.groups[id(group)], self.members[number] = number, group
         return number
 
     def _note_calls(self) -> None:
-        """How many calls of all ranks there were on each communicator: the records of older ones are overwritten."""
+        """Store the number of collective calls on each communicator, before older records are overwritten."""
         for number, group in self.members.items():
             LONG(self.map, self.first_group + number * GROUP.itemsize, group.sequence)
 
     def forget(self, group: Any) -> None:
-        """That communicator is freed: another one may come to lie where it lay."""
+        """Remove a freed communicator: its id may be reused."""
         number = self.groups.pop(id(group), None)
         if number is not None and self.members.get(number) is group:
             LONG(self.map, self.first_group + number * GROUP.itemsize, self.members.pop(number).sequence)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def ended(self, state: int, why: str) -> None:
-        """How this rank has ended; the first word counts."""
+    def ended(self, state: int, reason: str) -> None:
+        """Record how this rank has ended; only the first call counts."""
         if self.head["state"][0] == RUNS:
-            self.head["why"], self.head["ended"] = why.encode()[:399], time.perf_counter_ns()
+            self.head["why"], self.head["ended"] = reason.encode()[:399], time.perf_counter_ns()
             self.head["state"] = state
 
     def discard(self) -> None:
-        """The run has ended in good order: nobody needs to look back."""
+        """Delete the recording after a run that ended in good order."""
         self.path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other ranks' files are there still
+        with contextlib.suppress(OSError):  # files of other ranks are left
             self.path.parent.rmdir()

@@ -1,8 +1,8 @@
-"""SIGUSR2 asks a running job what its ranks are doing; it may hang, or be in a call of MPI's that takes long.
+"""Status signal: on SIGUSR2 a job prints what its ranks are doing, even while it hangs in an MPI call.
 
-A handler in Python runs when the main thread comes back to the interpreter; one that waits for a message does not. So
-the number of the signal goes into a pipe, which Python's part in C writes to at once, and the watchdog's thread looks
-into the pipe. It asks the ranks and prints what they say, once, whichever rank has had the signal (watchdog.py).
+A Python handler runs only when the main thread returns to the interpreter, which a waiting thread does not. So Python's
+C handler writes the signal's number to a pipe (`signal.set_wakeup_fd`), and the watchdog's thread reads the pipe. It
+queries the ranks and prints their status once, whichever rank received the signal (watchdog.py).
 """
 
 import os
@@ -11,33 +11,33 @@ import sys
 import threading
 from types import FrameType
 
-from hpcdl.comm.diagnostics.call_site import innermost, place
+from hpcdl.comm.diagnostics.call_site import innermost, location
 
-ends: list[int] = []  # the pipe's: to read, and to write
-threads: list[object] = []  # that look into it
+pipe: list[int] = []  # its descriptors: read end, write end
+watch_threads: list[object] = []  # threads that read it
 
 
 def install() -> None:
-    """Take the signal over, where nobody else has taken it, nor the place where its number goes, as asyncio does."""
+    """Install the handler, unless the signal or the wakeup descriptor (as by asyncio) is already in use."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
         return
-    ends.extend(os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
-    before = signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+    pipe.extend(os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+    before = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
     if before != -1:
         signal.set_wakeup_fd(before)
         return
-    signal.signal(signal.SIGUSR2, _alone)
+    signal.signal(signal.SIGUSR2, _report_without_watchdog)
 
 
-def come() -> bool:
-    """Whether the signal has come since this was asked last."""
+def received() -> bool:
+    """True if the signal has arrived since the last call."""
     try:
-        return bool(ends) and signal.SIGUSR2 in os.read(ends[0], 4096)
-    except OSError:  # nothing
+        return bool(pipe) and signal.SIGUSR2 in os.read(pipe[0], 4096)
+    except OSError:  # the pipe is empty
         return False
 
 
-def _alone(number: int, frame: FrameType | None) -> None:
-    """Where no watchdog looks there is one rank, and it says where it is itself."""
-    if not threads and frame is not None:
-        sys.stderr.write(f"hpcdl: this rank is at {place(innermost(frame))}\n")
+def _report_without_watchdog(number: int, frame: FrameType | None) -> None:
+    """Print this rank's location, if no watchdog thread does: there is one rank then."""
+    if not watch_threads and frame is not None:
+        sys.stderr.write(f"hpcdl: this rank is at {location(innermost(frame))}\n")

@@ -1,1 +1,1 @@
-"""Gossip: topologies, mixing matrices, rounds with neighbours, asynchronous pairs."""
+"""Gossip: topologies, mixing matrices, rounds with neighbours, asynchronous pairwise averaging."""

@@ -1,4 +1,4 @@
-"""A picture of a topology: ranks, who sends to whom, and the weight of each edge as its width."""
+"""Draw a topology: ranks as nodes, messages as edges, mixing weights as widths."""
 
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ from hpcdl.errors import UsageError
 from hpcdl.files import atomic_path
 from hpcdl.formatting import counted
 
-PANELS = 4  # steps that are shown of a topology that never repeats itself
+PANELS = 4  # steps drawn of a topology without a period
 CUBE = np.array([[1, 0], [0, 1], [0.24, 0.51]])
-TURN = np.array([[0.98, 0.19], [-0.19, 0.98]])  # of the next larger cube, so that its edges pass the ranks by
+TURN = np.array([[0.98, 0.19], [-0.19, 0.98]])  # rotates the next larger cube, so that edges do not cross nodes
 EDGE, NODE = "#3b6ea5", "#f4e3c1"
 
 
 def draw(topology: Topology, rule: str, path: str | Path) -> None:
     """Draw `topology` with the weights of `rule` into the file `path` (.png, .svg, .pdf), one panel per step.
 
-    Raises UsageError without matplotlib, and where no such file can be written.
+    Raises UsageError without matplotlib, or if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -65,7 +65,7 @@ def _title(topology: Topology, rule: str) -> str:
 
 
 def coordinates(topology: Topology) -> dict[int, np.ndarray]:
-    """Where each rank lies: on a circle; a torus on its grid, a star around rank 0, a hypercube as cubes of cubes."""
+    """Return each rank's position: on a circle; of a torus on its grid, a star around rank 0, a hypercube in cubes."""
     ranks: Any = np.arange(topology.size)
     if topology.name == "torus":
         columns = sides(topology.spec, topology.size)[1]
@@ -82,21 +82,21 @@ def coordinates(topology: Topology) -> dict[int, np.ndarray]:
 
 
 def _circle(size: int) -> np.ndarray:
-    """The first on top, then clockwise."""
+    """Return positions on a circle: the first on top, then clockwise."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(size) / max(size, 1)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def _panel(axes: Any, topology: Topology, w: np.ndarray, places: dict[int, np.ndarray]) -> None:
-    """One step: edges first, ranks above them."""
+    """Draw one step: edges first, ranks above them."""
     graph = networkx.DiGraph()
     graph.add_nodes_from(places)
     for i, j in np.argwhere(w):
-        if i != j and (topology.directed or j < i):  # one line for what goes both ways
+        if i != j and (topology.directed or j < i):  # one line for both directions
             graph.add_edge(int(j), int(i), width=_width(w[i, j]))
     size = float(np.clip(9000 / topology.size, 40, 560))
     length = {(a, b): abs(places[a] - places[b]).max() for a, b in graph.edges}
-    far = {edge for edge in graph.edges if topology.name == "torus" and length[edge] > 1}  # where the borders meet
+    far = {edge for edge in graph.edges if topology.name == "torus" and length[edge] > 1}  # wrap-around edges
     bow = min(0.2, 0.8 / max(length.values(), default=1))  # less than half a row high
     for rad, chosen in ((bow, far), (-0.12 if topology.directed else 0.0, set(graph.edges) - far)):
         edges = sorted(chosen)
@@ -119,17 +119,17 @@ def _panel(axes: Any, topology: Topology, w: np.ndarray, places: dict[int, np.nd
 
 
 def _width(weight: float) -> float:
-    """Points."""
+    """Return the width of an edge in points."""
     return 0.5 + 5 * weight
 
 
 def _key(figure: Any, weights: list[np.ndarray]) -> None:
-    """What the widths mean: each weight where they are few, else the smallest, the middle one and the largest."""
+    """Draw the legend of widths: every weight if there are few, else the smallest, the median and the largest."""
     from matplotlib.lines import Line2D
 
-    found = np.unique(np.concatenate([w[(w > 0) & ~np.eye(len(w), dtype=bool)] for w in weights]).round(9))
-    if len(found) > 3:
-        found = found[[0, len(found) // 2, -1]]
-    lines = [Line2D([], [], color=EDGE, linewidth=_width(weight), label=f"weight {weight:.3g}") for weight in found]
+    distinct = np.unique(np.concatenate([w[(w > 0) & ~np.eye(len(w), dtype=bool)] for w in weights]).round(9))
+    if len(distinct) > 3:
+        distinct = distinct[[0, len(distinct) // 2, -1]]
+    lines = [Line2D([], [], color=EDGE, linewidth=_width(weight), label=f"weight {weight:.3g}") for weight in distinct]
     if lines:
         figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), frameon=False)

@@ -1,9 +1,9 @@
-"""How much each rank takes from its neighbours: mixing matrices, and how fast they average.
+"""Mixing matrices: the weights of neighbours in gossip averaging, and the convergence rate.
 
     x_i <- sum over j of W[i, j] x_j            W[i, j] > 0 only where j sends to i
 
-W is doubly stochastic. Rows that sum to 1 leave replicas that agree as they are; columns that sum to 1 keep the average
-of the replicas. What is left, the distance to the average, shrinks in each step at least to
+W is doubly stochastic. With rows that sum to 1, equal replicas stay equal; with columns that sum to 1, the average of
+the replicas is kept. The distance to the average shrinks in each step at least to
 
     |X - mean| <- lambda |X - mean|             lambda = || W - 11^T/n ||, the spectral gap is 1 - lambda
 
@@ -37,10 +37,10 @@ ROUNDING = 1e-12
 
 
 def mixing(topology: Topology, step: int, rule: str = RULES[0]) -> np.ndarray:
-    """W of a step, (size, size) float64: W[i, j] is the weight that rank i gives what it receives from rank j.
+    """Return W of a step, (size, size) float64: W[i, j] is the weight of rank j's vector in the mean of rank i.
 
-    With d the degrees, W[i, j] = 1 / (1 + max(d_i, d_j)) (metropolis-hastings) or 1 / (1 + max d) (uniform); what is
-    left of 1 stays at home, W[i, i]. Weights from a file win.
+    With d the degrees, W[i, j] = 1 / (1 + max(d_i, d_j)) (metropolis-hastings) or 1 / (1 + max d) (uniform); the
+    rest of 1 is W[i, i]. Weights from a file take precedence.
     """
     if rule not in RULES:
         raise unknown("mixing rule", rule, RULES)
@@ -58,7 +58,7 @@ def mixing(topology: Topology, step: int, rule: str = RULES[0]) -> np.ndarray:
 
 
 def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
-    """The function step -> mixing matrix; those of a period are made once."""
+    """Return the function step -> mixing matrix; the matrices of a period are computed once."""
     if topology.period is None:
         return lambda step: mixing(topology, step, rule)
     period = [mixing(topology, step, rule) for step in range(topology.period)]
@@ -66,13 +66,13 @@ def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
 
 
 def mixing_over_period(topology: Topology, rule: str = RULES[0]) -> np.ndarray:
-    """What the steps of a period do together, W_(p-1) ... W_1 W_0; of a random matching, the mean E[W] of one step.
+    """Return the product over a period, W_(p-1) ... W_1 W_0; for random matchings, the mean E[W] of one step.
 
-    A matching's W is a projection, so E |W x|^2 = x^T E[W] x: there the second eigenvalue is that of squared distances.
+    A matching's W is a projection, so E |W x|^2 = x^T E[W] x: its second eigenvalue bounds squared distances.
     """
     size = topology.size
     if topology.period is None:
-        pair = 1 / (2 * math.ceil(size / 2) - 1)  # how often two given ranks meet
+        pair = 1 / (2 * math.ceil(size / 2) - 1)  # probability that two given ranks are paired
         return np.eye(size) + pair / 2 * (np.ones((size, size)) - size * np.eye(size))
     return functools.reduce(
         lambda product, step: mixing(topology, step, rule) @ product, range(topology.period), np.eye(size)
@@ -80,21 +80,21 @@ def mixing_over_period(topology: Topology, rule: str = RULES[0]) -> np.ndarray:
 
 
 def second_eigenvalue(w: np.ndarray) -> float:
-    """lambda = || W - 11^T/n ||, the largest singular value: one step of x <- W x shrinks |x - mean| at least to that.
+    """Return lambda = || W - 11^T/n ||, the largest singular value: a step shrinks |x - mean| at least by this factor.
 
-    For a symmetric W this is its second largest absolute eigenvalue, and so for circulants (exponential graphs). For
-    others an eigenvalue says only what many steps of the same W do, while a single one may shrink less.
+    For symmetric W and for circulants (exponential graphs) it is the second largest absolute eigenvalue. For other W an
+    eigenvalue describes only many steps of the same W, while a single step may shrink less.
     """
     return float(np.linalg.norm(w - 1 / len(w), 2))
 
 
 def spectral_gap(w: np.ndarray) -> float:
-    """1 - lambda, see `second_eigenvalue`."""
+    """Return 1 - lambda, see `second_eigenvalue`."""
     return 1 - second_eigenvalue(w)
 
 
 def check_mixing(w: np.ndarray) -> None:
-    """Raise UsageError where W is not doubly stochastic, or never brings all ranks to their average."""
+    """Raise UsageError if W is not doubly stochastic, or does not converge to the average."""
     for axis, name in ((1, "row"), (0, "column")):
         sums = w.sum(axis=axis)
         worst = int(np.argmax(np.abs(sums - 1)))
@@ -112,18 +112,18 @@ def check_mixing(w: np.ndarray) -> None:
 
 
 def acceleration(w: np.ndarray) -> float:
-    """eta of accelerated gossip, x_(k+1) = (1 + eta) W x_k - eta x_(k-1), with lambda of W:
+    """Return eta of accelerated gossip, x_(k+1) = (1 + eta) W x_k - eta x_(k-1), with x_(-1) = x_0.
 
-    eta = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2)): from x_(-1) = x_0 on, the average is kept, and the
-    distance to it falls like sqrt(eta)^k instead of lambda^k. That needs real eigenvalues; on the exponential graphs,
-    whose are complex, the distance would fall more slowly than without, so for a W that is not symmetric eta is 0.
+    eta = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2)). The average is kept, and the distance to it falls like
+    sqrt(eta)^k instead of lambda^k. That needs real eigenvalues: with complex ones, as of exponential graphs, it would
+    fall more slowly than without acceleration. So eta is 0 for W that is not symmetric.
     """
     root = math.sqrt(1 - second_eigenvalue(w) ** 2) if np.array_equal(w, w.T) else 1
     return (1 - root) / (1 + root)
 
 
 def rounds_until(w: np.ndarray, distance: float) -> int:
-    """Rounds of accelerated gossip after which |X - mean| is at most `distance` times what it was; 1 at least."""
+    """Return the rounds of accelerated gossip that reduce |X - mean| by the factor `distance`; at least 1."""
     eta, before, now, rounds = acceleration(w), np.eye(len(w)), w, 1
     while second_eigenvalue(now) > distance:
         now, before, rounds = (1 + eta) * w @ now - eta * before, now, rounds + 1
@@ -131,14 +131,14 @@ def rounds_until(w: np.ndarray, distance: float) -> int:
 
 
 def exact_factors(topology: Topology) -> list[np.ndarray]:
-    """F_0, F_1, ..., F_(k-1), each (size, size) and zero where no edge leads, with F_(k-1) ... F_1 F_0 = 11^T/n.
+    """Return F_0, F_1, ..., F_(k-1), (size, size) and zero off the edges, with F_(k-1) ... F_1 F_0 = 11^T/n.
 
-    A complete graph takes one factor; a hypercube, and the exponential graphs on 2^d ranks, d halvings. Elsewhere
-    partial sums go up to a root by shortest paths, and the mean comes back down: as many factors as the longest way to
-    the root and from it have edges, at the root where they have the fewest (undirected graphs: 2 radius), and 2 (n-1)
-    messages in all. On some graphs, as rings, half as many factors would do (Hendrickx et al., "Graph diameter,
-    eigenvalues, and minimum-time consensus", 2014), but each is then a message over every edge.
-    Raises UsageError for random matchings, and for one-peer on another number of ranks than 2^d.
+    A complete graph needs one factor; a hypercube, and exponential graphs on 2^d ranks, d halvings. On other graphs
+    partial sums go to a root by shortest paths, and the mean returns: the number of factors is the longest distance to
+    the root plus that from it, for the best root (undirected graphs: 2 radius), with 2 (n-1) messages in all. Some
+    graphs, such as rings, need only half as many factors (Hendrickx et al., "Graph diameter, eigenvalues, and
+    minimum-time consensus", 2014), but then every factor sends over every edge. Raises UsageError for random matchings,
+    and for one-peer if the number of ranks is not 2^d.
     """
     size, me = topology.size, np.arange(topology.size)
     if topology.name == "complete":

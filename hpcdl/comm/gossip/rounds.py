@@ -1,15 +1,15 @@
-"""Gossip: every rank replaces its vector by a weighted mean of its own and its neighbours'.
+"""Rounds of gossip: every rank replaces its vector by a weighted mean of its own and its neighbours' vectors.
 
-    x_i <- sum over j of W[i, j] x_j         one message over each edge, and along no other way
+    x_i <- sum over j of W[i, j] x_j         one message over each edge
 
     cost of a round      messages sent by rank i      values sent                         latencies
-    each rank            neighbours that it has       K for each of them                  1
+    each rank            number of neighbours         K for each of them                  1
 
-It keeps the average over all ranks where the columns of W sum to 1 (hpcdl/comm/gossip/mixing.py). What a round takes
-from start to end may pass while this rank computes: x must only stay as it is meanwhile.
+It keeps the average over all ranks if the columns of W sum to 1 (hpcdl/comm/gossip/mixing.py). A round may overlap with
+computing, as long as x does not change.
 
-Accelerated, a round looks back at the one before, as Chebyshev's polynomials do, and the distance to the average then
-falls by about 1 - sqrt(2 (1 - lambda)) a round, not by lambda:
+An accelerated round also uses the vector of the round before, as Chebyshev polynomials do. The distance to the average
+then falls by about 1 - sqrt(2 (1 - lambda)) in a round, instead of lambda:
 
     x_(k+1) = (1 + eta) W x_k - eta x_(k-1),   x_(-1) = x_0,   eta = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2))
 
@@ -33,19 +33,19 @@ TAG = 11
 class Gossip:
     """Rounds of gossip over one vector x, which `start` sends and `finish` replaces; collective over neighbours.
 
-    memory: counts the vectors that are received.
+    memory: counts the received vectors.
     """
 
     def __init__(self, comm: Communicator, x: Array, memory: Memory | None = None):
         self.comm, self.x, self.device, self.memory = comm, x, device_of(x), memory or Memory()
         self.received: dict[int, Array] = {}
         self.in_flight: list[Request] = []
-        self.weights: Any = None  # of x, and of what is received, by rank
-        scale(x[:1], 1.0)  # changes nothing, but compiles before any clock runs
+        self.weights: Any = None  # of x, and of the received vectors by rank
+        scale(x[:1], 1.0)  # no effect, but compiles the kernel before any timed call
         add_scaled(x[:1], x[:1], 0.0)
 
     def start(self, w: np.ndarray) -> None:
-        """Send x to the ranks i with w[i, rank] > 0, and prepare for those j with w[rank, j] > 0; x must now rest."""
+        """Send x to the ranks i with w[i, rank] > 0, post receives for j with w[rank, j] > 0; x must not change."""
         rank = self.comm.rank
         senders = [j for j in np.flatnonzero(w[rank]).tolist() if j != rank]
         for j in senders:
@@ -56,11 +56,11 @@ class Gossip:
         self.weights = float(w[rank, rank]), {j: float(w[rank, j]) for j in senders}
 
     def progress(self, _part: slice | None = None) -> None:
-        """Take forward what is in flight; may serve as `on_ready` of a backward pass."""
-        all(request.test() for request in self.in_flight)  # the first that is not done takes all others forward
+        """Advance the messages in flight; may serve as `on_ready` of a backward pass."""
+        all(request.test() for request in self.in_flight)  # an unsuccessful test advances all others
 
     def finish(self) -> None:
-        """x <- sum over j of w[rank, j] x_j, when all has arrived."""
+        """x <- sum over j of w[rank, j] x_j, when all vectors have arrived."""
         for request in self.in_flight:
             request.wait()
         self.in_flight, (own, others) = [], self.weights
@@ -70,24 +70,24 @@ class Gossip:
             add_scaled(self.x, self.received[j], weight)
 
     def _vector(self) -> Array:
-        """One as long as x."""
+        """Return a receive buffer of the size of x."""
         return self.memory.hold("parameters", self.device.empty(self.x.size, self.x.dtype))
 
     def round(self, w: np.ndarray) -> None:
-        """A round from start to end."""
+        """Run a blocking round."""
         self.start(w)
         self.finish()
 
 
 class AcceleratedGossip(Gossip):
-    """Rounds that look back at the one before; `before` is x of that round. `begin` a new sequence of rounds."""
+    """Accelerated rounds; `before` is x before the last round. `begin` starts a new sequence of rounds."""
 
     def __init__(self, comm: Communicator, x: Array, eta: float, memory: Memory | None = None):
         super().__init__(comm, x, memory)
         self.eta, self.before, self.sent = eta, self.device.empty(x.size, x.dtype), self._vector()
 
     def begin(self) -> None:
-        """The next round is the first one."""
+        """Start a new sequence: the next round is its first."""
         self.before[:] = self.x
 
     def finish(self) -> None:

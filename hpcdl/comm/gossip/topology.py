@@ -1,9 +1,9 @@
-"""Who talks to whom: graphs of ranks, as pure functions of their size.
+"""Topologies: communication graphs of ranks, as pure functions of their size.
 
-    spec                     rank r sends to                                 degree          steps until all have heard
+    spec                     rank r sends to                                 degree          steps to reach all
     ring                     r - 1, r + 1                                    2               n / 2
     torus, torus:RxC         the four neighbours on a grid of R rows and     4               R / 2 + C / 2
-                             C columns whose borders meet
+                             C columns with wrap-around
     hypercube                r with one bit flipped; n = 2^d                 d = log2 n      d
     exponential              r + 1, r + 2, r + 4, ... below r + n            ceil(log2 n)    ceil(log2 n)
     one-peer                 r + 2^(step mod ceil(log2 n)): those in turn    1               ceil(log2 n)
@@ -11,11 +11,11 @@
     complete                 all                                             n - 1           1
     random-regular:degree=d  d random ranks                                  d               about log n / log(d - 1)
     erdos-renyi:p=p          each other rank with probability p              about p (n-1)   about log n / log(p n)
-    random-matching          one random rank, another one in each step       1               about 2 log2 n
-    a file                   what its lines say: "a b" for an edge, "a b weight" for an edge and its mixing weight
+    random-matching          one random rank, new in each step       1               about 2 log2 n
+    a file                   lines "a b" for an edge, "a b weight" for an edge and its mixing weight
 
-Sums are modulo n. All edges go both ways, but those of the exponential graphs. Each rank makes the same graph, for it
-depends on (spec, size, seed) only; random graphs that fall into pieces are drawn again.
+Sums are modulo n. All edges are undirected except those of the exponential graphs. Each rank makes the same graph,
+which depends on (spec, size, seed) only. Random graphs that are not connected are drawn again.
 
 (Exponential graphs: Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, and Ying et
 al., "Exponential graph is provably efficient for decentralized deep training", NeurIPS 2021. Random regular graphs:
@@ -31,11 +31,11 @@ from typing import Any
 
 import networkx
 
-from hpcdl.comm.diagnostics.call_signature import ranks_told
+from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.errors import UsageError, parse_spec
 from hpcdl.random import Random
 
-Graph = list[tuple[int, ...]]  # for each rank, the sorted ranks that it sends to
+Graph = list[tuple[int, ...]]  # the sorted receivers of each rank
 
 SETTINGS = {
     "ring": {},
@@ -49,15 +49,14 @@ SETTINGS = {
     "erdos-renyi": {"p": 0.5},
     "random-matching": {},
 }
-TRIES = 100  # for a random graph that is connected
+TRIES = 100  # to draw a connected random graph
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The graph of each step.
+    """A sequence of communication graphs, one for each step.
 
-    steps: the graphs of one period; none where no step repeats another. weights: of the edges (a, b), a < b, where a
-    file gives them.
+    steps: the graphs of one period; empty without a period. weights: of the edges (a, b), a < b, if a file gives them.
     """
 
     name: str
@@ -70,22 +69,22 @@ class Topology:
 
     @property
     def period(self) -> int | None:
-        """Steps until the graphs repeat themselves; None: they never do."""
+        """Steps after which the graphs repeat; None if they never do."""
         return len(self.steps) or None
 
     def graph(self, step: int) -> Graph:
-        """For each rank the sorted ranks that it sends to at `step`, without itself."""
+        """Return the sorted receivers of each rank at `step`, without itself."""
         return self.steps[step % self.period] if self.period else matching(self.size, self.seed, step)
 
     @property
     def edges(self) -> set[tuple[int, int]]:
-        """(from, to) of all that may be sent, in any step."""
+        """Return (source, receiver) of all possible messages, in any step."""
         graphs = self.steps or [complete(self.size)]
         return {(rank, to) for graph in graphs for rank in range(self.size) for to in graph[rank]}
 
 
 def topology(spec: str, size: int, seed: int = 0) -> Topology:
-    """The topology that `spec` names, on `size` ranks; see above. Raises UsageError where there is no such graph."""
+    """Return the topology `spec` on `size` ranks; see above. Raises UsageError if there is no such graph."""
     name = spec.partition(":")[0]
     if name not in SETTINGS and (Path(spec).is_file() or "/" in spec or "." in name):
         edges = read_edges(spec, size)
@@ -117,27 +116,27 @@ def topology(spec: str, size: int, seed: int = 0) -> Topology:
 
 
 def circulant(size: int, hops: Iterable[int]) -> Graph:
-    """Rank r sends to r + hop, for each hop."""
+    """Return the circulant graph: rank r sends to r + hop, for each hop."""
     return [tuple(sorted({(rank + hop) % size for hop in hops} - {rank})) for rank in range(size)]
 
 
 def hops(size: int) -> list[int]:
-    """1, 2, 4, ... below the size."""
+    """Return 1, 2, 4, ... below the size."""
     return [1 << k for k in range((size - 1).bit_length())]
 
 
 def ring(size: int) -> Graph:
-    """The ranks before and after, modulo the size."""
+    """Return the ring: the ranks before and after, modulo the size."""
     return circulant(size, [1, -1])
 
 
 def complete(size: int) -> Graph:
-    """All other ranks."""
+    """Return the complete graph."""
     return circulant(size, range(1, size))
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """Rank r lies in row r // columns; a side of 2 has one edge where a longer one has two."""
+    """Return the torus: rank r lies in row r // columns; along a side of 2 there is one edge instead of two."""
     steps = (0, 1), (0, -1), (1, 0), (-1, 0)
     return [
         tuple(sorted({(y + dy) % rows * columns + (x + dx) % columns for dy, dx in steps} - {y * columns + x}))
@@ -147,7 +146,7 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def sides(spec: str, size: int) -> tuple[int, int]:
-    """Rows and columns of `torus:RxC`, or, for `torus`, those that are nearest to a square."""
+    """Return rows and columns of `torus:RxC`, or, for `torus`, those nearest to a square."""
     if spec != "torus":
         found = re.fullmatch(r"torus:(\d+)x(\d+)", spec)
         if not found:
@@ -163,7 +162,7 @@ def sides(spec: str, size: int) -> tuple[int, int]:
 
 
 def hypercube(size: int) -> Graph:
-    """The ranks whose numbers differ in one bit; UsageError unless the size is a power of two."""
+    """Return the hypercube: neighbours differ in one bit. UsageError unless the size is a power of two."""
     if size & (size - 1):
         lower = 1 << size.bit_length() - 1
         raise UsageError(f"a hypercube has a power of two of ranks, not {size}: start {lower} or {2 * lower}")
@@ -171,12 +170,12 @@ def hypercube(size: int) -> Graph:
 
 
 def star(size: int) -> Graph:
-    """Rank 0 and all others."""
+    """Return the star around rank 0."""
     return [tuple(range(1, size))] + [(0,)] * (size - 1)
 
 
 def random_regular(size: int, degree: int, seed: int) -> Graph:
-    """`degree` random neighbours each, connected; UsageError where no such graph is, or none of TRIES is connected."""
+    """Return a connected random regular graph; UsageError if none exists, or none of TRIES is connected."""
     if not 0 <= degree < size:
         raise UsageError(f"random-regular: each of {size} ranks has 0 to {size - 1} others, not degree={degree}")
     if degree * size % 2:
@@ -187,14 +186,14 @@ def random_regular(size: int, degree: int, seed: int) -> Graph:
 
 
 def erdos_renyi(size: int, p: float, seed: int) -> Graph:
-    """Each edge with probability p, connected; UsageError where p is none, or none of TRIES graphs is connected."""
+    """Return a connected graph with edge probability p; UsageError for a bad p, or if none of TRIES is connected."""
     if not 0 <= p <= 1:
         raise UsageError(f"erdos-renyi: p is a probability, from 0 to 1, not {p}")
     return _connected("erdos-renyi", "p", size, seed, lambda key: networkx.gnp_random_graph(size, p, seed=key))
 
 
 def _connected(name: str, setting: str, size: int, seed: int, draw: Callable[[int], networkx.Graph]) -> Graph:
-    """The first of the random graphs that is in one piece."""
+    """Return the first connected one of the random graphs."""
     for attempt in range(TRIES):
         key = int(Random(seed)(name, size, attempt).integers(1 << 62))
         drawn = draw(key)
@@ -204,13 +203,13 @@ def _connected(name: str, setting: str, size: int, seed: int, draw: Callable[[in
 
 
 def matching(size: int, seed: int, step: int) -> Graph:
-    """Random pairs; with an odd size one rank is left alone."""
+    """Return random pairs; with an odd size one rank has no partner."""
     order = Random(seed)("random-matching", step).permutation(size).tolist()
     return _graph(size, zip(order[::2], order[1::2], strict=False))
 
 
 def _graph(size: int, edges: Iterable[tuple[int, int]]) -> Graph:
-    """Edges that go both ways, as a graph."""
+    """Return the graph of undirected edges."""
     to: list[set[int]] = [set() for _ in range(size)]
     for a, b in edges:
         to[a].add(b)
@@ -219,20 +218,20 @@ def _graph(size: int, edges: Iterable[tuple[int, int]]) -> Graph:
 
 
 def without(before: Topology, ranks: Sequence[int]) -> Topology:
-    """What is left of a graph whose edges go both ways and have no weights, when these ranks are gone.
+    """Return an undirected topology without weights after the loss of these ranks.
 
-    The neighbours of a rank that is gone are joined in a ring, in the order of their numbers: what was in one piece
-    stays so, and no rank gets more than one neighbour more for each that it has lost.
+    The neighbours of a lost rank are joined in a ring, in the order of their numbers: a connected graph stays
+    connected, and a rank gains at most one more neighbour than it has lost.
     """
     graphs, size = [[set(to) for to in graph] for graph in before.steps], before.size
     for lost in sorted(ranks, reverse=True):
-        graphs, size = [_mended(graph, lost) for graph in graphs], size - 1
-    name = f"{before.spec} without {ranks_told(sorted(ranks))}" if ranks else before.spec
+        graphs, size = [_without_rank(graph, lost) for graph in graphs], size - 1
+    name = f"{before.spec} without {format_ranks(sorted(ranks))}" if ranks else before.spec
     return Topology(before.name, name, size, [[tuple(sorted(to)) for to in graph] for graph in graphs])
 
 
-def _mended(graph: list[set[int]], lost: int) -> list[set[int]]:
-    """One rank less; those behind it have numbers one lower."""
+def _without_rank(graph: list[set[int]], lost: int) -> list[set[int]]:
+    """Return the graph without one rank; the numbers of later ranks decrease by one."""
     around = sorted(graph[lost])
     for a, b in zip(around, around[1:] + around[:1], strict=True):
         graph[a] |= {b} - {a}
@@ -240,13 +239,13 @@ def _mended(graph: list[set[int]], lost: int) -> list[set[int]]:
     return [{to - (to > lost) for to in graph[rank] - {lost}} for rank in range(len(graph)) if rank != lost]
 
 
-# -- files, and pieces ---------------------------------------------------------------------------------------------
+# -- files, connectivity -------------------------------------------------------------------------------------------
 
 
 def read_edges(path: str, size: int) -> dict[tuple[int, int], float | None]:
-    """The edges of a file, (a, b) with a < b, and their weights, or None for each. # begins a comment.
+    """Return the edges of a file, (a, b) with a < b, with their weights or None. # begins a comment.
 
-    Raises UsageError for a file that cannot be read, and with its number for a line that is not as it should be.
+    Raises UsageError for an unreadable file, and, with its number, for an invalid line.
     """
     try:
         lines = Path(path).read_text().splitlines()
@@ -280,7 +279,7 @@ def read_edges(path: str, size: int) -> dict[tuple[int, int], float | None]:
 
 
 def unreached(graph: Graph) -> str:
-    """The ranks that no path from rank 0 leads to, in words; empty where there are none."""
+    """Return, as text, the ranks that no path from rank 0 reaches; empty if there are none."""
     reached, todo = {0}, [0]
     while todo:
         new = set(graph[todo.pop()]) - reached

@@ -44,7 +44,7 @@ from hpcdl.data.formats.sparse_file import SparseWriter, check_elements
 from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.partition import hold_out
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.files import probe
+from hpcdl.files import check_writable
 from hpcdl.random import Random
 
 CHUNK_BYTES = 256 << 10  # of a compressed data set
@@ -89,7 +89,7 @@ class Output:
         if not os.access(self.path.parent, os.W_OK):
             raise UsageError(f"the folder {self.path.parent} cannot be written to")
         with self.blamed():  # as on a system of files that is read only
-            probe(self.path)
+            check_writable(self.path)
         if scale is not None and not (math.isfinite(scale) and scale != 0):
             raise UsageError(f"the scale must be a number other than 0, not {scale}")
 

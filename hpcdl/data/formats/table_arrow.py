@@ -48,7 +48,7 @@ class ArrowSource(Source):
             with blamed_on(f"{self.path} cannot be read"):
                 yield
         except UsageError as error:
-            raise UsageError(printable(error, kept="")) from error
+            raise UsageError(printable(error, allowed="")) from error
 
     def kind(self, column: int) -> str | None:
         """Return "number", "text" or "time" by the column's type."""

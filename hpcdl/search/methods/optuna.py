@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdl.errors import UsageError, blamed_on, unknown
-from hpcdl.plugins import made, own
+from hpcdl.plugins import call_plugin, load_plugin
 from hpcdl.random import Random
 from hpcdl.search.space import Parameter, Space
 from hpcdl.search.tasks import SearchTask, Values
@@ -90,8 +90,10 @@ class Optuna:
             name = name if name in known else f"{name}Sampler"
             if name not in known:
                 raise unknown("sampler of Optuna", sampler.partition(",")[0], known)
-            kind, given = own(f"optuna.samplers:{name}{comma}{settings}", self.told)
-            study = optuna.create_study(sampler=made(kind, given, {"seed": seed, "constant_liar": True}, self.told))
+            kind, given = load_plugin(f"optuna.samplers:{name}{comma}{settings}", self.told)
+            study = optuna.create_study(
+                sampler=call_plugin(kind, given, {"seed": seed, "constant_liar": True}, self.told)
+            )
         study.stop = self._stop  # called by a sampler that is exhausted
         return study
 
