@@ -1,1 +1,1 @@
-"""What this machine is and what would hurt a run: launchers and worlds, threads, facts, links between ranks, doctor."""
+"""The machine: launchers and worlds, threads, facts, hardware reports, network links, doctor."""

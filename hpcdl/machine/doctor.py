@@ -1,17 +1,17 @@
-"""What would hurt a run on these ranks: each rank looks around itself, and checks judge what all have seen.
+"""Doctor: checks of the environment for problems of a run, judged from the facts of all ranks.
 
 A check is a function of the facts of all ranks that returns rows (what, found, verdict, advice). A verdict is `ok`,
-`note` (worth knowing) or `hurts`: the run would fail, or would waste most of what it was given. `hpcdl doctor` prints
-all rows; a training run warns at its start of what hurts among those that cost nothing to find.
+`note` (worth knowing) or `hurts`: the run would fail, or waste most of its resources. `hpcdl doctor` prints all rows; a
+training run warns at its start of those that hurt, among the cheap checks.
 
     check        hurts when
-    mpi          ranks have different libraries, or different versions of hpcdl and what it stands on
-    mpiexec      run alone: the mpiexec that a shell finds starts programs of another library
+    mpi          ranks have different libraries, or different versions of hpcdl and its dependencies
+    mpiexec      run alone: the mpiexec on the PATH belongs to another library
     world        a world of one where a launcher has started several (world.py)
     hosts        never
-    cores        the threads of ranks outnumber the cores that these ranks may use, by OMP_NUM_THREADS or by binding
-    load         others take half of the ranks' cores, or more
-    room         /dev/shm has less room than MPI and the scratch blocks of all ranks take
+    cores        threads outnumber the cores that their ranks may use, by OMP_NUM_THREADS or by binding
+    load         other processes take half of the ranks' cores, or more
+    room         /dev/shm has less room than MPI and the scratch blocks of all ranks need
     hdf5         never
     gpus         never
     cache        the compile cache cannot be written, or several hosts share it over a network
@@ -36,16 +36,16 @@ from hpcdl.machine.network import VECTOR, LinkSpeed, bandwidth_share, measure_al
 
 log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
-MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library takes for each rank
-OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB seen
-SMALL_MODEL = 10_000_000  # parameters: where there is no room for so many, that is worth knowing
+MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library needs for each rank
+OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB measured
+SMALL_MODEL = 10_000_000  # parameters: less room than that is worth a note
 NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "panfs", "wekafs", "pvfs2", "9p", "fuse.")
-SPARE = 0.25  # of a core, that others may take unnoticed
-SHARED = 0.5  # of the cores
+SPARE = 0.25  # of a core: smaller loads are ignored
+SHARED = 0.5  # of the cores: a larger load hurts
 SLOWER = "ranks wait for cores, and take fewer BLAS threads: wait, or take other cores"
-APART = 1.0  # seconds between the clocks of two hosts that are worth knowing
-ETHERNET = 1e9  # bytes per second between hosts below which it is no fast network
-SLOW = 0.5  # of the median bandwidth: a link worth naming
+APART = 1.0  # seconds between two hosts' clocks that are worth a note
+ETHERNET = 1e9  # bytes per second between hosts: slower is not a fast network
+SLOW = 0.5  # of the median bandwidth: slower links are named
 
 
 class CheckRow(NamedTuple):
@@ -55,11 +55,11 @@ class CheckRow(NamedTuple):
     advice: str = ""
 
 
-# -- judging ---------------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------------------------
 
 
 def mpi(facts: list[Facts]) -> list[CheckRow]:
-    """One library, and one set of versions, on all ranks."""
+    """Check for one library, and one set of versions, on all ranks."""
     rows = []
     for what, each in {
         "MPI": [f"{f.library}, by mpi4py {f.versions.get('mpi4py', '')}" for f in facts],
@@ -75,7 +75,7 @@ def mpi(facts: list[Facts]) -> list[CheckRow]:
 
 
 def mpiexec(size: int, library: str, found: list[tuple[str, str | None]]) -> list[CheckRow]:
-    """Whether the launcher at hand is of the library that Python uses; found: as `launched.mpiexecs` gives it."""
+    """Check that the launcher belongs to Python's MPI library; found: result of `launched.mpiexecs`."""
     if not found:
         return [
             CheckRow("mpiexec", "none on the PATH or beside Python", NOTE, launched.launch_advice(library, os.environ))
@@ -90,7 +90,7 @@ def mpiexec(size: int, library: str, found: list[tuple[str, str | None]]) -> lis
 
 
 def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> list[CheckRow]:
-    """The size of the world against what the launcher says."""
+    """Compare the size of the world with the launcher's number of processes."""
     problem = launched.split_world(size, environ, library)
     if problem is not None:
         return [CheckRow("world", problem[0], HURTS, problem[1])]
@@ -109,7 +109,7 @@ def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> l
 
 
 def hosts(facts: list[Facts]) -> list[CheckRow]:
-    """Ranks per host."""
+    """Report the ranks per host."""
     sizes = [len(ranks) for ranks in group_by_node(facts)]
     if len(set(sizes)) == 1:
         each = f", {counted(sizes[0], 'rank')} each" if len(sizes) > 1 else f", {counted(sizes[0], 'rank')}"
@@ -120,7 +120,7 @@ def hosts(facts: list[Facts]) -> list[CheckRow]:
 
 
 def cores(facts: list[Facts]) -> list[CheckRow]:
-    """Threads of ranks against the cores that they may use."""
+    """Compare the threads of ranks with the cores that they may use."""
 
     def judge(ranks: list[Facts]) -> CheckRow:
         usable, machine = set().union(*(f.cores for f in ranks)), max(f.machine for f in ranks)
@@ -145,10 +145,10 @@ def cores(facts: list[Facts]) -> list[CheckRow]:
 
 
 def crowded_ranks(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
-    """Ranks of a host whose threads outnumber all the cores that they may use, and these cores: the worst such set.
+    """Return the worst set of a host's ranks whose threads outnumber the cores that they may use, and these cores.
 
-    By Hall's theorem threads find a core each if, and only if, no set of them is larger than the cores it may use; it
-    suffices to look at the ranks confined to one rank's cores, where two ranks' cores are the same, apart or nested.
+    By Hall's theorem each thread finds a core of its own if and only if no set of threads is larger than its set of
+    cores. It suffices to check the ranks confined to each rank's cores, as core sets are equal, disjoint or nested.
     """
     worst: tuple[list[Facts], set[int]] = [], set()
     excess = 1.0
@@ -160,7 +160,7 @@ def crowded_ranks(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
 
 
 def busy(facts: list[Facts]) -> list[CheckRow]:
-    """Cores that others have taken since the ranks began to start."""
+    """Report the cores that other processes have taken since the ranks started."""
 
     def judge(ranks: list[Facts]) -> CheckRow:
         usable = len(set().union(*(f.cores for f in ranks)))
@@ -176,15 +176,15 @@ def busy(facts: list[Facts]) -> list[CheckRow]:
 
 
 def pools(facts: list[Facts]) -> list[CheckRow]:
-    """What thread pools the libraries have made; a run gives BLAS the number above, and kernels use one thread."""
+    """Report the libraries' thread pools; a run sets BLAS to the number above, and kernels use one thread."""
     return per_host(facts, lambda ranks: CheckRow("threads", f"{ranks[0].pools} before a run sets them"))
 
 
 def room(facts: list[Facts], library: str) -> list[CheckRow]:
-    """Room in /dev/shm for MPI, scratch blocks, parameters and gradients."""
+    """Check the room in /dev/shm for MPI, scratch blocks, parameters and gradients."""
 
     def judge(ranks: list[Facts]) -> CheckRow:
-        n = ranks[0].machine if len(facts) == 1 else len(ranks)  # run alone: as if there were a rank for each core
+        n = ranks[0].machine if len(facts) == 1 else len(ranks)  # run alone: assume a rank for each core
         need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
         if have is None:
             return CheckRow("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
@@ -202,7 +202,7 @@ def room(facts: list[Facts], library: str) -> list[CheckRow]:
 
 
 def tight(ranks: list[Facts]) -> CheckRow | None:
-    """Whether a host has no room for the scratch blocks of its ranks alone."""
+    """Return a row if a host has no room even for the scratch blocks of its ranks."""
     have, need = ranks[0].room or 0, len(ranks) * BYTES
     if len(ranks) == 1 or have >= need:
         return None
@@ -215,7 +215,7 @@ def tight(ranks: list[Facts]) -> CheckRow | None:
 
 
 def leftovers(facts: list[Facts]) -> list[CheckRow]:
-    """What ended jobs have left in /dev/shm."""
+    """Report files of ended jobs in /dev/shm."""
 
     def judge(ranks: list[Facts]) -> CheckRow | None:
         if not (left := ranks[0].leftovers):
@@ -228,13 +228,13 @@ def leftovers(facts: list[Facts]) -> list[CheckRow]:
 
 
 def hdf5(facts: list[Facts]) -> list[CheckRow]:
-    """What HDF5 can do: hpcdl needs no parallel one, for each rank reads by itself and rank 0 writes."""
+    """Report HDF5's features: no parallel HDF5 is needed, as each rank reads by itself and rank 0 writes."""
     parallel = "parallel" if h5py.get_config().mpi else "not parallel, which is enough here"
     return [CheckRow("HDF5", f"{h5py.version.hdf5_version}, by h5py {h5py.__version__}, {parallel}")]
 
 
 def gpus(facts: list[Facts]) -> list[CheckRow]:
-    """GPUs of each host against its ranks; whether MPI takes arrays on them."""
+    """Compare the GPUs of each host with its ranks; report if MPI is CUDA-aware."""
 
     def judge(ranks: list[Facts]) -> CheckRow:
         seen = {gpu for f in ranks for gpu in f.gpus}
@@ -261,7 +261,7 @@ def gpus(facts: list[Facts]) -> list[CheckRow]:
 
 
 def cache(facts: list[Facts]) -> list[CheckRow]:
-    """The compile cache: written by this user, and on a disk of the host."""
+    """Check that the compile cache is writable and on a local disk."""
     several = len(group_by_node(facts)) > 1
 
     def judge(ranks: list[Facts]) -> CheckRow:
@@ -279,7 +279,7 @@ def cache(facts: list[Facts]) -> list[CheckRow]:
 
 
 def clocks(facts: list[Facts]) -> list[CheckRow]:
-    """How far the clocks of hosts are apart."""
+    """Report the offsets between the clocks of hosts."""
     if len(group_by_node(facts)) == 1:
         return []
     first, last = min(facts, key=lambda f: f.clock), max(facts, key=lambda f: f.clock)
@@ -292,7 +292,7 @@ def clocks(facts: list[Facts]) -> list[CheckRow]:
 
 
 def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float]) -> list[CheckRow]:
-    """Latency and bandwidth of links; the all-reduce (seconds by algorithm) as a part of the slowest bandwidth."""
+    """Report latency and bandwidth of links, and all-reduce (seconds by algorithm) as a share of the slowest link."""
     if not links:
         return []
     host, within = {f.rank: f.host for f in facts}, len(group_by_node(facts)) == 1
@@ -319,7 +319,7 @@ def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float
 
 
 def examine(comm: MPI.Intracomm, quick: bool = False) -> list[CheckRow]:
-    """All rows, on rank 0; nothing on the others. Collective. quick: without the network."""
+    """Return all rows on rank 0, and none on other ranks; collective. quick: without the network."""
     seen = comm.gather(all_facts(comm))
     links, seconds = [], {}
     if comm.size > 1 and not quick:
@@ -344,15 +344,15 @@ def examine(comm: MPI.Intracomm, quick: bool = False) -> list[CheckRow]:
 
 
 def leaders(facts: list[Facts]) -> list[int]:
-    """The first rank of each host; the first two of a single one."""
+    """Return the first rank of each host; of a single host the first two."""
     nodes = group_by_node(facts)
     return [ranks[0].rank for ranks in nodes] if len(nodes) > 1 else [f.rank for f in nodes[0][:2]]
 
 
 def warn(comm: MPI.Intracomm, several: bool = True) -> None:
-    """Warn, on rank 0 and in a line each, of what would hurt a training run and costs nothing to find; collective.
+    """Warn on rank 0, in a line each, of problems of a training run that cheap checks find; collective.
 
-    several: the strategy works on any number of ranks, so that one alone may be a mistake.
+    several: True if the strategy runs on any number of ranks, so that a single one may be a mistake.
     """
     seen = comm.gather(quick_facts(comm))
     if seen is None:
@@ -365,7 +365,7 @@ def warn(comm: MPI.Intracomm, several: bool = True) -> None:
 
 
 def group_by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
-    """The facts of each host's ranks."""
+    """Group the facts by host."""
     nodes: dict[int, list[Facts]] = {}
     for each in facts:
         nodes.setdefault(each.node, []).append(each)
@@ -373,7 +373,7 @@ def group_by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
 
 
 def per_host(facts: list[Facts], judge: Callable[[list[Facts]], CheckRow | None]) -> list[CheckRow]:
-    """What is to be said of each host; what is the same for several is said once, and of which."""
+    """Judge each host; equal rows of several hosts become one row that names them."""
     nodes = group_by_node(facts)
     said: dict[CheckRow, list[str]] = {}
     for ranks in nodes:
@@ -388,18 +388,18 @@ def per_host(facts: list[Facts], judge: Callable[[list[Facts]], CheckRow | None]
 
 
 def format_hosts(of_hosts: Iterable[str]) -> str:
-    """A few hosts by name, many by number."""
+    """Return a few hosts by name, many by their number."""
     found = list(of_hosts)
     return ", ".join(found) if len(found) <= 4 else f"{len(found)} hosts ({found[0]}, {found[1]}, ...)"
 
 
 def spread(values: list[float]) -> str:
-    """The least and the largest, in three digits; one of them where they look the same."""
+    """Return the smallest and the largest value in three digits, or one if both look equal."""
     return " to ".join(dict.fromkeys(f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values))))
 
 
 def format_bytes(size: int) -> str:
-    """Bytes in words."""
+    """Return bytes as text, such as 1.5 MiB."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

@@ -24,19 +24,19 @@ from hpcdl.machine.load import load
 from hpcdl.machine.threads import Threads
 from hpcdl.machine.versions import versions
 
-BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # what says how many threads, the first of them
-OLD = 3600  # seconds after which a file in /dev/shm is taken for left behind
-LEFTOVERS = ("mpich_shm_*", "sm_segment.*")  # names that MPICH and Open MPI give
+BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # thread counts; the first one set counts
+OLD = 3600  # seconds after which a file in /dev/shm counts as left over
+LEFTOVERS = ("mpich_shm_*", "sm_segment.*")  # file names of MPICH and Open MPI
 
 
 @dataclass
 class Facts:
-    """What one rank sees; what only `all_facts` looks at has defaults. node: a number that the ranks of one host share.
+    """The facts of one rank; fields that only `all_facts` fills have defaults. node: equal for the ranks of a host.
 
-    cores: those it may use, of `machine` in all; spare: how many of them others leave it, where that is known. blas:
-    threads of its matrix products, as `variable` says, if any does. room: free bytes of /dev/shm; left: names and bytes
-    of old files there. cache: the compile cache's folder, its file system, and why it cannot be written. clock: seconds
-    that the host's clock is ahead of that of rank 0's.
+    cores: those it may use, of `machine` in all; spare: how many of them other processes leave, if known. blas: threads
+    of matrix products, set by `variable`, if any. room: free bytes of /dev/shm; leftovers: bytes of old files there, by
+    pattern. cache: the compile cache's folder, its file system, and why it is not writable. clock: seconds that the
+    host's clock is ahead of rank 0's.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class Facts:
 
 
 def quick_facts(comm: MPI.Intracomm) -> Facts:
-    """What costs nothing to find; collective."""
+    """Return the facts that cost almost nothing; collective."""
     node = ranks_of_node(comm)
     first = node.bcast(comm.rank)
     node.Free()
@@ -73,7 +73,7 @@ def quick_facts(comm: MPI.Intracomm) -> Facts:
 
 
 def all_facts(comm: MPI.Intracomm) -> Facts:
-    """All that a rank sees; collective."""
+    """Return all facts; collective."""
     facts = quick_facts(comm)
     facts.leftovers = leftover_files(shared_memory.FOLDER, time.time())
     facts.library = library_name(MPI.Get_library_version())
@@ -88,7 +88,7 @@ def all_facts(comm: MPI.Intracomm) -> Facts:
 
 
 def free(folder: str) -> int | None:
-    """Bytes that may still be written there; None where there is no such folder."""
+    """Return the free bytes of the folder's file system; None if the folder does not exist."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -97,13 +97,13 @@ def free(folder: str) -> int | None:
 
 
 def leftover_files(folder: str, now: float) -> dict[str, int]:
-    """Bytes of what MPI libraries left there, by the pattern of its name, where it is older than an hour."""
+    """Return the bytes of MPI files in the folder that are older than an hour, by name pattern."""
     found: dict[str, int] = {}
     for pattern in LEFTOVERS:
         for path in glob.glob(os.path.join(glob.escape(folder), pattern)):
             try:
                 about = os.stat(path)
-            except OSError:  # gone meanwhile
+            except OSError:  # deleted meanwhile
                 continue
             if now - about.st_mtime > OLD:
                 found[pattern] = found.get(pattern, 0) + 512 * about.st_blocks
@@ -111,12 +111,12 @@ def leftover_files(folder: str, now: float) -> dict[str, int]:
 
 
 def library_name(text: str) -> str:
-    """Name and version of an MPI library, from all that it says of itself."""
+    """Return name and version of an MPI library from its version text."""
     return " ".join(text.strip("\0").split("\n")[0].split(",")[0].replace("Version:", "").split())
 
 
 def compile_cache(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str, str]:
-    """The folder, the type of its file system, and why it cannot be written: nothing where it can."""
+    """Return the folder, its file system's type, and why it is not writable (empty if it is)."""
     problem, asked = "", os.environ.get("NUMBA_CACHE_DIR", "")
     try:
         os.makedirs(folder, exist_ok=True)
@@ -131,7 +131,7 @@ def compile_cache(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str, 
 
 
 def file_system(folder: str, mounts: str = "/proc/mounts") -> str:
-    """The type of the file system that holds a folder: of the longest mount point above it, the latest if several."""
+    """Return the type of a folder's file system: of the longest mount point above it, the latest of equals."""
     longest, kind, folder = "", "", os.path.realpath(folder)
     try:
         with open(mounts) as file:
@@ -139,7 +139,7 @@ def file_system(folder: str, mounts: str = "/proc/mounts") -> str:
     except OSError:
         return ""
     for line in lines:
-        place = line[1].encode().decode("unicode_escape")  # a space is \040 there
+        place = line[1].encode().decode("unicode_escape")  # a space is escaped as \040
         inside = folder == place or folder.startswith(place.rstrip("/") + "/")
         if inside and len(place) >= len(longest):
             longest, kind = place, line[2]
@@ -147,7 +147,7 @@ def file_system(folder: str, mounts: str = "/proc/mounts") -> str:
 
 
 def visible_gpus() -> tuple[list[str], str]:
-    """The addresses of the GPUs that this process may use; or none, and why, where the machine has some."""
+    """Return the addresses of usable GPUs, or none and the reason, if the machine has GPUs."""
     if not (glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg")):
         return [], ""
     try:
@@ -158,10 +158,10 @@ def visible_gpus() -> tuple[list[str], str]:
 
 
 def clock_lead(comm: MPI.Intracomm) -> float:
-    """Seconds that the clock of this rank's host is ahead of that of rank 0; collective.
+    """Return the seconds that this host's clock is ahead of rank 0's; collective.
 
-    Another clock than that of the trace, which counts from the start of a machine: the difference of the two on each
-    host, and the offset between the hosts, give it.
+    It is computed from the trace's monotonic clock: its difference to the time of day on each host, and its offset
+    between the hosts.
     """
     node = ranks_of_node(comm)
     offset = clock_offset(comm, node)

@@ -1,4 +1,4 @@
-"""A report of one's own machine: what it is made of, what it computes and moves in a second, what meeting costs.
+"""Hardware report: topology, arithmetic, memory bandwidth and synchronization costs of this machine.
 
     machine       cores, SMT siblings, caches, NUMA nodes                       topology.py
     arithmetic    GFLOP/s by width of registers, chains and threads             hardware_arithmetic.py
@@ -6,7 +6,7 @@
     cores         a cache line from core to core, a barrier, a lock             hardware_threads.py
     gpu           multiprocessors, warps, occupancy, copies, tensor cores       hardware_gpu.py
 
-Each part gives rows of numbers, flat, for the file of --json; `tables` sets them beside each other for a terminal.
+Each part returns flat rows of numbers for --json; `tables` arranges them for a terminal.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from hpcdl.machine.hardware_memory import LOOPS, divided, memory, narrow, remote
 from hpcdl.machine.hardware_threads import between_cores
 from hpcdl.machine.topology import MachineTopology
 
-FAR = 0.8  # of the best
+FAR = 0.8  # of the best value: a median below it counts as disturbed
 
 
 class ReportTable(NamedTuple):
-    """A part of the report; the first line of cells heads the columns."""
+    """A table of the report; the first line of cells is the header."""
 
     title: str
     cells: list[list[str]]
 
 
 def machine_rows(found: MachineTopology) -> list[dict]:
-    """Rows of what the machine is made of."""
+    """Return the rows of the machine's topology."""
     cores, siblings = found.cores(), found.siblings()
     rows: list[dict] = [{"what": "processor", "name": found.model, "source": found.source}]
     rows += [{"what": "processors", "usable": len(found.usable), "known": len(found.processors)}]
@@ -47,7 +47,7 @@ def machine_rows(found: MachineTopology) -> list[dict]:
 
 
 def memory_rows(found: MachineTopology, seconds: float) -> list[dict]:
-    """Rows of the part `memory`."""
+    """Return the rows of the part `memory`."""
     return memory(found, seconds) + remote(found, seconds) + divided(found, seconds) + narrow(found, seconds)
 
 
@@ -60,7 +60,7 @@ PARTS: dict[str, Callable[[MachineTopology, float], list[dict]]] = {
 
 
 def peak(rows: list[dict], dtype: str = "float32") -> float:
-    """The best GFLOP/s of one thread at any width; 0 where none was measured."""
+    """Return the best GFLOP/s of one thread at any width; 0 if none was measured."""
     one = [
         row["gflops_best"] for row in rows_of_kind(rows, "arithmetic") if row["dtype"] == dtype and row["threads"] == 1
     ]
@@ -68,7 +68,7 @@ def peak(rows: list[dict], dtype: str = "float32") -> float:
 
 
 def bandwidths(rows: list[dict]) -> dict[str, float]:
-    """The best GB/s of one thread in each cache and in the memory, by any of the loops."""
+    """Return the best GB/s of one thread in each cache and in memory, over all loops."""
     found: dict[str, float] = {}
     for row in rows_of_kind(rows, "bandwidth"):
         if row["threads"] == 1:
@@ -77,18 +77,18 @@ def bandwidths(rows: list[dict]) -> dict[str, float]:
 
 
 def rows_of_kind(rows: list[dict], what: str) -> list[dict]:
-    """The rows of one kind."""
+    """Return the rows of one kind."""
     return [row for row in rows if row["what"] == what]
 
 
 def disturbed_count(rows: list[dict]) -> tuple[int, int]:
-    """How many numbers have a median that is far from the best, and of how many: other work has come between."""
+    """Return the number of values whose median is far below the best, as other work disturbed it, and of how many."""
     pairs = [(row[name.removesuffix("_best")], row[name]) for row in rows for name in row if name.endswith("_best")]
     return sum(not FAR <= median / best <= 1 / FAR for median, best in pairs), len(pairs)
 
 
 def best_values(rows: list[dict]) -> list[dict]:
-    """The rows with the best of each number in place of the median, but for nanoseconds, whose table has both."""
+    """Return the rows with best values instead of medians, except nanoseconds, whose table shows both."""
     made = []
     for row in rows:
         best = {name.removesuffix("_best"): row[name] for name in row if name.endswith("_best")}
@@ -100,14 +100,14 @@ def best_values(rows: list[dict]) -> list[dict]:
 
 
 def tables(rows: list[dict]) -> list[ReportTable]:
-    """The report's tables; those without rows are left out."""
+    """Return the report's tables; empty ones are left out."""
     made = [machine_table(rows), arithmetic_table(rows), memory_table(rows), divided_table(rows)]
     made += [types_table(rows), cores_table(rows)]
     return [table for table in made if len(table.cells) > 1]
 
 
 def machine_table(rows: list[dict]) -> ReportTable:
-    """What there is."""
+    """Return the table of the topology."""
     cells = [["machine", "found"]]
     for row in rows_of_kind(rows, "processor"):
         cells.append(["processor", f"{row['name'] or 'unnamed'}, as {row['source']} tells"])
@@ -125,7 +125,7 @@ def machine_table(rows: list[dict]) -> ReportTable:
 
 
 def arithmetic_table(rows: list[dict]) -> ReportTable:
-    """A line for each type and width: one thread by chains, then more threads, then siblings."""
+    """Return a line for each type and width: one thread by chains, then more threads, then SMT siblings."""
     found = rows_of_kind(rows, "arithmetic")
     most = max((row["threads"] for row in found if row["on"] == "cores"), default=1)
     smt = any(row["on"] != "cores" for row in found)
@@ -142,7 +142,7 @@ def arithmetic_table(rows: list[dict]) -> ReportTable:
 
 
 def memory_table(rows: list[dict]) -> ReportTable:
-    """A line for each number of threads and place; a line for each node's memory."""
+    """Return a line for each number of threads and cache level, and one for each node's memory."""
     cells, speed = [["GB/s", "each thread", "threads", *LOOPS]], "gigabytes_per_second"
     found = rows_of_kind(rows, "bandwidth")
     for threads, on, place in dict.fromkeys((row["threads"], row["on"], row["place"]) for row in found):
@@ -157,7 +157,7 @@ def memory_table(rows: list[dict]) -> ReportTable:
 
 
 def divided_table(rows: list[dict]) -> ReportTable:
-    """A line for the one working set."""
+    """Return a line for the divided working set."""
     cells = [["read, GB/s", "1 thread", "all threads", "speed-up", "best"]]
     for row in rows_of_kind(rows, "divided"):
         who = f"{format_bytes(row['bytes'])}, each of {row['threads']} has its part in its {row['cache']}"
@@ -172,7 +172,7 @@ def divided_table(rows: list[dict]) -> ReportTable:
 
 
 def types_table(rows: list[dict]) -> ReportTable:
-    """A line for each place, a column for each type."""
+    """Return a line for each cache level, with a column for each type."""
     found = rows_of_kind(rows, "types")
     kinds = list(dict.fromkeys(row["dtype"] for row in found))
     cells = [["10^9 elements/s", *kinds]]
@@ -183,7 +183,7 @@ def types_table(rows: list[dict]) -> ReportTable:
 
 
 def cores_table(rows: list[dict]) -> ReportTable:
-    """A line for each way to meet."""
+    """Return a line for each kind of synchronization."""
     cells = [["nanoseconds", "median", "shortest"]]
     for row in rows:
         if row["what"] in ("cache line", "barrier", "lock"):

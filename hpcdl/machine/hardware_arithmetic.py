@@ -1,15 +1,15 @@
-"""Peak arithmetic: one loop, compiled for each width of registers, with one chain of dependent steps and with many.
+"""Peak arithmetic: a loop compiled for each register width, with one or many dependency chains.
 
     scalar     x86-64, one number at a time: the loop is not vectorized
     SSE        x86-64, registers of 128 bits: 4 float32, 2 float64
     AVX2       x86-64-v3, 256 bits, and multiply-add as one instruction
     AVX-512    x86-64-v4, 512 bits
-    native     what Numba takes this processor for, where it is no x86-64
+    native     Numba's default, if the processor is not x86-64
 
-Numba compiles for one processor in a process, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name, so each level is
-measured in a process of its own (`python -m hpcdl.machine.hardware_arithmetic PLAN`). It also counts the vector
-instructions in the loop's machine code by width: what was measured is what the row says. The Python is always
-kernels/probes.py's multiply_add; 2 flops a step and element, whether that is one instruction or two.
+Numba compiles for one processor per process, named by NUMBA_CPU_NAME and NUMBA_CPU_FEATURES, so each level is measured
+in its own process (`python -m hpcdl.machine.hardware_arithmetic PLAN`). It counts the vector instructions in the loop's
+machine code by width, which verifies the level. The Python is always kernels/probes.py's multiply_add; 2 flops per step
+and element, as one instruction or two.
 """
 
 import json
@@ -31,7 +31,7 @@ from hpcdl.machine.hardware_threads import per_round, run_threads, thread_counts
 from hpcdl.machine.topology import MachineTopology
 
 CHAINS = (1, 2, 4, 8, 16)
-PATIENCE = 300  # seconds for a process
+PATIENCE = 300  # seconds until a process is killed
 WIDTHS = {"x": 128, "y": 256, "z": 512}
 PACKED = re.compile(r"\bv?(?:mul|add|fmadd\d+)p[sd]\b.*%([xyz])mm")
 SCALAR = re.compile(r"\bv?(?:mul|add|fmadd\d+)s[sd]\b.*%xmm")
@@ -39,7 +39,7 @@ SCALAR = re.compile(r"\bv?(?:mul|add|fmadd\d+)s[sd]\b.*%xmm")
 
 @dataclass(frozen=True)
 class Level:
-    """bits: of a register, 0: one number. cpu, features: what Numba compiles for; needs: what the processor has."""
+    """A register width: bits (0: scalar), Numba's target (cpu, features), and processor flags that it needs."""
 
     name: str
     bits: int
@@ -48,7 +48,7 @@ class Level:
     needs: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
-        """What the process is told, beside what this one is."""
+        """Return the additional environment variables of the process."""
         said = dict(os.environ)
         for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_LOOP_VECTORIZE", "NUMBA_SLP_VECTORIZE"):
             said.pop(name, None)
@@ -64,14 +64,14 @@ X86 = (
     Level("scalar", 0, "x86-64", "+sse2"),
     Level("SSE", 128, "x86-64", "+sse2"),
     Level("AVX2", 256, "x86-64-v3", "+avx2,+fma", ("avx2", "fma")),
-    # Some processors are known to prefer narrower registers, and the compiler then leaves the widest unused.
+    # For some processors the compiler prefers narrower registers and leaves the widest unused.
     Level("AVX-512", 512, "x86-64-v4", ",".join(f"+{name}" for name in (*AVX512, "fma")) + ",-prefer-256-bit", AVX512),
 )
 OTHERS = (Level("scalar", 0), Level("native", 128))
 
 
 def levels() -> list[Level]:
-    """Those that this processor has."""
+    """Return the levels that this processor supports."""
     if not llvmlite.binding.get_process_triple().startswith("x86_64"):
         return list(OTHERS)
     has = llvmlite.binding.get_host_cpu_features()
@@ -79,7 +79,7 @@ def levels() -> list[Level]:
 
 
 def arithmetic(found: MachineTopology, seconds: float, chosen: list[Level] | None = None) -> list[dict]:
-    """Rows of all levels, narrowest first."""
+    """Return the rows of all levels, narrowest first."""
     rows = []
     for level in levels() if chosen is None else chosen:
         plan = {"bits": level.bits, "cpus": found.one_per_core(), "siblings": found.siblings(), "seconds": seconds}
@@ -88,7 +88,7 @@ def arithmetic(found: MachineTopology, seconds: float, chosen: list[Level] | Non
 
 
 def measure_in_process(level: Level, plan: dict[str, Any]) -> list[dict]:
-    """What a process finds that compiles for this level; UsageError with its last line where it fails."""
+    """Return the rows measured by a process compiled for this level; UsageError, with its last line, if it fails."""
     command = [sys.executable, "-m", __name__, json.dumps(plan)]
     asked: dict[str, Any] = {"env": level.environment(), "capture_output": True, "text": True, "timeout": PATIENCE}
     try:
@@ -102,7 +102,7 @@ def measure_in_process(level: Level, plan: dict[str, Any]) -> list[dict]:
 
 
 def measure(plan: dict[str, Any]) -> list[dict]:
-    """Rows for float32 and float64: with each number of chains on one processor, then on several."""
+    """Return rows for float32 and float64: each number of chains on one processor, then on several."""
     rows, cpus, siblings = [], plan["cpus"], plan["siblings"]
     for dtype in ("float32", "float64"):
         loop, instructions = compiled(dtype)
@@ -119,7 +119,7 @@ def measure(plan: dict[str, Any]) -> list[dict]:
 
 
 def compiled(dtype: str) -> tuple[Any, dict[str, int]]:
-    """The loop for this type, and the instructions of its arithmetic by the bits that they work on."""
+    """Return the loop for this type, and the count of its arithmetic instructions by width in bits."""
     element = numba.from_dtype(np.dtype(dtype))
     loop = multiply_add()
     loop.compile((element[::1], element, element, numba.int64))
@@ -127,15 +127,15 @@ def compiled(dtype: str) -> tuple[Any, dict[str, int]]:
 
 
 def widths(machine_code: str) -> dict[str, int]:
-    """How many multiplications and additions there are of scalars, and in registers of 128, 256 and 512 bits."""
+    """Count scalar multiplications and additions, and those in registers of 128, 256 and 512 bits."""
     found = [WIDTHS[match[1]] for match in PACKED.finditer(machine_code)]
     return {"scalar": len(SCALAR.findall(machine_code)), **{str(bits): found.count(bits) for bits in WIDTHS.values()}}
 
 
 def flops(loop: Any, dtype: str, elements: int, cpus: list[int], seconds: float) -> dict[str, float]:
-    """Billions of operations a second of so many elements on each of these processors."""
+    """Return GFLOP/s with this number of elements on each of these processors."""
     arrays = [CPU.zeros(elements, dtype) for _ in cpus]
-    factor, addend = (np.dtype(dtype).type(value) for value in (0.999, 0.001))  # to 1: no overflow, nothing denormal
+    factor, addend = (np.dtype(dtype).type(value) for value in (0.999, 0.001))  # -> 1: no overflow, no denormals
 
     def run(rounds: int) -> float:
         return run_threads(cpus, lambda i: loop(arrays[i], factor, addend, rounds))

@@ -1,16 +1,16 @@
-"""A GPU's report: what it is made of, how full our kernels keep it, copies, and products with and without tensor cores.
+"""GPU report: properties, occupancy of our kernels, copy bandwidth, products with and without tensor cores.
 
-    thread -> warp (32 that take each step together) -> block (on one multiprocessor) -> grid (all blocks of a launch)
+    thread -> warp (32 in lockstep) -> block (on one multiprocessor) -> grid (all blocks of a launch)
 
-A multiprocessor hides the latency of some warps behind the steps of others, as a core does with chains. Occupancy is
-the part of the warps it could hold that it does hold, which registers, shared memory and the number of blocks limit:
+A multiprocessor hides the latency of some warps behind the steps of others. Occupancy is the resident fraction of its
+maximum number of warps, limited by registers, shared memory and blocks:
 
     blocks = min(threads of an SM / threads of a block, registers / (registers of a thread * threads), ..., 32)
     occupancy = blocks * warps of a block / warps of an SM
 
 Products are cuBLAS's (`gemmEx`, through CuPy), 2 n^3 flops: float32 on the ordinary units; TF32 (float32 in memory,
 10 bits of mantissa in the factors) and bfloat16 on tensor cores, which multiply small matrices in one step. CuPy and
-numba-cuda are asked for when a GPU is; the rows are as those of the processors.
+numba-cuda are required only for a GPU; rows have the form of those of the CPU.
 """
 
 import math
@@ -23,7 +23,7 @@ import numpy as np
 from hpcdl.kernels.cases import CASES
 
 REPEATS = 11
-SIZE, COPIED = 8192, 256 << 20  # of a product; bytes of a copy
+SIZE, COPIED = 8192, 256 << 20  # size of a product; bytes of a copy
 KERNELS = ("add_into", "momentum", "adam", "add_bias_relu", "softmax_cross_entropy", "layer_norm", "causal_softmax")
 # cudaDataType and cublasComputeType_t: (type of the factors, bytes of an element, type of the sums)
 R_32F, R_16BF = 0, 14
@@ -33,11 +33,11 @@ PRODUCTS = {
     "TF32": (R_32F, 4, COMPUTE_32F_FAST_TF32),
     "bfloat16": (R_16BF, 2, COMPUTE_32F),
 }
-NONE, DEFAULT_ALGORITHM = 0, -1  # a factor as it lies; cuBLAS chooses
+NONE, DEFAULT_ALGORITHM = 0, -1  # no transposition; cuBLAS chooses the algorithm
 
 
 class Limits(NamedTuple):
-    """What one multiprocessor holds."""
+    """The limits of one multiprocessor."""
 
     threads: int
     blocks: int
@@ -47,10 +47,9 @@ class Limits(NamedTuple):
 
 
 def occupancy(threads: int, registers: int, shared: int, limits: Limits) -> float:
-    """The part of a multiprocessor's warps that blocks of so many threads fill.
+    """Return the fraction of a multiprocessor's warps filled by blocks of `threads` threads.
 
-    registers: of a thread, which are given to a warp in portions of 256; shared: bytes of a block. 0 where not even
-    one block fits.
+    registers: per thread, allocated to a warp in units of 256; shared: bytes per block. 0 if no block fits.
     """
     warps = -(-threads // limits.warp)
     of_warp = -(-registers * limits.warp // 256) * 256
@@ -63,7 +62,7 @@ def occupancy(threads: int, registers: int, shared: int, limits: Limits) -> floa
 
 
 def gpu(device: Any) -> list[dict]:
-    """Rows of a GPU that `open_device` has opened."""
+    """Return the rows of a GPU opened by `open_device`."""
     xp = device.xp
     attributes = xp.cuda.runtime.getDeviceProperties(device.index)
     limits = limits_of(attributes)
@@ -85,7 +84,7 @@ def gpu(device: Any) -> list[dict]:
 
 
 def limits_of(attributes: dict[str, Any]) -> Limits:
-    """From what CUDA says of a device."""
+    """Return the limits from a device's CUDA attributes."""
     return Limits(
         attributes["maxThreadsPerMultiProcessor"],
         attributes.get("maxBlocksPerMultiProcessor", 32),
@@ -96,7 +95,7 @@ def limits_of(attributes: dict[str, Any]) -> Limits:
 
 
 def occupancies(device: Any, limits: Limits) -> list[dict]:
-    """Rows of our kernels: registers of a thread, and the occupancy that follows."""
+    """Return rows of our kernels: registers per thread and the resulting occupancy."""
     from hpcdl.kernels import gpu as launched
 
     rows = []
@@ -115,12 +114,12 @@ def occupancies(device: Any, limits: Limits) -> list[dict]:
 
 
 def largest(versions: Any) -> int:
-    """The largest of what numba-cuda says of each compiled version of a kernel; it says a number where there is one."""
+    """Return the largest value over the compiled versions of a kernel; numba-cuda gives a number if there is one."""
     return int(max(versions.values()) if isinstance(versions, dict) else versions)
 
 
 def timed(xp: Any, call: Callable[[], Any], calls: int) -> float:
-    """Seconds of a call, of so many in a row between two events; the median of REPEATS."""
+    """Return the seconds of a call, of `calls` in a row between two events; the median of REPEATS."""
     start, end, taken = xp.cuda.Event(), xp.cuda.Event(), []
     call()
     for _ in range(REPEATS):
@@ -134,7 +133,7 @@ def timed(xp: Any, call: Callable[[], Any], calls: int) -> float:
 
 
 def copies(device: Any, size: int = COPIED) -> list[dict]:
-    """Rows of copies within the GPU's memory, which read and write, and over the link to the host and back."""
+    """Return rows of copies within the GPU's memory (read and write), and over the link to and from the host."""
     xp = device.xp
     a, b = device.zeros(size, np.uint8), device.zeros(size, np.uint8)
     host, pageable = device.pinned(size, np.uint8), np.zeros(size, np.uint8)
@@ -152,7 +151,7 @@ def copies(device: Any, size: int = COPIED) -> list[dict]:
 
 
 def products(device: Any, n: int = SIZE) -> list[dict]:
-    """Rows of an n x n product in each way."""
+    """Return rows of an n x n product for each type of PRODUCTS."""
     xp = device.xp
     cublas, rows = xp.cuda.cublas, []
     handle = xp.cuda.device.get_cublas_handle()
@@ -174,7 +173,7 @@ def products(device: Any, n: int = SIZE) -> list[dict]:
 
 
 def cells(rows: list[dict]) -> list[list[str]]:
-    """A table's lines for a terminal."""
+    """Return the lines of a table for a terminal."""
     made = [["GPU", "found"]]
     for row in rows:
         if row["what"] == "gpu":

@@ -1,15 +1,15 @@
-"""Bandwidth of each cache and of the memory: loops over arrays of a size that stays there.
+"""Bandwidth of each cache level and of memory: loops over arrays that fit there.
 
     read     sum of a              b bytes an element
     copy     a <- b                2 b
     triad    a <- b + factor c     3 b, the STREAM benchmark's (McCalpin, 1995)
 
-Bytes are those that the loop names, as STREAM counts them; that a cache reads a line before it is written comes on top.
-All arrays of a loop together take half of the cache; of one that several threads share, their part of that half. For
-the memory they take four times what all last caches hold. A thread touches its arrays first, on its own processor, so
-that they lie in its node's memory; for remote memory a thread of the other node does.
+Bytes are counted as in STREAM: those named in the loop, without write-allocate reads. The arrays of a loop together
+fill half of the cache, or a thread's share of that half in a shared cache; for memory, four times the capacity of all
+last-level caches. A thread touches its arrays first, on its own processor, so that they lie in its node's memory; for
+remote memory a thread of the other node does.
 
-Narrow types: the kernel into <- into + values with values of 64, 32 and 16 bits; what bounds it is bytes, not elements.
+Narrow types: the kernel into <- into + values with values of 64, 32 and 16 bits; bytes bound its speed, not elements.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from hpcdl.machine.hardware_threads import per_round, run_threads, thread_counts
 from hpcdl.machine.topology import MachineTopology
 from hpcdl.memory import available
 
-LOOPS: dict[str, tuple[int, int, Callable]] = {  # arrays, bytes an element in its own size, the loop
+LOOPS: dict[str, tuple[int, int, Callable]] = {  # number of arrays, bytes per element in units of its size, loop
     "read": (1, 1, lambda arrays, rounds: read_stream(arrays[0], rounds)),
     "copy": (2, 2, lambda arrays, rounds: copy_stream(*arrays, rounds)),
     "triad": (3, 3, lambda arrays, rounds: triad_stream(*arrays, arrays[0].dtype.type(0.5), rounds)),
 }
-LEAST, MOST = 64 << 20, 1 << 30  # bytes of arrays in the memory
-NARROW: dict[str, tuple[Any, str, str]] = {  # the kernel, the types of what is added to and of what is added
+LEAST, MOST = 64 << 20, 1 << 30  # bytes of arrays in memory
+NARROW: dict[str, tuple[Any, str, str]] = {  # kernel, types of `into` and `values`
     "float64": (add_into, "float64", "float64"),
     "float32": (add_into, "float32", "float32"),
     "bfloat16": (add_bfloat16, "float32", "uint16"),
@@ -41,7 +41,7 @@ NARROW: dict[str, tuple[Any, str, str]] = {  # the kernel, the types of what is 
 
 
 def places(found: MachineTopology, cpus: list[int]) -> list[tuple[str, int]]:
-    """Each cache of the first processor, and the memory: its name, and the bytes that each of these threads takes."""
+    """Return the name of each cache of the first processor and of memory, with the bytes for each thread."""
     sizes = []
     for cache in found.caches_of(cpus[0]):
         sharing = sum(number in cache.shared for number in cpus)
@@ -50,7 +50,7 @@ def places(found: MachineTopology, cpus: list[int]) -> list[tuple[str, int]]:
 
 
 def memory_size(found: MachineTopology) -> int:
-    """Bytes that no cache holds: four times the last caches, 64 MiB to 1 GiB, a quarter of what is free at most."""
+    """Return bytes beyond all caches: four times the last level, 64 MiB to 1 GiB, at most 1/4 of free memory."""
     last = max((cache.level for cache in found.caches), default=0)
     held = sum(cache.size for cache in found.caches if cache.level == last)
     size = min(max(LEAST, 4 * held), MOST)
@@ -58,7 +58,7 @@ def memory_size(found: MachineTopology) -> int:
 
 
 def memory(found: MachineTopology, seconds: float) -> list[dict]:
-    """Rows of each loop, place and number of threads."""
+    """Return rows for each loop, cache level and number of threads."""
     cores, siblings = found.one_per_core(), found.siblings()
     teams = [(cores[:count], "cores") for count in thread_counts(len(cores))] + [
         (siblings, "siblings of one core")
@@ -93,7 +93,7 @@ def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], first_touch: li
 
 
 def remote(found: MachineTopology, seconds: float) -> list[dict]:
-    """Rows of one thread that reads the memory of its own node, and of each other; none where there is one node."""
+    """Return rows of one thread that reads the memory of each node; none if there is one node."""
     nodes = found.nodes()
     if len(nodes) < 2:
         return []
@@ -107,10 +107,10 @@ def remote(found: MachineTopology, seconds: float) -> list[dict]:
 
 
 def divided(found: MachineTopology, seconds: float) -> list[dict]:
-    """A row of a working set that fits into the cores' own caches together, and into none alone: one thread, then all.
+    """Return a row for a working set that fits the private caches together, but none alone: one thread, then all.
 
-    It is three quarters of what the largest caches hold that cores do not share, so n threads gain more than n times.
-    None where there is one core, or no cache of its own.
+    It is three quarters of the sum of the largest private caches, so that n threads gain more than n times. None if
+    there is one core, or no private cache.
     """
     cpus = found.one_per_core()
     own = [cache for cache in found.caches_of(cpus[0]) if not cache.shared & set(cpus[1:])]
@@ -128,7 +128,7 @@ def divided(found: MachineTopology, seconds: float) -> list[dict]:
 
 
 def narrow(found: MachineTopology, seconds: float) -> list[dict]:
-    """Rows of additions of numbers of 64, 32 and 16 bits, in the second cache, if there is one, and in the memory."""
+    """Return rows of additions of 64, 32 and 16-bit numbers, in the L2 cache, if there is one, and in memory."""
     cpus, rows = found.one_per_core()[:1], []
     sized = places(found, cpus)
     for place, size in [*sized[1:-1][:1], sized[-1]]:
@@ -141,7 +141,7 @@ def narrow(found: MachineTopology, seconds: float) -> list[dict]:
 
 
 def repeated(kernel: Callable, arguments: tuple, cpus: list[int]) -> Callable[[int], float]:
-    """A function: seconds of so many calls on a processor."""
+    """Return a function: number of calls on one processor -> seconds."""
 
     def calls(rounds: int) -> None:
         for _ in range(rounds):

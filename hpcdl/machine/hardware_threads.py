@@ -1,12 +1,12 @@
-"""Threads on processors of their own: how long what they do together takes, and what meeting costs.
+"""Synchronization costs between threads pinned to processors, and timing of threads that run together.
 
-    line       a word raised in turn by two threads: half a round trip of its cache line, from core to core
-    barrier    each thread raises the word on its own line, and waits for those of all
-    lock       an exchange takes it, a store gives it back: by one thread alone, and by several that all want it
+    line       two threads increment a word in turn: half a round trip of its cache line between cores
+    barrier    each thread increments the word on its own line, and waits for all others
+    lock       acquired by an exchange, released by a store: by one thread alone, and by several that contend
 
-A time is that from the first thread's start to the last one's end, divided by the rounds between: so many rounds that
-the start of threads does not count. It is taken REPEATS times; the median is reported, and the shortest beside it,
-which other work on the machine has disturbed least.
+A time is measured from the first thread's start to the last one's end and divided by the rounds, which are enough to
+hide thread start-up. It is measured REPEATS times; reported are the median and the minimum, which other work disturbs
+least.
 """
 
 import os
@@ -29,30 +29,30 @@ MOST_ROUNDS = 1 << 40
 
 
 class RoundTime(NamedTuple):
-    """Seconds of a round: the median, and the shortest."""
+    """Seconds of a round: the median and the minimum."""
 
     median: float
     best: float
 
     def rate(self, name: str, amount: float) -> dict[str, float]:
-        """The cells of a row: an amount divided by both."""
+        """Return row entries: an amount divided by both times."""
         return {name: amount / self.median, f"{name}_best": amount / self.best}
 
     def nanoseconds(self, parts: int = 1) -> dict[str, float]:
-        """The cells of a row: nanoseconds of one of so many parts of a round."""
+        """Return row entries: nanoseconds of one of `parts` parts of a round."""
         return {"nanoseconds": 1e9 * self.median / parts, "nanoseconds_best": 1e9 * self.best / parts}
 
 
 def run_threads(cpus: list[int], body: Callable[[int], Any], first: Callable[[int], Any] | None = None) -> float:
-    """Seconds that body(i) takes on the processors cpus[i], one thread each, from the first start to the last end.
+    """Return seconds of body(i) on the processors cpus[i], one thread each, from the first start to the last end.
 
-    first(i): what a thread does before, as touching its memory.
+    first(i): preparation of a thread, such as touching its memory.
     """
     barrier = Barrier(len(cpus))
 
     def work(i: int) -> tuple[float, float]:
         try:
-            os.sched_setaffinity(0, {cpus[i]})  # of this thread alone
+            os.sched_setaffinity(0, {cpus[i]})  # affects this thread only
             if first is not None:
                 first(i)
         except BaseException:
@@ -69,10 +69,10 @@ def run_threads(cpus: list[int], body: Callable[[int], Any], first: Callable[[in
 
 
 def per_round(run: Callable[[int], float], seconds: float) -> RoundTime:
-    """Seconds of one round, where run(rounds) gives those of so many; in about `seconds`."""
+    """Measure seconds of one round, given run(rounds) -> seconds; takes about `seconds`."""
     rounds, share = 1, seconds / REPEATS
-    run(1)  # compiles, and touches the memory
-    # The shortest of three: where one is interrupted, so many rounds would seem to be enough that are too few.
+    run(1)  # warm-up: compiles, touches the memory
+    # The minimum of three: a single, interrupted run would lead to too few rounds.
     while (taken := min(run(rounds) for _ in range(3))) < share / 2 and rounds < MOST_ROUNDS:
         rounds *= int(min(100, max(2, share / max(taken, 1e-7))))
     each = [taken / rounds, *(run(rounds) / rounds for _ in range(REPEATS - 1))]
@@ -80,7 +80,7 @@ def per_round(run: Callable[[int], float], seconds: float) -> RoundTime:
 
 
 def between_cores(found: MachineTopology, seconds: float) -> list[dict]:
-    """Rows of what passes between threads: lines, barriers, locks."""
+    """Return rows of cache-line transfers, barriers and locks."""
     words = CPU.zeros(LINE * max(2, len(found.usable)), np.int64)
     prepare(ping_pong, words, 0, 1)
     prepare(meet, words, 0, 1, 1, SPINS)
@@ -88,24 +88,24 @@ def between_cores(found: MachineTopology, seconds: float) -> list[dict]:
     cores = found.one_per_core()
     rows = [line_row(words, *pair, found.relation(*pair), seconds) for pair in pairs(found)]
     for count in thread_counts(len(cores))[1:]:
-        taken = per_round(lambda rounds, n=count: barrier_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
-        rows.append({"what": "barrier", "threads": count, **taken.nanoseconds()})
+        spent = per_round(lambda rounds, n=count: barrier_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+        rows.append({"what": "barrier", "threads": count, **spent.nanoseconds()})
     for count in thread_counts(len(cores)):
         taken = per_round(lambda rounds, n=count: lock_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
         row = {"what": "lock", "threads": count, **taken.nanoseconds(count)}
         if count > 1:
-            del row["nanoseconds_best"]  # that of the time in which the threads met least
+            del row["nanoseconds_best"]  # the best time has the least contention
         rows.append(row)
     return rows
 
 
 def thread_counts(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
+    """Return 1, 2, 4, ... and `most`."""
     return [1 << k for k in range(most.bit_length()) if 1 << k < most] + [most]
 
 
 def pairs(found: MachineTopology) -> list[tuple[int, int]]:
-    """Two processors for each way in which two can be related, the first such two."""
+    """Return the first pair of processors for each kind of relation."""
     chosen: dict[str, tuple[int, int]] = {}
     a = found.usable[0]
     for start in (a, *(numbers[0] for numbers in found.nodes().values() if numbers[0] != a)):
@@ -116,7 +116,7 @@ def pairs(found: MachineTopology) -> list[tuple[int, int]]:
 
 
 def line_row(words: np.ndarray, a: int, b: int, relation: str, seconds: float) -> dict:
-    """The latency of a cache line between two processors."""
+    """Return the row of a cache line's latency between two processors."""
 
     def run(rounds: int) -> float:
         words[:] = 0
@@ -126,13 +126,13 @@ def line_row(words: np.ndarray, a: int, b: int, relation: str, seconds: float) -
 
 
 def barrier_seconds(words: np.ndarray, cpus: list[int], rounds: int) -> float:
-    """Seconds of so many barriers."""
+    """Return the seconds of so many barriers."""
     words[:] = 0
     return run_threads(cpus, lambda i: meet(words, i, len(cpus), rounds, SPINS))
 
 
 def lock_seconds(words: np.ndarray, cpus: list[int], rounds: int) -> float:
-    """Seconds in which each thread takes the lock so often; RuntimeError where the lock has let two in."""
+    """Return the seconds in which each thread acquires the lock `rounds` times; RuntimeError if exclusion fails."""
     words[:] = 0
     taken = run_threads(cpus, lambda i: take_turns(words, rounds, SPINS))
     if words[LINE] != rounds * len(cpus):

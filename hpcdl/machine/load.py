@@ -1,9 +1,9 @@
-"""What others leave of this host's cores: from two looks at /proc/stat, what this process took and what lay idle.
+"""Load of other processes on this host's cores, from two samples of /proc/stat.
 
-    left = (its own seconds of processors + the idle seconds of its cores / the ranks that share them) / seconds
+    available cores = (CPU seconds of this process + idle seconds of its cores / ranks that share them) / seconds
 
-A rank that is alone sees all its cores, however busy it is itself; beside a busy process on each core it sees the share
-that the kernel gives it. $HPCDL_LOAD=ignore: nobody looks, and all is as on a quiet machine.
+A rank without competitors sees all its cores, however busy it is itself; beside a busy process on each core it sees the
+share that the kernel gives it. $HPCDL_LOAD=ignore turns the measurement off, as on a quiet machine.
 """
 
 import os
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 STAT = Path("/proc/stat")
 TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds
-LEAST = 0.2  # seconds between two looks, for ticks of a hundredth
-IDLE, IOWAIT = 4, 5  # columns
+LEAST = 0.2  # seconds between two samples, as ticks are 10 ms
+IDLE, IOWAIT = 4, 5  # columns of /proc/stat
 
 
 class LoadSample(NamedTuple):
-    """Seconds: of the clock, of processors that this process has taken, in which its cores were idle."""
+    """A sample in seconds: wall clock, CPU time of this process, idle time of its cores."""
 
     at: float
     own: float
@@ -26,7 +26,7 @@ class LoadSample(NamedTuple):
 
 
 def take_sample(cores: set[int]) -> LoadSample | None:
-    """One look; None where the kernel does not tell."""
+    """Take a sample; None if the kernel does not report the load."""
     names = {f"cpu{core}" for core in cores}
     try:
         rows = [row.split() for row in STAT.read_text().splitlines() if row.startswith("cpu")]
@@ -37,16 +37,16 @@ def take_sample(cores: set[int]) -> LoadSample | None:
 
 
 class Load:
-    """What others have left since the last look."""
+    """The cores that other processes leave, between samples."""
 
     def __init__(self) -> None:
         self.before = take_sample(os.sched_getaffinity(0))
-        self.last: float | None = None  # cores, as of the last look
+        self.last: float | None = None  # available cores at the last sample
 
     def measure(self, ranks: int, min_seconds: float) -> float | None:
-        """Cores that this rank could have had since the last look, one of `ranks` on the same ones.
+        """Return the cores available since the last sample to one of `ranks` ranks on the same cores.
 
-        None: it is less than `min_seconds` seconds ago, or nobody knows, or wants to know.
+        None if the sample is less than `min_seconds` old, or the load is unknown or ignored.
         """
         early = self.before is not None and time.monotonic() - self.before.at < min_seconds
         if early or os.environ.get("HPCDL_LOAD") == "ignore":
@@ -59,7 +59,7 @@ class Load:
         return self.last
 
     def available(self, ranks: int) -> float | None:
-        """The same, or what the last look has found, where that was just now; of the first it is waited for."""
+        """Return the available cores, or the last value if it is recent; waits for the first one."""
         ignored = os.environ.get("HPCDL_LOAD") == "ignore"
         if self.last is None and self.before is not None and not ignored:
             time.sleep(max(0.0, self.before.at + LEAST - time.monotonic()))
@@ -67,4 +67,4 @@ class Load:
         return self.last if found is None and not ignored else found
 
 
-load = Load()  # the first look: by the time a run asks, the process has started MPI and read its data
+load = Load()  # takes the first sample now, before the process starts MPI and reads its data

@@ -1,14 +1,14 @@
-"""How fast messages pass: ping-pong between hosts, and an all-reduce beside what that allows.
+"""Network speed: ping-pong between hosts, and all-reduce relative to the measured bandwidth.
 
-    latency      half the round trip of 1 byte, the shortest of some (what disturbs only lengthens)
-    bandwidth    bytes of a long message divided by half its round trip, the best of some
+    latency      half the round trip of 1 byte, the minimum of several (disturbances only lengthen it)
+    bandwidth    bytes of a long message divided by half its round trip, the best of several
     all-reduce   K bytes on N ranks: the ring sends 2 (N - 1) / N K bytes over each link, and no algorithm by messages
-                 sends less; so 2 (N - 1) / N K / (seconds * bandwidth) is the part of the bandwidth that is reached
+                 sends less; so 2 (N - 1) / N K / (seconds * bandwidth) is the fraction of the bandwidth reached
 
-The first rank of each host plays for it; on one host, its first two ranks. Pairs that have no host in common play at
-the same time. Ranks that do not play nap, for MPI's own waiting takes a core that a player may need.
-Sources: Hockney, "The communication challenge for MPP", 1994; Patarasuk and Yuan, "Bandwidth optimal all-reduce
-algorithms for clusters of workstations", 2009.
+The first rank of each host measures; on one host, its first two ranks. Pairs without a common host run at the same
+time. Idle ranks nap, because MPI's own waiting occupies a core that a measuring rank may need. Sources: Hockney, "The
+communication challenge for MPP", 1994; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009.
 """
 
 import time
@@ -20,14 +20,14 @@ from mpi4py import MPI
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.progress import activity, nap_until
 
-LONG, VECTOR = 1 << 20, 4 << 20  # bytes of the long message, of the vector
-SECONDS = 0.05  # to spend on each measurement, after what does not count
-ROUNDS = 2, 200  # at least, and at most
-ALL = 6  # hosts, up to which every pair plays; more play with the next one only
+LONG, VECTOR = 1 << 20, 4 << 20  # bytes of the long message, and of the vector
+SECONDS = 0.05  # of each measurement, without warm-up
+ROUNDS = 2, 200  # minimum, maximum
+ALL = 6  # hosts up to which every pair is measured; of more, only neighbours
 
 
 class LinkSpeed(NamedTuple):
-    """What two ranks have measured: seconds, bytes per second."""
+    """Speed between two ranks: latency in seconds, bandwidth in bytes per second."""
 
     a: int
     b: int
@@ -36,7 +36,7 @@ class LinkSpeed(NamedTuple):
 
 
 def pairs(players: list[int]) -> list[list[tuple[int, int]]]:
-    """Who plays with whom, in rounds in which nobody plays twice."""
+    """Return rounds of disjoint pairs that cover all measured links."""
     n = len(players)
     games = [(i, j) for i in range(n) for j in range(i + 1, n)] if n <= ALL else [(i, (i + 1) % n) for i in range(n)]
     rounds: list[list[tuple[int, int]]] = []
@@ -52,7 +52,7 @@ def pairs(players: list[int]) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(comm: MPI.Intracomm, players: list[int]) -> list[LinkSpeed]:
-    """The links between these ranks, on all ranks; collective."""
+    """Measure the links between these ranks; return them on all ranks; collective."""
     measured = []
     for games in pairs(players):
         for a, b in games:
@@ -68,7 +68,7 @@ def measure_links(comm: MPI.Intracomm, players: list[int]) -> list[LinkSpeed]:
 
 
 def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
-    """Seconds that `size` bytes take from one of two ranks to the other: half the shortest round trip, for rank a."""
+    """Return the seconds of a message of `size` bytes between two ranks, half the minimum round trip, on rank a."""
     ball, other = np.zeros(size, np.uint8), b if comm.rank == a else a
     taken = []
 
@@ -82,9 +82,9 @@ def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
                 comm.Send(ball, other)
             taken.append(time.perf_counter() - start)
 
-    rally(2)  # connects, and touches the memory
+    rally(2)  # warm-up: connects, touches the memory
     rounds = np.array([repetitions(taken[-1])])
-    if comm.rank == a:  # who decides for both
+    if comm.rank == a:  # rank a decides for both
         comm.Send(rounds, other)
     else:
         comm.Recv(rounds, other)
@@ -94,13 +94,13 @@ def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
 
 
 def repetitions(seconds: float) -> int:
-    """How many repetitions of what takes so long fit into the time there is."""
+    """Return how many repetitions of so many seconds fit into SECONDS."""
     least, most = ROUNDS
     return int(min(most, max(least, SECONDS / max(seconds, 1e-9))))
 
 
 def measure_all_reduce(comm: MPI.Intracomm, name: str) -> float:
-    """Seconds of an all-reduce of a vector of VECTOR bytes by this algorithm, the slowest rank's, best of some."""
+    """Return the seconds of an all-reduce of VECTOR bytes by this algorithm: the best time of the slowest rank."""
     function, vector = algorithm(name), np.ones(VECTOR // 4, np.float32)
 
     def turn() -> float:
@@ -115,5 +115,5 @@ def measure_all_reduce(comm: MPI.Intracomm, name: str) -> float:
 
 
 def bandwidth_share(bandwidth: float, ranks: int, seconds: float, size: int = VECTOR) -> float:
-    """The part of a bandwidth that an all-reduce of `size` bytes has reached."""
+    """Return the fraction of a bandwidth that an all-reduce of `size` bytes has reached."""
     return 2 * (ranks - 1) / ranks * size / (seconds * bandwidth)

@@ -1,10 +1,9 @@
-"""Threads of the matrix products: ranks that take all cores each would spend their time waiting for each other.
+"""BLAS threads: each rank gets its share of the cores, as oversubscribed threads would wait for each other.
 
 Measured on 2 cores: 2 ranks with 2 threads each take 22 ms for a step that takes 0.4 ms with 1 thread each.
 
-What a rank may use of a node is what it is bound to and, of a node that others use as well, what Slurm has allotted to
-the job there, or a container's share of the processors. Where others compute on these very cores it is less: a thread
-that has no core is waited for by those that have one (load.py).
+A rank may use the cores that it is bound to, limited by Slurm's allotment or a container's quota on a shared node. If
+other processes compute on these cores, it takes fewer: a thread without a core delays all others (load.py).
 """
 
 import contextlib
@@ -22,14 +21,14 @@ from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.machine.load import load
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "MICROSECONDS PERIOD", or "max PERIOD", of a container
-SPARE = 0.25  # of a core, which a thread can do without
+SPARE = 0.25  # of a core that may be missing for a thread
 SECONDS = 1.0  # between two votes
 
 
 class ThreadShare(NamedTuple):
-    """The BLAS threads that a rank's share of the cores is good for, and how many ranks have the same cores.
+    """The BLAS threads for a rank's share of the cores, and the number of ranks on the same cores.
 
-    fixed: the user has said how many, whatever else goes on.
+    fixed: True if the user has set the number.
     """
 
     threads: int
@@ -38,12 +37,12 @@ class ThreadShare(NamedTuple):
 
 
 def share(comm: MPI.Intracomm) -> ThreadShare:
-    """What the user set, or this rank's share of the cores that it may use; collective."""
+    """Return the user's setting, or this rank's share of its cores; collective."""
     node = ranks_of_node(comm)
     mine = os.sched_getaffinity(0)
     everyone = node.allgather(sorted(mine))
     node.Free()
-    ranks = everyone.count(sorted(mine))  # those that share these very cores
+    ranks = everyone.count(sorted(mine))  # ranks with the same cores
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         if os.environ.get(name, "").isdecimal():
             return ThreadShare(max(1, int(os.environ[name])), ranks, True)
@@ -51,59 +50,59 @@ def share(comm: MPI.Intracomm) -> ThreadShare:
 
 
 def threads(comm: MPI.Intracomm) -> int:
-    """BLAS threads for this rank: its share, of which others leave something; collective."""
+    """Return the BLAS threads for this rank: its share, less the load of other processes; collective."""
     return Threads(comm).now
 
 
 def allotted() -> int:
-    """Cores of this node that are the job's, or the container's; very many where nobody says."""
-    found = [sys.maxsize]
-    said = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    if "SLURM_JOB_ID" in os.environ and said.isdecimal():
-        found.append(int(said))
+    """Return the cores of this node allotted to the job or container; a huge number without a limit."""
+    limits = [sys.maxsize]
+    slurm = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    if "SLURM_JOB_ID" in os.environ and slurm.isdecimal():
+        limits.append(int(slurm))
     with contextlib.suppress(OSError, ValueError):
         quota, period = QUOTA.read_text().split()
-        found.append(math.ceil(int(quota) / int(period)))  # "max" is no number
-    return max(1, min(found))
+        limits.append(math.ceil(int(quota) / int(period)))  # "max" is no number
+    return max(1, min(limits))
 
 
 class Threads:
-    """BLAS threads of the ranks of `comm`: of each one's share all, a half, a quarter, ..., the same part on all ranks.
+    """BLAS threads of the ranks of `comm`: a fraction 1, 1/2, 1/4, ... of their shares, equal on all ranks.
 
-    The same, for ranks that compute the same product have to find the same bits. A context: so many, and no more, in
-    its body. Collective to make; `vote` and `agreed` change the part later.
+    Equal fractions give equal bits on ranks that compute the same product. As a context it limits the threads of its
+    body. The constructor is collective; `vote` and `agreed` change the fraction later.
     """
 
     def __init__(self, comm: MPI.Intracomm):
         self.share, self.halved = share(comm), 0
-        left = None if self.share.fixed or self.share.threads == 1 else load.available(self.share.ranks)
-        while left is not None and self.now > max(1.0, left + SPARE):
+        cores = None if self.share.fixed or self.share.threads == 1 else load.available(self.share.ranks)
+        while cores is not None and self.now > max(1.0, cores + SPARE):
             self.halved += 1
         self.halved = comm.allreduce(self.halved, MPI.MAX)
-        self.used = [self.now]  # one after the other
+        self.used = [self.now]  # the successive numbers of threads
 
     @property
     def now(self) -> int:
-        """Threads of this rank."""
+        """Current threads of this rank."""
         return max(1, self.share.threads >> self.halved)
 
     def vote(self) -> int:
-        """-1: others leave this rank fewer cores than it has threads; 1: enough for twice as many; local."""
+        """Return -1 if fewer cores are available than threads, 1 if enough for twice as many, else 0; local."""
         if self.share.fixed or self.share.threads == 1:
             return int(self.halved > 0)
-        left = load.measure(self.share.ranks, SECONDS)
-        if left is None:
+        cores = load.measure(self.share.ranks, SECONDS)
+        if cores is None:
             return 0
-        if self.now > max(1.0, left + SPARE):
+        if self.now > max(1.0, cores + SPARE):
             return -1
-        return int(self.halved > 0 and 2 * self.now <= left + SPARE)
+        return int(self.halved > 0 and 2 * self.now <= cores + SPARE)
 
     def agreed(self, change: int) -> None:
-        """What all ranks have found of their votes: -1 where one has fewer cores, 1 where all have more."""
+        """Apply the minimum of all votes: -1 halves the fraction, 1 doubles it."""
         if change:
             self.halved = max(0, self.halved - change)
             self.used.append(self.now)
-            threadpool_limits(self.now)  # what was before, `limits` knows
+            threadpool_limits(self.now)  # `limits` restores the original number
 
     def __enter__(self) -> "Threads":
         self.limits = threadpool_limits(self.now)
@@ -115,6 +114,6 @@ class Threads:
 
 @contextlib.contextmanager
 def limited(comm: MPI.Intracomm) -> Iterator[None]:
-    """So many threads, and no more, in the body; collective."""
+    """Context that limits BLAS threads to this rank's share; collective."""
     with Threads(comm):
         yield

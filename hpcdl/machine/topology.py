@@ -1,11 +1,11 @@
-"""Cores, SMT siblings, caches and NUMA nodes of this machine: as hwloc's lstopo tells them, or the files of /sys.
+"""Machine topology: cores, SMT siblings, caches and NUMA nodes, from hwloc's lstopo or from /sys.
 
-    node         processors that are equally near to a part of the memory          (NUMA)
+    node         processors with equal access to a part of the memory (NUMA)
     package      a chip in a socket
-    core         what computes; its SMT siblings are processors that share its arithmetic units and first caches
-    processor    what the system schedules threads on: one for each sibling
+    core         a physical core; its SMT siblings share its arithmetic units and first-level caches
+    processor    a logical CPU: one for each SMT sibling
 
-Both sources give the same `MachineTopology`. Processors are known by the numbers that the system gives them.
+Both sources give the same `MachineTopology`. Processors have the system's numbers.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ KINDS = {"0": "unified", "1": "data", "2": "instruction"}  # as hwloc numbers th
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor of the system's; core: the lowest number among its siblings. node: -1 where nobody says."""
+    """A logical CPU; core: the lowest number of its siblings; node: -1 if unknown."""
 
     number: int
     core: int
@@ -37,7 +37,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Cache:
-    """size: bytes; shared: the processors that have it in common. Instructions are left out."""
+    """A data or unified cache; size: bytes; shared: the processors that share it."""
 
     level: int
     size: int
@@ -46,7 +46,7 @@ class Cache:
 
 @dataclass
 class MachineTopology:
-    """source: hwloc or /sys; memory: bytes of each node; usable: processors that this process may use."""
+    """The topology of a machine; source: hwloc or /sys; memory: bytes of each node; usable: allowed processors."""
 
     source: str
     model: str
@@ -60,7 +60,7 @@ class MachineTopology:
         self.usable = sorted(known & os.sched_getaffinity(0)) if not self.usable else self.usable
 
     def cores(self) -> dict[int, list[int]]:
-        """The usable processors of each core that has some."""
+        """Return the usable processors of each core."""
         found: dict[int, list[int]] = {}
         for each in self.processors:
             if each.number in self.usable:
@@ -68,7 +68,7 @@ class MachineTopology:
         return found
 
     def nodes(self) -> dict[int, list[int]]:
-        """The usable processors of each NUMA node that has some."""
+        """Return the usable processors of each NUMA node."""
         found: dict[int, list[int]] = {}
         for each in self.processors:
             if each.number in self.usable:
@@ -76,19 +76,19 @@ class MachineTopology:
         return found
 
     def one_per_core(self) -> list[int]:
-        """A usable processor of each core."""
+        """Return one usable processor of each core."""
         return [numbers[0] for numbers in self.cores().values()]
 
     def siblings(self) -> list[int]:
-        """The usable processors of the first core that has several; none where no core has."""
+        """Return the usable processors of the first core with several; empty without SMT."""
         return next((numbers for numbers in self.cores().values() if len(numbers) > 1), [])
 
     def caches_of(self, number: int) -> list[Cache]:
-        """The caches of a processor, from the smallest to the largest."""
+        """Return the caches of a processor, from the smallest to the largest."""
         return sorted((each for each in self.caches if number in each.shared), key=lambda cache: cache.level)
 
     def relation(self, a: int, b: int) -> str:
-        """What two processors have in common: the nearest."""
+        """Return the nearest unit that two processors share, as text."""
         one, two = (next(each for each in self.processors if each.number == number) for number in (a, b))
         if one.core == two.core:
             return "SMT siblings of one core"
@@ -101,7 +101,7 @@ class MachineTopology:
 
 
 def topology() -> MachineTopology:
-    """This machine's, by lstopo where that is installed and answers."""
+    """Return this machine's topology, from lstopo if available, else from /sys."""
     for name in LSTOPO:
         if shutil.which(name):
             with contextlib.suppress(OSError, subprocess.SubprocessError, ElementTree.ParseError, ValueError):
@@ -114,7 +114,7 @@ def topology() -> MachineTopology:
 
 
 def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> MachineTopology:
-    """From the files that Linux shows below /sys/devices/system; what it does not say is left out."""
+    """Read the topology from /sys/devices/system; missing files are skipped."""
     numbers = numbers_of(text_of(root / "cpu" / "online")) or sorted(os.sched_getaffinity(0))
     nodes: dict[int, int] = {}
     memory: dict[int, int] = {}
@@ -141,7 +141,7 @@ def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> MachineTopology:
 
 
 def from_hwloc(text: str) -> MachineTopology:
-    """From lstopo's XML, of hwloc 2."""
+    """Parse lstopo's XML of hwloc 2."""
     machine = ElementTree.fromstring(text)
     owner: dict[str, dict[int, int]] = {"Core": {}, "Package": {}, "NUMANode": {}}
     memory: dict[int, int] = {}
@@ -167,12 +167,12 @@ def from_hwloc(text: str) -> MachineTopology:
 
 
 def ordered(caches: Iterable[Cache]) -> list[Cache]:
-    """By level, then by processor."""
+    """Sort caches by level, then by processor."""
     return sorted(caches, key=lambda cache: (cache.level, min(cache.shared)))
 
 
 def text_of(path: Path) -> str:
-    """What a file says, without the line's end; nothing where it cannot be read."""
+    """Return a file's stripped text; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -180,7 +180,7 @@ def text_of(path: Path) -> str:
 
 
 def numbers_of(text: str) -> list[int]:
-    """The numbers of a list as "0-2,8"."""
+    """Parse a list of numbers such as "0-2,8"."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -190,7 +190,7 @@ def numbers_of(text: str) -> list[int]:
 
 
 def bits_of(text: str) -> list[int]:
-    """The numbers of the bits in a mask as "0x00000003", or in words of 32 bits, the highest first, with commas."""
+    """Return the bit numbers of a mask such as "0x00000003", or comma-separated words of 32 bits, highest first."""
     mask = 0
     for word in filter(None, text.split(",")):
         mask = mask << 32 | int(word, 16)
@@ -198,13 +198,13 @@ def bits_of(text: str) -> list[int]:
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of "48K"."""
+    """Parse bytes such as "48K"."""
     unit = UNITS.get(text[-1:], 1)
     return int(text[:-1] if text[-1:] in UNITS else text) * unit
 
 
 def model_of(cpuinfo: str) -> str:
-    """What the processor calls itself."""
+    """Return the processor's model name."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model"):

@@ -1,4 +1,4 @@
-"""The versions of the packages on which the numbers of a run depend."""
+"""Versions of the packages that a run's numbers depend on."""
 
 import functools
 from importlib.metadata import PackageNotFoundError, version
@@ -7,11 +7,11 @@ PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
 
 
 def versions() -> dict[str, str]:
-    """Each package's version; "unknown" where it is not installed, as in a folder on PYTHONPATH."""
+    """Return each package's version; "unknown" if it is not installed, as for a folder on PYTHONPATH."""
     return {name: version_of(name) for name in PACKAGES}
 
 
-@functools.cache  # reading it takes a millisecond, and a job may hold hundreds of runs
+@functools.cache  # reading takes a millisecond, and a job may have hundreds of runs
 def version_of(name: str) -> str:
     try:
         return version(name)

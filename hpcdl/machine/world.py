@@ -1,4 +1,4 @@
-"""Whether the processes that a launcher has started are one world: MPI's size against what the launcher says.
+"""World check: does MPI's world contain all processes of the launcher?
 
     started by                              how many                  which one
     mpiexec of Open MPI                     OMPI_COMM_WORLD_SIZE      OMPI_COMM_WORLD_RANK
@@ -6,12 +6,12 @@
     srun                                    SLURM_STEP_NUM_TASKS      SLURM_PROCID
     mpiexec of MPICH, with -pmi-port        MPI_LOCALNRANKS (here)    PMI_ID
 
-A library asks its launcher by PMI (MPICH and its relatives) or PMIx (Open MPI). Where the launcher offers the other, or
-nothing, the library takes its process for a program that was started alone: N processes are N worlds of one rank, which
-all do all the work. MPICH without PMIx refuses to start, and ends the process in words of its own.
+A library contacts its launcher by PMI (MPICH and its derivatives) or PMIx (Open MPI). If the launcher offers the other
+protocol, or none, the library assumes a process started alone: N processes become N worlds of one rank, which all do
+all the work. MPICH without PMIx refuses to start, and exits with its own message.
 
-The library's own variables count first: an mpiexec within a step of Slurm starts as many as it says, not as many as
-the step has. A batch script bears SLURM_NTASKS and SLURM_PROCID, too, but no number of a step, and was not launched.
+The library's own variables have precedence: an mpiexec inside a Slurm step starts its own number of processes, not the
+step's. A batch script has SLURM_NTASKS and SLURM_PROCID, too, but no step number, and is not launched.
 Sources: Balaji et al., "PMI: a scalable parallel process-management interface", 2010; Castain et al., "PMIx: process
 management for exascale environments", 2017.
 """
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 OPEN_MPI = "Open MPI"
 FLAVOURS = {OPEN_MPI: "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2", "Cray MPICH": "cray_shasta"}
-MPICH_ROOM = 1_062_000  # bytes of /dev/shm that it takes for each rank (5.0.2, as seen)
+MPICH_ROOM = 1_062_000  # bytes of /dev/shm that it needs for each rank (measured with 5.0.2)
 ENLARGE = "in a container: docker run --shm-size=8g; else remove what fills it, or mount -o remount,size=8g /dev/shm"
 GET_MPI = "pip install 'hpcdl[mpi]', or load the site's MPI module, or give the library's file as MPI4PY_LIBMPI"
-PATIENCE = 2.0  # seconds: Open MPI's mpiexec ends all when the first one leaves, and who has the word may come late
-SPECIAL = 0xFFFFFFF0  # Slurm's numbers of steps that no srun has started: of a batch script, of an interactive shell
+PATIENCE = 2.0  # seconds: Open MPI's mpiexec kills all when one exits, and the reporting one may be late
+SPECIAL = 0xFFFFFFF0  # from here on: Slurm's step numbers of batch scripts and interactive shells, without srun
 
 
 class Launch(NamedTuple):
-    """What a launcher says of this process: by is mpiexec or srun, variable the one that says how many there are."""
+    """The launch of this process; by: mpiexec or srun; variable: the environment variable with the number of ranks."""
 
     by: str
     ranks: int
@@ -51,7 +51,7 @@ class Launch(NamedTuple):
 
 
 def launch(environ: Mapping[str, str], library: str) -> Launch | None:
-    """Who has started this process; None: nobody, it was started alone. library: the MPI that it uses."""
+    """Return the launch of this process, or None if it was started alone. library: its MPI library."""
     mpiexecs = [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")]
     said = mpiexecs if library == OPEN_MPI else mpiexecs[::-1]
     if in_step(environ):
@@ -65,20 +65,20 @@ def launch(environ: Mapping[str, str], library: str) -> Launch | None:
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether an srun of the user's has started this process, and not one by which mpiexec reaches other hosts."""
+    """True if a user's srun has started this process, not one by which mpiexec reaches other hosts."""
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < SPECIAL and "SLURM_EXTERNAL_LAUNCHER" not in environ
 
 
 def library() -> str:
-    """The MPI library of this Python: MPICH, Open MPI, Intel MPI, ... ."""
-    from mpi4py import MPI  # here: its import starts MPI
+    """Return the MPI library of this Python: MPICH, Open MPI, Intel MPI, ... ."""
+    from mpi4py import MPI  # imported here: the import starts MPI
 
     return "Cray MPICH" if "CRAY" in MPI.Get_library_version().upper() else MPI.get_vendor()[0]
 
 
 def split_world(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str, int] | None:
-    """What is wrong when this is a world of one of several, what to do, and the launcher's number of this process."""
+    """Return problem, advice and launcher's number if this is one of several worlds of one rank; else None."""
     found = launch(environ, library)
     if size > 1 or found is None or found.ranks == 1:
         return None
@@ -89,7 +89,7 @@ def split_world(size: int, environ: Mapping[str, str], library: str) -> tuple[st
 
 
 def launch_advice(library: str, environ: Mapping[str, str], by: str = "") -> str:
-    """How to start several ranks of this library here; first by the launcher that was tried."""
+    """Return how to start several ranks of this library here, first with the launcher that was used."""
     ways = [matching_mpiexec(library) or f"the mpiexec of {library}"]
     if "SLURM_JOB_ID" in environ or shutil.which("srun"):
         srun = f"srun --mpi={FLAVOURS.get(library, 'NAME')}" + " (srun --mpi=list)" * (library not in FLAVOURS)
@@ -98,7 +98,7 @@ def launch_advice(library: str, environ: Mapping[str, str], by: str = "") -> str
 
 
 def alone_in_allocation(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str] | None:
-    """What is to be noted, and what to do, when no launcher has started this in an allocation for several tasks."""
+    """Return note and advice if no launcher has started this process in an allocation for several tasks; else None."""
     tasks = environ.get("SLURM_NTASKS", "")
     if size > 1 or launch(environ, library) is not None or "SLURM_JOB_ID" not in environ:
         return None
@@ -108,14 +108,14 @@ def alone_in_allocation(size: int, environ: Mapping[str, str], library: str) -> 
 
 
 def mpiexecs() -> list[tuple[str, str | None]]:
-    """The path of each mpiexec, and of which library it is: what a shell finds first, then the one beside Python."""
+    """Return path and library of each mpiexec: the one on the PATH, then the one beside Python."""
     beside = str(Path(sys.executable).with_name("mpiexec"))
     paths = [path for path in (shutil.which("mpiexec"), beside) if path and os.access(path, os.X_OK)]
     return [(path, library_of(path)) for path in dict.fromkeys(paths)]
 
 
 def library_of(mpiexec: str) -> str | None:
-    """The library that an mpiexec says it belongs to; None where it does not say."""
+    """Return the library of an mpiexec by its own output; None if unknown."""
     try:
         done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
@@ -127,22 +127,22 @@ def library_of(mpiexec: str) -> str | None:
 
 
 def compatible(library: str, other: str | None) -> bool:
-    """Whether the launcher of one library starts programs of the other: all but Open MPI descend from MPICH."""
+    """True if the launcher of one library starts programs of the other: all but Open MPI derive from MPICH."""
     return other is None or (library == OPEN_MPI) == (other == OPEN_MPI)
 
 
 def matching_mpiexec(library: str) -> str | None:
-    """An mpiexec that is known to be of this library."""
+    """Return an mpiexec of this library, or None."""
     return next((path for path, other in mpiexecs() if other and compatible(library, other)), None)
 
 
 def start(status: int = 2) -> None:
-    """Start MPI, as the import of mpi4py.MPI does; to be called before it.
+    """Start MPI with clear errors; call it before importing mpi4py.MPI, which would start MPI itself.
 
-    Where there is no MPI library, that import ends in a traceback. And two things end MPICH there, in words that help
-    nobody, or in none. They end the process here with one line and this status: too small a /dev/shm, whose pages it
-    writes without asking for them (SIGBUS), and a launcher that offers PMIx alone, which not every MPICH knows; it is
-    asked in a session, whose errors come back.
+    Three errors end the process with one line and this status, where the import gives a traceback, an obscure message
+    or none: a missing MPI library; a /dev/shm too small for MPICH, which writes to it without reserving pages (SIGBUS);
+    and a launcher that offers only PMIx, which some MPICH builds lack: an MPI session tests that, as its errors are
+    returned.
     """
     import mpi4py
 
@@ -150,7 +150,7 @@ def start(status: int = 2) -> None:
     small = shm_shortage(os.environ)
     by_hand = (pmix or small) and "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
     if by_hand:
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # by hand now, at the end as ever
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # initialized here; finalized at exit as usual
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -165,7 +165,7 @@ def start(status: int = 2) -> None:
         try:
             about = MPI.Info.Create({"thread_level": "MPI_THREAD_MULTIPLE"})
             session = MPI.Session.Init(about, MPI.ERRORS_RETURN)
-        except NotImplementedError:  # older than MPI 4
+        except NotImplementedError:  # the library is older than MPI 4
             pass
         except MPI.Exception:
             by = launch(os.environ, name) or Launch("the launcher", 0, int(os.environ["PMIX_RANK"]), "")
@@ -178,24 +178,24 @@ def start(status: int = 2) -> None:
 
 
 def without_library(error: ImportError | RuntimeError, status: int = 2) -> None:
-    """End this process in one line where importing mpi4py.MPI has failed for want of an MPI library."""
+    """Exit with one line if the import of mpi4py.MPI failed because there is no MPI library."""
     text = str(error)
-    if "MPI library" in text or "libmpi" in text:  # it looked for one; it was built for one
+    if "MPI library" in text or "libmpi" in text:  # not found at run time; built for a missing one
         found = launch(os.environ, "")
         said = f"mpi4py finds no MPI library ({text.splitlines()[-1]}); {GET_MPI}"
         exit_process(said, found.number if found else 0, status)
 
 
 def shm_shortage(environ: Mapping[str, str], folder: str = shared_memory.FOLDER) -> str:
-    """How /dev/shm is too small for MPICH, or nothing where it is not, or where ranks of other hosts would wait for us.
+    """Return the shortage of /dev/shm for MPICH as text; empty if it suffices, or other hosts' ranks would wait.
 
-    A process alone looks at what is free; one of several at the whole, which does not change while others start.
+    A single process checks the free bytes; one of several the total, which does not change while others start.
     """
     here, found = ranks_on_host(environ), launch(environ, "MPICH")
     try:
         about = os.statvfs(folder)
     except OSError:
-        return ""  # MPICH takes another folder
+        return ""  # MPICH uses another folder
     room = about.f_frsize * (about.f_bavail if here == 1 else about.f_blocks)
     if room >= here * MPICH_ROOM or (found and found.ranks > here):
         return ""
@@ -205,19 +205,19 @@ def shm_shortage(environ: Mapping[str, str], folder: str = shared_memory.FOLDER)
 
 
 def ranks_on_host(environ: Mapping[str, str]) -> int:
-    """How many ranks the launcher has started on this host, or on the host with most."""
+    """Return the number of ranks on this host, or on the host with most."""
     said = environ.get("MPI_LOCALNRANKS", "") or environ.get("SLURM_STEP_TASKS_PER_NODE", "") * in_step(environ)
-    return max(map(int, re.findall(r"(?<!x)\b\d+", said)), default=1)  # Slurm writes 2(x3),1
+    return max(map(int, re.findall(r"(?<!x)\b\d+", said)), default=1)  # Slurm's form is 2(x3),1
 
 
 def number_on_host(environ: Mapping[str, str]) -> int:
-    """The launcher's number of this process among those of its host."""
+    """Return the launcher's number of this process on its host."""
     said = environ.get("MPI_LOCALRANKID", "") or environ.get("SLURM_LOCALID", "") * in_step(environ)
     return int(said) if said.isdecimal() else 0
 
 
 def exit_process(line: str, number: int, status: int) -> None:
-    """End this process, which knows no others; the one that bears the number 0 says why."""
+    """Exit this process, which has no contact to others; the one with number 0 prints the line."""
     if number:
         time.sleep(PATIENCE)
     else:
@@ -226,9 +226,9 @@ def exit_process(line: str, number: int, status: int) -> None:
 
 
 def check_world(world: "MPI.Intracomm") -> None:
-    """Refuse a world of one where the launcher has started several; number 0 by the launcher has the word.
+    """Raise AgreedError if this is a world of one rank and the launcher has started several.
 
-    Raises AgreedError: every process comes upon this, and all leave.
+    Every process detects it and exits; the launcher's number 0 prints the message.
     """
     problem = split_world(world.size, os.environ, library())
     if problem is not None:
