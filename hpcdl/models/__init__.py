@@ -1,4 +1,4 @@
-"""Models: they compute losses and gradients into flat vectors, and know nothing of MPI.
+"""Models: they compute losses and gradients into flat vectors, independent of MPI.
 
     spec                                        model                                        data
     linear                                      x w + b, half the squared error              regression
@@ -10,14 +10,14 @@
     gpt  gpt:layers=4,width=128,heads=4,         transformer (these are what it has      text
          context=64,head=tied                    by itself), head: tied or own
 
-All but the gpt take sparse data (hpcdl/csr.py), too.
+All except gpt also accept sparse data (hpcdl/csr.py).
 
-A model of one's own works under any strategy when it has four members, `layout`, `initialize`, `loss_and_gradient` and
-`predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass. One that
-computes on a GPU has a member `device`, and is given batches there; one that takes sparse batches has `sparse = True`.
-The spec package.module:Class names its class, package.module:Class,width=3 with arguments (hpcdl/plugins.py); those
-called features, classes, outputs, dtype, device and loss it is given. torch:package.module:function names a function
-that makes a module of PyTorch's (hpcdl/torch/module_factory.py).
+A user's model works under any strategy if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict`
+of hpcdl.models.layered.Layered; with `evaluate` it is scored in one forward pass. A model on a GPU has a member
+`device`, and gets its batches there; one for sparse batches has `sparse = True`. The spec package.module:Class names
+its class, package.module:Class,width=3 with arguments (hpcdl/plugins.py); arguments named features, classes, outputs,
+dtype, device and loss are supplied. torch:package.module:function names a function that returns a PyTorch module
+(hpcdl/torch/module_factory.py).
 """
 
 import contextlib
@@ -45,9 +45,9 @@ SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "svm": {}, 
 SETTINGS["mlp"] = {"activation": "relu"}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
 DTYPES = ("float32", "float64")
-HALF = "bfloat16"  # in which a module of PyTorch's computes, with parameters of float32
-MEMBERS = ("initialize", "loss_and_gradient", "predict")  # beside the layout
-LAYER = 10_000  # bytes that a layer takes, about, whatever its width
+HALF = "bfloat16"  # compute type of PyTorch modules with float32 parameters
+MEMBERS = ("initialize", "loss_and_gradient", "predict")  # required members, beside the layout
+LAYER = 10_000  # approximate bytes of a layer object, for any width
 
 
 def make_model(
@@ -62,12 +62,12 @@ def make_model(
     text: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """The model that `spec` names, for examples of shape `features` with `classes` classes (0: regression).
+    """Return the model `spec` for examples of shape `features` with `classes` classes (0: regression).
 
-    device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device). outputs: of a
-    regression, the shape of what is predicted for a row. loss: of a regression, squared or huber:delta=1. text: the
-    examples are tokens. sparse: they are sparse rows. Raises UsageError for an unknown name or setting, a width that is
-    not positive, a type other than float32 and float64 (and bfloat16, of torch:...), and a model that does not fit the
+    device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device). outputs:
+    shape of a row's values in a regression. loss: of a regression, squared or huber:delta=1. text: the examples are
+    tokens. sparse: they are sparse rows. Raises UsageError for an unknown name or setting, a width that is not
+    positive, a type other than float32 and float64 (and bfloat16, of torch:...), and a model that does not fit the
     data.
     """
     kind = str(dtype)
@@ -81,7 +81,7 @@ def make_model(
         offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
         if sparse or text:
             raise UsageError(f"--model {spec}: a module takes dense rows of numbers, and the data are others")
-        # By its name, for the room lies above this one, and PyTorch is imported by nobody who does not ask for it.
+        # Imported by name: the room is above this one, and PyTorch is imported only on demand.
         model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
     elif is_plugin(spec) and spec.partition(":")[0] not in SETTINGS:
         offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
@@ -93,13 +93,13 @@ def make_model(
         if sparse and spec.partition(":")[0] == "gpt":
             raise UsageError("model 'gpt' reads sequences of tokens, and the data are sparse rows; take softmax or mlp")
         model = built_in_model(spec, features, classes, kind, device, outputs, loss, text)
-    with contextlib.suppress(AttributeError):  # one's own class may have no room for it
+    with contextlib.suppress(AttributeError):  # a user's class may not allow the attribute
         model.spec = spec
     return model
 
 
 def for_data(spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss: str = "squared") -> Any:
-    """The model that `spec` names for a data set (`features`, `classes`, `outputs`, `vocabulary`, `sparse`)."""
+    """Return the model `spec` for a data set (`features`, `classes`, `outputs`, `vocabulary`, `sparse`)."""
     shape: dict[str, Any] = {"outputs": data.outputs, "text": data.vocabulary is not None, "sparse": data.sparse}
     return make_model(spec, data.features, data.classes, dtype, device, loss=loss, **shape)
 
@@ -114,7 +114,7 @@ def built_in_model(
     loss: str,
     text: bool,
 ) -> Layered:
-    """A model of ours, as `make_model` makes it."""
+    """Return a built-in model; for the parameters see `make_model`."""
     name, hidden, settings = parse_model(spec)
     size = math.prod(features)
     if text and name != "gpt":
@@ -149,9 +149,9 @@ def built_in_model(
 
 
 def user_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
-    """A model of one's own: an instance of the class that `spec` names, made with what it takes of `offered`.
+    """Return a user's model: an instance of the class `spec`, made with the arguments of `offered` that it accepts.
 
-    Only a class with a model's members is called. Raises UsageError.
+    Raises UsageError, also for a class without a model's members, which is not called.
     """
     told = f"--model {spec}"
     found, settings = load_plugin(spec, told)
@@ -168,7 +168,7 @@ def user_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
 
 
 def skip_empty_batches(found: type) -> type:
-    """The class, spared of batches without rows, which ranks have where a batch is small: their gradient is zero."""
+    """Return the class with empty batches skipped, which ranks get of small batches: their gradient is zero."""
 
     def loss_and_gradient(self: Any, parameters: Any, batch: Any, gradient: Any, on_ready: Any = None) -> float:
         if len(batch.y):
@@ -183,13 +183,13 @@ def skip_empty_batches(found: type) -> type:
 
 
 def name_of(model: Any) -> str:
-    """By what `make_model` makes a model again, or else the name of its class."""
+    """Return the spec from which `make_model` makes the model again, or else its class name."""
     kind = type(model)
     return getattr(model, "spec", "") or f"{kind.__module__}:{kind.__qualname__}"
 
 
 def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:
-    """The name, the widths of the hidden layers (`mlp` only, 128 when none is given), and the settings."""
+    """Return name, widths of the hidden layers (`mlp` only, 128 by default), and settings of a spec."""
     name, _, rest = spec.partition(":")
     items = [item for item in rest.split(",") if item]
     hidden = () if name != "mlp" else tuple(item for item in items if "=" not in item)

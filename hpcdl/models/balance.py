@@ -1,8 +1,8 @@
-"""Cut the layers of a model into parts that follow each other, so that the largest costs as little as can be.
+"""Load balance of pipeline stages: cut the layers into consecutive parts with the smallest maximum cost.
 
     costs      3 1 | 1 2 2 | 4         3 parts: 4, 5, 4; no other cut has a smaller largest part
 
-The loss goes with the last layer. Costs are the layers' parameters, or what they were measured to take.
+The loss belongs to the last part. Costs are the layers' parameters or measured seconds.
 """
 
 import itertools
@@ -21,9 +21,9 @@ REPEATS = 3
 
 
 def cut_layers(model: Layered, parts: int, costs: list[float] | None = None) -> list[range]:
-    """`parts` ranges of numbers of the model's layers, the loss in the last one; each has a layer or more.
+    """Return `parts` nonempty ranges of layer numbers, the loss in the last one.
 
-    costs: of each layer but the loss; by default its parameters. UsageError where there are fewer layers than parts.
+    costs: of each layer but the loss; by default its parameters. Raises UsageError for fewer layers than parts.
     """
     require_layers(model)
     count = len(model.layers) - 1
@@ -35,7 +35,7 @@ def cut_layers(model: Layered, parts: int, costs: list[float] | None = None) -> 
 
 
 def balanced(costs: list[float], parts: int) -> list[range]:
-    """Consecutive ranges, none of them empty, whose largest sum of costs is the smallest there is.
+    """Return consecutive nonempty ranges with the smallest maximum sum of costs, by dynamic programming.
 
     best[k][n] = min over i of max(best[k - 1][i], costs[i] + ... + costs[n - 1]), in parts * n^2 steps.
     """
@@ -55,14 +55,14 @@ def balanced(costs: list[float], parts: int) -> list[range]:
 
 
 def parameter_costs(model: Layered) -> list[float]:
-    """The parameters that each layer but the loss works with, tied ones too."""
+    """Return the number of parameters of each layer but the loss, including tied ones."""
     return [float(sum(math.prod(tensor.shape) for tensor in tensors)) for tensors in model.tensors[:-1]]
 
 
 def measured_costs(model: Layered, batch: Any) -> list[float]:
-    """Seconds that forward and backward of each layer but the loss take with this batch, that of the loss in the last.
+    """Return seconds of forward and backward of each layer with this batch; the loss counts to the last layer.
 
-    Layers are made one at a time, so that a model that fits nowhere can be measured.
+    Layers are created one at a time, so that a model larger than the memory can be measured.
     """
     last = len(model.layers) - 1
     costs: list[float] = []
@@ -74,12 +74,12 @@ def measured_costs(model: Layered, batch: Any) -> list[float]:
         seconds = []
         for _ in range(REPEATS):
             begun = time.perf_counter()
-            y, kept = part.forward(weights, x, layers, part.targets(batch), batch=batch)
+            y, tape = part.forward(weights, x, layers, part.targets(batch), batch=batch)
             dy = None
             if i + 1 < last:
                 dy = model.pool.take(*y.shape)
                 dy[...] = 0
-            dx = part.backward(weights, kept, dy, layers)
+            dx = part.backward(weights, tape, dy, layers)
             model.device.synchronize()
             seconds.append(time.perf_counter() - begun)
             if dx is not None:

@@ -1,10 +1,10 @@
-"""The bigram model: the next token, guessed from this one alone by counting. What a language model has to beat.
+"""The bigram model: the next token predicted from the current one by counts; the baseline of language models.
 
     P(b | a) = (n_ab + 1) / (n_a + V)          loss = - 1/N sum over the N pairs (a, b) of log P(b | a)
 
 n_ab: how often token b follows token a in the training rows, n_a = sum over b of n_ab, V tokens. A row x (length,) with
 its y has `length` pairs: x[t] with x[t + 1], and its last token with y. The 1 (Laplace's rule of succession, "Essai
-philosophique sur les probabilites", 1814) gives a pair that was never seen a small probability instead of none.
+philosophique sur les probabilites", 1814) gives unseen pairs a small probability.
 
 Memory 24 V^2 bytes, one pass over the rows, nothing to train. Letters by their frequencies after one letter: Shannon,
 "A mathematical theory of communication", 1948.
@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcdl.errors import UsageError
 
-TOKENS = 1 << 20  # looked at together
+TOKENS = 1 << 20  # processed at once
 
 
 class Bigram:
@@ -30,20 +30,20 @@ class Bigram:
 
     @classmethod
     def fit(cls, split: Any, size: int) -> "Bigram":
-        """Count the pairs of a split (`examples`, `rows(start, stop)`: tokens x (rows, length), y (rows,)).
+        """Return the model of a split's pairs (`examples`, `rows(start, stop)`: tokens x (rows, length), y (rows,)).
 
-        size: V. UsageError for what is no token 0 ... V - 1.
+        size: V. Raises UsageError for tokens outside 0 ... V - 1.
         """
         return cls(counts(split, size))
 
     def loss(self, split: Any) -> float:
-        """The mean negative log-likelihood per token, natural logarithm, over all pairs of a split."""
+        """Return the mean negative log-likelihood (natural logarithm) per token over all pairs of a split."""
         found = counts(split, len(self.log_probability))
         return float(-(found * self.log_probability).sum() / found.sum())
 
 
 def counts(split: Any, size: int) -> np.ndarray:
-    """n_ab, how often token b follows token a in a split: int64 (V, V), V = size."""
+    """Return n_ab, how often token b follows token a in a split: int64 (V, V), V = size."""
     found = np.zeros(size * size, np.int64)
     for a, b in _pairs(split, size):
         found += np.bincount(a * size + b, minlength=size * size)
@@ -51,7 +51,7 @@ def counts(split: Any, size: int) -> np.ndarray:
 
 
 def _pairs(split: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and those that follow them, int64, some rows at a time."""
+    """Yield tokens and their successors, int64, for some rows at a time."""
     rows = max(1, TOKENS // split.rows(0, 1)[0].size)
     for start in range(0, split.examples, rows):
         x, y = split.rows(start, min(start + rows, split.examples))

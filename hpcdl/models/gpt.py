@@ -25,14 +25,14 @@ from hpcdl.models.losses import SoftmaxCrossEntropy
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Attention, Embedding, FeedForward, Head, Norm
 
-TOKENS = 4096  # that are scored at once
+TOKENS = 4096  # scored at once
 
 
 class GPT(Layered):
     """A model of sequences of `length` tokens, which are numbers below `vocabulary`.
 
-    layers: number of blocks; width: of the vectors between them, which `heads` heads share; context: the longest
-    sequence that the positions are enough for; tied: whether the head's weight is the table of token vectors.
+    layers: number of blocks; width: of the vectors between them, divided among `heads` heads; context: the longest
+    sequence with position vectors; tied: True if the head's weight is the token embedding.
     """
 
     sequences = True
@@ -70,16 +70,16 @@ class GPT(Layered):
         self.rows_at_once = max(1, TOKENS // length)
 
     def targets(self, batch: Any) -> Array:
-        """The token after each token of the batch, (rows * length,)."""
+        """Return the token after each token of the batch, (rows * length,)."""
         xp = self.device.xp
         targets = xp.empty(batch.x.shape, np.int64)
-        with np.errstate(invalid="ignore"):  # what is no number is refused by the embedding, in a line of its own
+        with np.errstate(invalid="ignore"):  # the embedding reports NaN as an error
             targets[:, :-1] = batch.x[:, 1:]
         targets[:, -1] = batch.y
         return targets.reshape(-1)
 
     def last_rows(self, z: Array) -> Array:
-        """What is predicted to follow the last token of each sequence."""
+        """Return the outputs for the last token of each sequence."""
         return self.device.xp.ascontiguousarray(z.reshape(-1, self.features, z.shape[1])[:, -1])
 
     def generate(
@@ -90,9 +90,9 @@ class GPT(Layered):
         random: np.random.Generator,
         temperature: float = 1.0,
     ) -> list[int]:
-        """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature (generation.py).
+        """Return `count` tokens that follow `prompt`, drawn from the softmax of z / temperature (generation.py).
 
-        Temperature 0: the likeliest. An empty prompt is token 0. Raises UsageError for what is no token, and where the
-        outputs z are no numbers.
+        Temperature 0 takes the most probable token. An empty prompt is token 0. Raises UsageError for invalid tokens
+        and for outputs z that are not finite.
         """
         return generation.generate(generation.cached_outputs(self, parameters), prompt, count, random, temperature)

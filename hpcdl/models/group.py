@@ -1,14 +1,14 @@
-"""Megatron's operators f and g, by which a layer works together with the ranks that hold its other parts.
+"""The interface of tensor parallelism: Megatron's operators f and g, which connect the parts of a layer.
 
-A matrix product whose weight is cut by columns makes a part of the outputs from all inputs; one whose weight is cut by
-rows makes, from a part of the inputs, a summand of all outputs. f stands before the first, g after the second:
+A product with a weight cut by columns computes a part of the outputs from all inputs; one with a weight cut by rows
+computes a summand of all outputs from a part of the inputs. f precedes the first, g follows the second:
 
     operator    forward                backward                with sequence parallelism
     f           x as it is             sum of all parts' dx    all rows of x; backward: own rows of the sum
     g           sum of all parts' y    dy as it is             own rows of the sum; backward: all rows of dy
 
-Arrays are (rows, width). With sequence parallelism each rank holds rows / size of the rows outside of f ... g, so that
-f and g change the number of rows; the array that they return is then another one, from the pool.
+Arrays are (rows, width). With sequence parallelism each rank holds rows / size of the rows outside of f ... g, so f and
+g change the number of rows and return another array, from the pool.
 
     method               takes                        returns
     f, g_backward        an array of the caller's     it, or another one that the caller gives back to the pool
@@ -25,7 +25,7 @@ from hpcdl.models.pool import Pool
 
 
 class LayerGroup(Protocol):
-    """What a layer asks of the ranks that share it; sequence: whether they share the rows, too."""
+    """The ranks that share a layer; sequence: True with sequence parallelism."""
 
     rank: int
     size: int
@@ -43,26 +43,26 @@ class LayerGroup(Protocol):
 
 
 class IdentityGroup:
-    """The group of a layer that is not cut: nothing to sum."""
+    """The group of a layer that is not cut: all operators are identities."""
 
     rank, size = 0, 1
     sequence = False
 
     def f(self, x: Array, pool: Pool) -> Array:
-        """x as it is."""
+        """Return x unchanged."""
         return x
 
     def f_backward(self, dx: Array, pool: Pool) -> Array:
-        """dx as it is."""
+        """Return dx unchanged."""
         return dx
 
     def g(self, y: Array, pool: Pool) -> Array:
-        """y as it is."""
+        """Return y unchanged."""
         return y
 
     def g_backward(self, dy: Array, pool: Pool) -> Array:
-        """dy as it is."""
+        """Return dy unchanged."""
         return dy
 
     def all_reduce(self, array: Array, op: str = "sum") -> None:
-        """The array as it is."""
+        """Leave the array unchanged."""

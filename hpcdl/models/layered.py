@@ -1,13 +1,13 @@
 """A model that is a chain of layers with a loss at its end.
 
-    forward     x -> layer 1 -> layer 2 -> ... -> loss          each keeps what its backward needs
-    backward    x <- layer 1 <- layer 2 <- ... <- loss          after a layer's turn its slice of the gradient is final
+    forward     x -> layer 1 -> layer 2 -> ... -> loss          each saves data for its backward
+    backward    x <- layer 1 <- layer 2 <- ... <- loss          then the layer's slice of the gradient is final
 
-Sums over the rows of a batch, never means: a batch cut into parts of any size, empty ones too, gives the same loss and
-the same gradient.
+Losses and gradients are sums over the rows of a batch, not means: a batch cut into parts of any size, also empty ones,
+gives the same sums.
 
-Where a layer finds its tensors is the affair of `Weights`: `FlatWeights` has all of them, in flat vectors; others may
-gather them layer by layer (hpcdl/parallel/sharded_weights.py).
+`Weights` provides each layer's tensors: `FlatWeights` from flat vectors; others may gather them layer by layer
+(hpcdl/parallel/sharded_weights.py).
 """
 
 from collections.abc import Callable
@@ -27,26 +27,26 @@ from hpcdl.random import Random
 
 
 class Weights(Protocol):
-    """Where layers find their tensors and put the gradient; it is told which layer comes next."""
+    """Provides the layers' tensors and the places of their gradients."""
 
     def open(self, i: int, following: int | None) -> tuple:
-        """The tensors of layer i, for forward or backward; `following` is opened next."""
+        """Return the tensors of layer i, for forward or backward; `following`: the layer opened next."""
 
     def close(self, i: int) -> None:
-        """Forward is through with them."""
+        """End the use of layer i in forward."""
 
     def gradient(self, i: int) -> tuple:
-        """Where backward of layer i adds the gradient."""
+        """Return the arrays to which backward of layer i adds the gradient."""
 
     def ready(self, i: int) -> None:
-        """Backward is through with both, and layer i adds nothing more to the gradient."""
+        """End the use of layer i in backward: its gradient is final."""
 
     def finish(self) -> None:
-        """No layer follows: what is under way arrives, what was lent is given up."""
+        """End the pass: complete operations in flight, and release buffers."""
 
 
 class FlatWeights:
-    """The weights of a model whose parameters, and gradient, are flat vectors here."""
+    """Weights of a model with flat vectors of parameters and gradient."""
 
     def __init__(
         self,
@@ -60,35 +60,35 @@ class FlatWeights:
         self.g = [] if gradient is None else model.views(gradient)
 
     def open(self, i: int, following: int | None) -> tuple[Array, ...]:
-        """Views of the parameters of layer i."""
+        """Return views of the parameters of layer i."""
         return self.w[i]
 
     def close(self, i: int) -> None:
-        """They stay."""
+        """No effect: parameters stay in memory."""
 
     def gradient(self, i: int) -> tuple[Array, ...]:
-        """Views of the gradient of layer i."""
+        """Return views of the gradient of layer i."""
         return self.g[i]
 
     def ready(self, i: int) -> None:
-        """Tell whom it concerns that a slice is final."""
+        """Report the final slice of layer i by `on_ready`."""
         part = self.slices[i]
         if self.on_ready and part:
             self.on_ready(part)
 
     def finish(self) -> None:
-        """All is there already."""
+        """No effect: nothing is in flight."""
 
 
 class Layered:
     """A chain of layers, the last of them the loss, with its tensors in one flat vector (`layout`, `size`, `dtype`).
 
-    It computes on its pool's `device`, where all arrays that it is given lie. group: of the ranks that share its
-    layers. sequences: whether rows can be shared, too, by sequence parallelism.
+    It computes on its pool's `device`, where all its arrays must lie. group: the ranks that share its layers.
+    sequences: True if it supports sequence parallelism.
     """
 
     sequences = False
-    rows_at_once = 1024  # rows that are scored at once: bounds the memory that evaluation needs
+    rows_at_once = 1024  # rows scored at once: bounds the memory of evaluation
 
     def __init__(self, features: int, layers: list[Any], pool: Pool, group: LayerGroup | None = None):
         self.features, self.layers, self.pool = features, layers, pool
@@ -103,13 +103,13 @@ class Layered:
         self.slices = [slices.get(layer.name) for layer in layers]
 
     def views(self, vector: Array) -> list[tuple[Array, ...]]:
-        """Each layer's tensors in a flat vector."""
+        """Return each layer's tensors as views of a flat vector."""
         return [tuple([tensor.view(vector) for tensor in tensors]) for tensors in self.tensors]
 
     def initialize(self, random: Random) -> Array:
-        """A new parameter vector; each tensor's values depend on the seed, its name, and nothing else of the model.
+        """Return a new parameter vector; each tensor's values depend only on the seed and its name.
 
-        They are drawn on the host, so that they are the same bits on every device.
+        They are drawn on the host, so that all devices get the same bits.
         """
         parameters = CPU.empty(self.size, self.dtype)
         for layer in self.layers:
@@ -125,38 +125,38 @@ class Layered:
         parameters, gradient: (size,) in the model's type. batch: x (rows, features) in the model's type, y (rows,) or,
         of several outputs, (rows, outputs); zero rows are allowed; x may be sparse (hpcdl/csr.py) where the first
         layer is `Dense`. on_ready(slice): called as soon as that slice of the gradient is final, last layer first.
-        Raises UsageError where an array does not fit the model or a label is not a class.
+        Raises UsageError if an array does not fit the model or a label is not a class.
         """
         self.check_arrays(batch.x, batch.y, parameters, gradient)
         return self.forward_backward(FlatWeights(self, parameters, gradient, on_ready), batch)
 
     def evaluate(self, parameters: Array, batch: Any) -> tuple[float, float]:
-        """(sum of losses, number of rows predicted correctly); for regression, sum of squared errors instead."""
+        """Return (sum of losses, number of correct rows); for regression (sum of losses, sum of squared errors)."""
         self.check_arrays(batch.x, batch.y, parameters)
         return self.score(FlatWeights(self, parameters), batch)
 
     def predict(self, parameters: Array, x: Array) -> Array:
-        """What the loss predicts for x (rows, features): class probabilities, probability of class 1, or values."""
+        """Return the predictions for x (rows, features): class probabilities, probability of class 1, or values."""
         self.check_arrays(x, None, parameters)
-        z, kept = self.forward(FlatWeights(self, parameters), x, range(len(self.layers) - 1), keep=False)
+        z, tape = self.forward(FlatWeights(self, parameters), x, range(len(self.layers) - 1), keep=False)
         prediction = self.layers[-1].predict(self.last_rows(z))
-        self.release(kept)
+        self.release(tape)
         return prediction
 
-    # -- the same with weights that lie anywhere ----------------------------------------------------------------------
+    # -- the same with any `Weights` ----------------------------------------------------------------------------------
 
     def forward_backward(self, weights: Weights, batch: Any) -> float:
-        """Forward and backward through all layers; returns the sum of losses."""
+        """Run forward and backward through all layers; return the sum of losses."""
         layers = range(len(self.layers))
-        (loss, _), kept = self.forward(weights, batch.x, layers, self.targets(batch), batch=batch)
-        self.backward(weights, kept, None, layers)
+        (loss, _), tape = self.forward(weights, batch.x, layers, self.targets(batch), batch=batch)
+        self.backward(weights, tape, None, layers)
         return loss
 
     def score(self, weights: Weights, batch: Any) -> tuple[float, float]:
-        """(sum of losses, score), in one pass forward that keeps nothing."""
+        """Return (sum of losses, score) of one forward pass that saves nothing."""
         layers = range(len(self.layers))
-        result, kept = self.forward(weights, batch.x, layers, self.targets(batch), keep=False, batch=batch)
-        self.release(kept)
+        result, tape = self.forward(weights, batch.x, layers, self.targets(batch), keep=False, batch=batch)
+        self.release(tape)
         return result
 
     def forward(
@@ -168,12 +168,12 @@ class Layered:
         keep: bool = True,
         batch: Any = None,
     ) -> tuple[Any, list[tuple[Any, Any]]]:
-        """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
+        """Return the output of the last of `layers` for x, and a list of (layer, saved data for backward).
 
-        Where the loss is among them, that is (sum of losses, score). keep: without it all is released but what the
-        result lies in. batch: what x is made from, for layers with `takes_batch`.
+        If the loss is among them, the output is (sum of losses, score). keep: False releases all saved data that the
+        output does not need. batch: the batch of x, for layers with `takes_batch`.
         """
-        kept: list[tuple[Any, Any]] = []
+        tape: list[tuple[Any, Any]] = []
         for i in layers:
             layer = self.layers[i]
             w = weights.open(i, i + 1 if i + 1 < layers.stop else None)
@@ -183,18 +183,18 @@ class Layered:
             x, saved = layer.forward(w, x, self.group, *more)
             weights.close(i)
             if not keep:
-                self.release(kept)
-                kept = []
-            kept.append((layer, saved))
-        return x, kept
+                self.release(tape)
+                tape = []
+            tape.append((layer, saved))
+        return x, tape
 
-    def backward(self, weights: Weights, kept: list[tuple[Any, Any]], dy: Array | None, layers: range) -> Array | None:
-        """The gradient by the input of `layers`, from that by their output (None for the loss); uses `kept` and dy up.
+    def backward(self, weights: Weights, tape: list[tuple[Any, Any]], dy: Array | None, layers: range) -> Array | None:
+        """Return the gradient by the input of `layers`, from dy by their output (None for the loss).
 
-        It is None where the first layer is that of the model.
+        It consumes tape and dy. The result is None if the first layer is that of the model.
         """
         for i in reversed(layers):
-            layer, saved = kept.pop()
+            layer, saved = tape.pop()
             w = weights.open(i, i - 1 if i > layers.start else None)
             dx = layer.backward(w, saved, dy, weights.gradient(i), self.group)
             if dy is not None:
@@ -203,21 +203,21 @@ class Layered:
             weights.ready(i)
         return dy
 
-    def release(self, kept: list[tuple[Any, Any]]) -> None:
-        """Let the layers give back what they have kept."""
-        for layer, saved in kept:
+    def release(self, tape: list[tuple[Any, Any]]) -> None:
+        """Release the saved data of the layers."""
+        for layer, saved in tape:
             layer.release(saved)
 
     def targets(self, batch: Any) -> Array:
-        """What the loss compares its input with."""
+        """Return the targets of the loss."""
         return batch.y
 
     def last_rows(self, z: Array) -> Array:
-        """The rows of the loss's input that a prediction is made from."""
+        """Return the rows of the loss's input that predictions use."""
         return z
 
     def check_arrays(self, x: Array, y: Array | None, *vectors: Array) -> None:
-        """Raise UsageError where an array does not fit the model: compiled loops would read past its end."""
+        """Raise UsageError if an array does not fit the model: compiled loops do not check bounds."""
         device = self.device
         for name, array in (("x", x), ("y", y), *(("a vector", vector) for vector in vectors)):
             array = array.data if isinstance(array, CSR) else array
@@ -237,7 +237,7 @@ class Layered:
 
 
 def initial(layer: Any, random: Random, dtype: DTypeLike) -> dict[str, np.ndarray]:
-    """Initial values of a layer's own tensors by their names in the layout, on the host, whole also where it is cut."""
+    """Return the initial values of a layer's tensors by layout name, on the host; of a cut layer the full tensors."""
     names = [f"{layer.name}.{name}" for name in layer.full_shapes]
     values = [CPU.empty(shape, dtype) for shape in layer.full_shapes.values()]
     if names:

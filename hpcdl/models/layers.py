@@ -1,18 +1,17 @@
 """Layers: each computes its output and, from the gradient by its output, the gradients by its weights and its input.
 
-    y, saved = layer.forward(w, x, group)               saved: what backward needs, from the pool
-    dx = layer.backward(w, saved, dy, g, group)         adds to g; uses saved up
-    layer.release(saved)                                in place of backward, when only y is wanted
+    y, saved = layer.forward(w, x, group)               saved: data for backward, from the pool
+    dx = layer.backward(w, saved, dy, g, group)         adds to g; consumes saved
+    layer.release(saved)                                instead of backward, if only y is needed
 
-w and g are tuples of views, one for each of `layer.shapes` and then one for each of `layer.tied`, of tensors in the
-parameters and the gradient; x, y, dx, dy are (rows, width). A layer holds no state between calls, so several
-micro-batches can be in flight. y belongs to the layer until backward or release; dx is from the pool and belongs to the
-caller, and so does dy.
+w and g are tuples of views of tensors in the parameters and the gradient: those of `layer.shapes`, then of
+`layer.tied`. x, y, dx, dy are (rows, width). A layer has no state between calls, so several micro-batches can be in
+flight. y belongs to the layer until backward or release; dx, from the pool, and dy belong to the caller.
 
-Ranks may share a layer (tensor parallelism): `layer.cut(part, parts)` is the layer with part `part` of those tensors
-that `cuts` names, each cut along that axis; of the others, every rank has the whole. group (group.py) sums.
+Ranks may share a layer (tensor parallelism): `layer.cut(part, parts)` is the layer with part `part` of the tensors in
+`cuts`, each cut along that axis; every rank has all of the others. group (group.py) sums over the ranks.
 
-The last layer of a model is its loss (losses.py), transformer.py has the layers of a GPT.
+The last layer of a model is its loss (losses.py); transformer.py has the layers of a GPT.
 
     Dense      y = activation(x W + b)      dz = dy * activation'       dW += x^T dz      db += sum dz      dx = dz W^T
 """
@@ -41,7 +40,7 @@ class Identity:
 
     @staticmethod
     def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """y, which takes z's place, and what backward needs: here y itself."""
+        """Return y, in z's place, and the data for backward: y itself."""
         kernels.add_bias(z, b)
         return z, z
 
@@ -59,13 +58,13 @@ class Relu:
 
     @staticmethod
     def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """y, which takes z's place, twice."""
+        """Return y, in z's place, twice."""
         kernels.add_bias_relu(z, b)
         return z, z
 
     @staticmethod
     def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
-        """Return dz, which takes y's place; add the bias gradient to gb."""
+        """Return dz, in y's place; add the bias gradient to gb."""
         kernels.relu_backward(y, dy, gb)
         return y
 
@@ -77,13 +76,13 @@ class Tanh:
 
     @staticmethod
     def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """y, which takes z's place, twice."""
+        """Return y, in z's place, twice."""
         kernels.add_bias_tanh(z, b)
         return z, z
 
     @staticmethod
     def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
-        """Return dz, which takes y's place; add the bias gradient to gb."""
+        """Return dz, in y's place; add the bias gradient to gb."""
         kernels.tanh_backward(y, dy, gb)
         return y
 
@@ -91,18 +90,18 @@ class Tanh:
 class Gelu:
     """y = gelu(z + b), in the tanh form of Hendrycks and Gimpel, "Gaussian error linear units", 2016."""
 
-    gain = 2.0  # about half of what comes in is let through, as with relu
+    gain = 2.0  # about half of the input passes, as with relu
 
     @staticmethod
     def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """y, a new array, and z, from which backward finds the slope: y does not tell it."""
+        """Return y, a new array, and z for backward: the slope cannot be computed from y."""
         y = pool.take(*z.shape)
         kernels.add_bias_gelu(z, b, y)
         return y, z
 
     @staticmethod
     def backward(z: Array, b: Array, dy: Array, gb: Array) -> Array:
-        """Return dz, which takes z's place; add the bias gradient to gb."""
+        """Return dz, in z's place; add the bias gradient to gb."""
         kernels.gelu_backward(z, b, dy, gb)
         return z
 
@@ -111,25 +110,24 @@ ACTIVATIONS: dict[str, Any] = {"none": Identity, "relu": Relu, "tanh": Tanh, "ge
 
 
 class Layer:
-    """What layers share. whole: the shape of each of the layer's own tensors by its short name; shapes: of this part.
+    """Base of layers. full_shapes: shape of each of its tensors by short name; shapes: those of this part.
 
-    cuts: the axis along which a tensor is cut where ranks share the layer. tied: the name in the layout of a tensor of
-    another layer that this one uses, too -> its shape. divided: whether the outputs of a part are a part of the
-    outputs, and not all of them.
+    cuts: tensor name -> axis along which it is cut if ranks share the layer. tied: layout name -> shape of tensors of
+    other layers that this one also uses. divided: True if a part computes a part of the outputs.
     """
 
     cuts: Mapping[str, int] = {}
     tied: Mapping[str, tuple[int, ...]] = {}
     part, parts = 0, 1
     divided = False
-    takes_batch = False  # whether forward also takes the batch that x is made from, and whether a backward may follow
+    takes_batch = False  # True if forward takes the batch and a flag `backward follows`, too
 
-    def __init__(self, name: str, pool: Pool, whole: dict[str, tuple[int, ...]]):
-        self.name, self.pool, self.full_shapes, self.shapes = name, pool, whole, dict(whole)
+    def __init__(self, name: str, pool: Pool, full_shapes: dict[str, tuple[int, ...]]):
+        self.name, self.pool, self.full_shapes, self.shapes = name, pool, full_shapes, dict(full_shapes)
         self.matmul = pool.device.xp.matmul
 
     def cut(self, part: int, parts: int) -> Self:
-        """This layer with part `part` of `parts` of its tensors. UsageError where it cannot be cut so."""
+        """Return this layer with part `part` of `parts` of its tensors. Raises UsageError if it cannot be cut."""
         self.check_cut(parts)
         other = copy.copy(self)
         other.part, other.parts = part, parts
@@ -137,10 +135,10 @@ class Layer:
         return other
 
     def check_cut(self, parts: int) -> None:
-        """Raise UsageError where the layer cannot be cut into so many parts."""
+        """Raise UsageError if the layer cannot be cut into so many parts."""
 
     def part_shape(self, name: str, part: int, parts: int) -> tuple[int, ...]:
-        """The shape of a part of a tensor."""
+        """Return the shape of a part of a tensor."""
         shape, axis = list(self.full_shapes[name]), self.cuts.get(name)
         if axis is not None:
             cut = chunk(shape[axis], parts, part)
@@ -148,7 +146,7 @@ class Layer:
         return tuple(shape)
 
     def add_product(self, a: Array, b: Array, into: Array) -> None:
-        """into += a b, for the gradient by a weight."""
+        """into += a b, for the gradient of a weight."""
         product = self.pool.take(a.shape[0], b.shape[1])
         self.matmul(a, b, out=product)
         into += product.reshape(into.shape)
@@ -164,9 +162,8 @@ def check_width(name: str, width: int, parts: int) -> None:
 class Dense(Layer):
     """A fully connected layer, y = activation(x W + b), with W (inputs, outputs) and b (outputs,).
 
-    The `first` layer of a model computes no gradient by its input: its dx is None; x may be sparse there (CSR). by:
-    "columns" or "rows", along which W is cut where ranks share the layer; columns make a part of the outputs, rows take
-    a part of the inputs.
+    The `first` layer of a model computes no gradient by its input: its dx is None, and x may be sparse (CSR). by: the
+    cut of W if ranks share the layer; "columns": a part of the outputs, "rows": a part of the inputs.
     """
 
     def __init__(
@@ -184,12 +181,12 @@ class Dense(Layer):
         self.cuts = {"weight": 1, "bias": 0} if self.divided else {"weight": 0}
 
     def check_cut(self, parts: int) -> None:
-        """The inputs of a part of rows are what the parts of the columns before it have made."""
+        """Raise UsageError unless the units of the hidden layer can be divided among the parts."""
         if not self.divided:
             check_width("a hidden layer's width", self.full_shapes["weight"][0], parts)
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
-        """The shape of y for so many examples."""
+        """Return the shape of y for so many examples."""
         return rows, self.shapes["weight"][1]
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
@@ -200,7 +197,7 @@ class Dense(Layer):
         bias[...] = 0
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
-        """y and what backward needs."""
+        """Return y and the data for backward."""
         weight, bias = w
         y = self.pool.take(x.shape[0], weight.shape[1])
         if isinstance(x, CSR):
@@ -209,15 +206,15 @@ class Dense(Layer):
             self.matmul(x, weight, out=y)
         if not self.divided:
             y = group.g(y, self.pool)
-        y, kept = self.activation.forward(y, bias, self.pool)
-        return y, (x, y, kept)
+        y, activation_saved = self.activation.forward(y, bias, self.pool)
+        return y, (x, y, activation_saved)
 
     def backward(
         self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup
     ) -> Array | None:
-        """dx; the gradients by W and b are added to g."""
-        (weight, bias), (x, _, kept), (weight_gradient, bias_gradient) = w, saved, g
-        dz = self.activation.backward(kept, bias, dy, bias_gradient)
+        """Return dx; add the gradients of W and b to g."""
+        (weight, bias), (x, _, activation_saved), (weight_gradient, bias_gradient) = w, saved, g
+        dz = self.activation.backward(activation_saved, bias, dy, bias_gradient)
         if isinstance(x, CSR):
             sparse.scatter_add(x.data, x.indices, x.indptr, dz, weight_gradient)
         else:
@@ -231,17 +228,17 @@ class Dense(Layer):
         return dx
 
     def release(self, saved: Any) -> None:
-        """Give back what forward took."""
-        _, y, kept = saved
+        """Release the buffers of forward."""
+        _, y, activation_saved = saved
         self.pool.give(y)
-        if kept is not y:
-            self.pool.give(kept)
+        if activation_saved is not y:
+            self.pool.give(activation_saved)
 
 
 def dense_layers(widths: Sequence[int], activation: str, pool: Pool) -> list[Dense]:
-    """Dense layers from widths[0] inputs to widths[-1] outputs, the activation between them and none at the end.
+    """Return dense layers from widths[0] inputs to widths[-1] outputs, with the activation between them.
 
-    Where ranks share them, the first is cut by columns, the second by rows, and so on: one sum for each two layers.
+    If ranks share them, they are cut by columns and rows in turn: one sum for each two layers.
     """
     last = len(widths) - 1
     return [

@@ -1,15 +1,15 @@
-"""Where each tensor of a model lies in one flat vector.
+"""Layout: the place of each tensor of a model in one flat vector.
 
-A replica's parameters are one flat vector, and so are its gradient and every optimizer state; models work on views:
+Parameters, gradient and optimizer states of a replica are flat vectors; models work on views:
 
     vector   | dense1.weight (784, 256) | dense1.bias (256,) | dense2.weight (256, 10) | dense2.bias (10,) |
     layer    |<------------------ dense1 ------------------->|<----------------- dense2 ------------------>|
 
-Tensors follow each other without gaps, in the order of the layers and row-major, so a layer is a slice, an all-reduce
-is one call, and a checkpoint is one data set. A tensor that several layers use (tied weights) lies with the first of
-them; a vector of some layers only, which lack that one, has a copy with the first that uses it.
+Tensors are contiguous, row-major and in the order of the layers: a layer is a slice, an all-reduce one call, and a
+checkpoint one data set. A tensor of several layers (tied weights) lies with the first of them; a vector of later layers
+only has a copy of it.
 
-Where ranks share a model, each has a vector of its own parts, and `Hyperslab` says where a part lies in the whole:
+If ranks share a model, each has a vector of its parts, and `Hyperslab` maps a part to the full vector:
 
     whole   w (4, 6), by columns   . . # # . .   . . # # . .   . . # # . .   . . # # . .      stride 6, start 2
     part    w (4, 2)               # # # # # # # #                                            4 blocks of 2
@@ -30,7 +30,7 @@ from hpcdl.chunks import chunk
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: its name, its shape, where it starts in the vector (in elements), and the layer it belongs to."""
+    """A tensor: name, shape, offset in the vector (elements), and the layer it belongs to."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,11 +39,11 @@ class Tensor:
 
     @cached_property
     def slice(self) -> slice:
-        """The tensor's elements in the vector."""
+        """The slice of the tensor's elements in the vector."""
         return slice(self.offset, self.offset + math.prod(self.shape))
 
     def view(self, vector: np.ndarray) -> np.ndarray:
-        """The tensor in a flat vector, as a view."""
+        """Return the tensor in a flat vector, as a view."""
         return vector[self.slice].reshape(self.shape)
 
 
@@ -61,11 +61,11 @@ class Hyperslab(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements of all blocks."""
+        """The number of elements of all blocks."""
         return self.blocks * self.length
 
     def within(self, part: slice) -> list["Hyperslab"]:
-        """What of this piece lies in a slice of the vector here, as pieces of that slice: at most three."""
+        """Return the intersection with a slice of the local vector, as at most three pieces of that slice."""
         start, stop = max(self.local, part.start) - self.local, min(self.local + self.size, part.stop) - self.local
         found = []
         while start < stop:
@@ -79,7 +79,7 @@ class Hyperslab(NamedTuple):
 
 
 def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts: int) -> Hyperslab:
-    """Where part `number` of `parts` of a tensor, cut along `axis`, lies in the whole one; axis None: all of it."""
+    """Return the place of part `number` of `parts`, cut along `axis`, in the full tensor; axis None: all of it."""
     if axis is None:
         size = math.prod(whole.shape)
         return Hyperslab(part.offset, whole.offset, 1, size, size)
@@ -100,8 +100,8 @@ class Layout:
     def of_layers(cls, layers: Iterable[Any], dtype: DTypeLike) -> "Layout":
         """Lay out the tensors of `layers` one by one.
 
-        Each has a `name`, `shapes` (short tensor name -> shape), and, or not, `tied`: name of a tensor of another layer
-        -> its shape, for which there is room where this is the first of `layers` that uses it.
+        A layer has `name`, `shapes` (short tensor name -> shape), and optionally `tied` (name of another layer's tensor
+        -> shape), which is laid out with the first of `layers` that uses it.
         """
         tensors, offset = {}, 0
         layers = list(layers)
@@ -116,29 +116,29 @@ class Layout:
         return cls(tensors.values(), dtype)
 
     def used_by(self, layer: Any) -> list[Tensor]:
-        """The tensors that a layer uses: its own, and those of other layers."""
+        """Return the tensors that a layer uses: its own and tied ones."""
         return [
             self.tensors[name]
             for name in (*(f"{layer.name}.{name}" for name in layer.shapes), *getattr(layer, "tied", ()))
         ]
 
     def view(self, vector: np.ndarray, name: str) -> np.ndarray:
-        """The tensor `name` of a flat vector, as a view."""
+        """Return the tensor `name` of a flat vector, as a view."""
         return self.tensors[name].view(vector)
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Every tensor of a flat vector by name, as views."""
+        """Return all tensors of a flat vector by name, as views."""
         return {name: tensor.view(vector) for name, tensor in self.tensors.items()}
 
     @cached_property
     def layer_slices(self) -> list[tuple[str, slice]]:
-        """(layer name, slice of the vector) of every layer that has tensors, in order."""
+        """Return (layer name, slice of the vector) of every layer with tensors, in order."""
         groups = groupby(self.tensors.values(), lambda tensor: tensor.layer)
         slices = [(layer, [tensor.slice for tensor in tensors]) for layer, tensors in groups]
         return [(layer, slice(own[0].start, own[-1].stop)) for layer, own in slices]
 
     def cut(self, name: str, axis: int, part: int, parts: int) -> Callable[[np.ndarray], np.ndarray]:
-        """The function from a flat vector to the view of part `part` of `parts` of a tensor, cut along `axis`.
+        """Return the function from a flat vector to the view of part `part` of `parts` of a tensor, cut along `axis`.
 
         Cut along axis 0 the view is contiguous, along another one it is strided (a row-parallel part of a weight).
         """
@@ -147,5 +147,5 @@ class Layout:
         return lambda vector: tensor.view(vector)[index]
 
     def describe(self) -> list[dict]:
-        """What a checkpoint stores and compares: name, shape and dtype of each tensor, in order, for JSON."""
+        """Return name, shape and dtype of each tensor, in order, for JSON; a checkpoint stores and compares them."""
         return [{"name": t.name, "shape": list(t.shape), "dtype": self.dtype.name} for t in self.tensors.values()]

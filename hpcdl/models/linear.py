@@ -1,4 +1,4 @@
-"""Linear regression: values x w + b with half the squared error as loss, or Huber's; convex."""
+"""Linear regression: values x w + b with half the squared error, or Huber's loss; convex."""
 
 from numpy.typing import DTypeLike
 

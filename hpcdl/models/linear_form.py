@@ -1,11 +1,11 @@
-"""What a linear model is made of, for methods that work on single examples and coordinates instead of on vectors.
+"""The form of a linear model, for methods that work on single examples and coordinates.
 
     z = x W + b        W (features, outputs) row by row, then b (outputs,): the whole flat vector
     loss               squared, logistic, hinge, or softmax with a class for each output
 
-The gradient by W of an example is x times the slope of its loss, one number for each output: so a table of slopes is a
-table of gradients (SAGA), a dual variable for each example is enough (SDCA), and an update touches the coordinates
-that are not zero in x (HOGWILD!).
+The gradient of an example by W is x times the slopes of its loss, one number for each output. So a table of slopes
+represents a table of gradients (SAGA), one dual variable per example suffices (SDCA), and an update touches only the
+nonzero coordinates of x (HOGWILD!).
 """
 
 from typing import Any, NamedTuple
@@ -20,8 +20,10 @@ LOSSES: dict[type, int] = {Squared: SQUARED, Logistic: LOGISTIC, Hinge: HINGE, S
 
 
 class LinearForm(NamedTuple):
-    """loss: as hpcdl.kernels.linear names it. The weight of feature j for output k is parameter j * outputs + k, the
-    bias of output k parameter features * outputs + k.
+    """The form of a linear model; loss: its number in hpcdl.kernels.linear.
+
+    The weight of feature j for output k is parameter j * outputs + k, the bias of output k is parameter
+    features * outputs + k.
     """
 
     loss: int
@@ -30,9 +32,9 @@ class LinearForm(NamedTuple):
 
 
 def linear_form(model: Any, what: str, losses: tuple[int, ...] = (SQUARED, LOGISTIC, HINGE, SOFTMAX)) -> LinearForm:
-    """The form of a linear model of ours with one of these losses; UsageError for another, of which `what` speaks.
+    """Return the form of a built-in linear model with one of these losses. Raises UsageError for another model.
 
-    what: who needs it, as in "train-hogwild".
+    what: the program that needs it, for the message, such as "train-hogwild".
     """
     layers = model.layers if isinstance(model, Layered) else []
     if len(layers) == 2 and isinstance(layers[0], Dense) and layers[0].activation is Identity:

@@ -1,4 +1,4 @@
-"""Losses: the last layer of a model, whose forward also takes the targets.
+"""Losses: the last layer of a model; its forward also takes the targets.
 
     (sum of losses, score), saved = loss.forward(w, z, group, y)         w is empty: a loss has no tensors
     dz = loss.backward(w, saved, None, g, group)                         computed together with the loss
@@ -10,11 +10,11 @@
     Squared                (rows, outputs)    real                       sum of (z - y)^2 / 2         sum of (z - y)^2
     Huber                  (rows, outputs)    real                       sum of e^2 / 2 up to delta   sum of (z - y)^2
 
-A sum, not a mean: the sums of the parts of a batch add up, however unevenly it is cut. Where an example has several
-rows of z (`per` of them, the tokens of a sequence), its loss and its score are the means over them.
+Losses are sums, not means, so that the sums of the parts of a batch add up. If an example has several rows of z (`per`
+of them, the tokens of a sequence), its loss and its score are the means over them.
 
-Where ranks share the classes (`cut`), each has some columns of z. The largest z of a row and the sum of exponentials
-come from two all-reduces of one and two numbers a row, instead of gathering z. (Shoeybi et al., "Megatron-LM", 2019)
+If ranks share the classes (`cut`), each has some columns of z. Two all-reduces of one and two numbers per row give the
+maximum of z and the sum of exponentials, without gathering z. (Shoeybi et al., "Megatron-LM", 2019)
 """
 
 import copy
@@ -34,13 +34,13 @@ from hpcdl.models.pool import Pool
 
 
 class Loss:
-    """What the losses share; `target` is the type of y."""
+    """Base of losses; `target`: the type of y."""
 
     name = "loss"
     divided = False
     tied: Mapping[str, tuple[int, ...]] = {}
-    outputs: tuple[int, ...] = ()  # the shape of a row's y
-    kernel: Any  # (z, y, dz) -> (sum of losses, score); a member that is no method
+    outputs: tuple[int, ...] = ()  # shape of a row's targets
+    kernel: Any  # (z, y, dz) -> (sum of losses, score); not a method
 
     def __init__(self, pool: Pool):
         self.pool = pool
@@ -50,13 +50,13 @@ class Loss:
         self.xp = pool.device.xp
 
     def cut(self, part: int, parts: int, divided: bool = False) -> "Loss":
-        """This loss where ranks share the model; divided: each has some of the outputs z, and not all."""
+        """Return this loss for ranks that share the model; divided: True if each has a part of the outputs z."""
         if divided and parts > 1:
             raise UsageError(f"{type(self).__name__} has outputs that ranks cannot share; add a hidden layer")
         return self
 
     def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array) -> tuple[tuple[float, float], Array]:
-        """(sum of losses, score) and what backward needs."""
+        """Return (sum of losses, score) and the data for backward."""
         dz = self.pool.take(*z.shape)
         total, score = self.kernel(z, y, dz)
         if score < 0:
@@ -66,11 +66,11 @@ class Loss:
     def backward(
         self, w: Sequence[Array], saved: Array, dy: Array | None, g: Sequence[Array], group: LayerGroup
     ) -> Array:
-        """dz."""
+        """Return dz, computed in forward."""
         return saved
 
     def release(self, saved: Array) -> None:
-        """Give back what forward took."""
+        """Release the buffers of forward."""
         self.pool.give(saved)
 
 
@@ -85,7 +85,7 @@ class SoftmaxCrossEntropy(Loss):
         self.own: slice | None = None
 
     def cut(self, part: int, parts: int, divided: bool = False) -> Loss:
-        """Where the outputs are divided: this rank's classes."""
+        """Return the loss for this rank's classes, if the outputs are divided."""
         if not divided or parts == 1:
             return self
         other = copy.copy(self)
@@ -93,7 +93,7 @@ class SoftmaxCrossEntropy(Loss):
         return other
 
     def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array) -> tuple[tuple[float, float], Array]:
-        """(sum of losses, score) and what backward needs."""
+        """Return (sum of losses, score) and the data for backward."""
         dz = self.pool.take(*z.shape)
         total, score = self.kernel(z, y, dz) if self.own is None else self._together(z, y, dz, group, self.own)
         if score < 0:
@@ -104,7 +104,7 @@ class SoftmaxCrossEntropy(Loss):
         return (total, score), dz
 
     def _together(self, z: Array, y: Array, dz: Array, group: LayerGroup, own: slice) -> tuple[float, float]:
-        """Loss and number correct where this rank of the group has the columns `own` of z."""
+        """Return loss and number correct if this rank of the group has the columns `own` of z."""
         tops, sums = self.pool.take(len(z)), self.pool.take(len(z), 2)
         kernels.row_max(z, tops)
         group.all_reduce(tops, "max")
@@ -116,8 +116,8 @@ class SoftmaxCrossEntropy(Loss):
         return result
 
     def predict(self, z: Array) -> Array:
-        """softmax(z)."""
-        with np.errstate(invalid="ignore"):  # what is not finite becomes NaN, and no warning
+        """Return softmax(z)."""
+        with np.errstate(invalid="ignore"):  # non-finite values become NaN, without a warning
             p = self.xp.exp(z - z.max(axis=1, keepdims=True))
             return p / p.sum(axis=1, keepdims=True)
 
@@ -128,18 +128,18 @@ class Logistic(Loss):
     kernel = kernels.logistic
 
     def predict(self, z: Array) -> Array:
-        """1 / (1 + exp(-z)), without overflow."""
+        """Return 1 / (1 + exp(-z)), without overflow."""
         with np.errstate(invalid="ignore"):
             return self.xp.exp(-self.xp.logaddexp(0, -z[:, 0]))
 
 
 class Hinge(Loss):
-    """The hinge loss of a support vector machine; predicts 1 or 0 (rows,), the class, for it knows no probabilities."""
+    """The hinge loss of a support vector machine; predicts the class 1 or 0 (rows,), as it has no probabilities."""
 
     kernel = kernels.hinge
 
     def predict(self, z: Array) -> Array:
-        """1 where z > 0."""
+        """Return 1 where z > 0, else 0."""
         return (z[:, 0] > 0).astype(z.dtype)
 
 
@@ -153,17 +153,17 @@ class Squared(Loss):
         self.target, self.outputs = pool.dtype, outputs
 
     def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array) -> tuple[tuple[float, float], Array]:
-        """(sum of losses, score) and what backward needs; to the kernel each output is a row."""
+        """Return (sum of losses, score) and the data for backward; the kernel takes each output as a row."""
         dz = self.pool.take(*z.shape)
         return self.kernel(z.reshape(-1, 1), y.reshape(-1), dz.reshape(-1, 1)), dz
 
     def predict(self, z: Array) -> Array:
-        """z itself."""
+        """Return z."""
         return z.copy() if self.outputs else z[:, 0].copy()
 
 
 class Huber(Squared):
-    """Huber's loss, which an outlier moves no more than an error of `delta` does; predicts values, as Squared."""
+    """Huber's loss: the gradient of an outlier is limited to that of an error `delta`; predicts values, as Squared."""
 
     def __init__(self, pool: Pool, outputs: tuple[int, ...] = (), delta: float = 1.0):
         super().__init__(pool, outputs)
@@ -174,7 +174,7 @@ LOSSES: dict[str, dict[str, Any]] = {"squared": {}, "huber": {"delta": 1.0}}
 
 
 def regression_loss(spec: str, pool: Pool, outputs: tuple[int, ...] = ()) -> Squared:
-    """The loss of a regression that `spec` names: squared or huber:delta=1. UsageError for another."""
+    """Return the regression loss `spec`: squared or huber:delta=1. Raises UsageError for another."""
     name, settings = parse_spec("loss", spec, LOSSES)
     if name == "squared":
         return Squared(pool, outputs)

@@ -1,4 +1,4 @@
-"""The multi-layer perceptron, and softmax and linear regression, which are ones without hidden layers.
+"""The multi-layer perceptron; without hidden layers it is softmax or linear regression.
 
     x -> relu(x W1 + b1) -> ... -> h Wn + bn -> softmax -> cross-entropy
                                             -> values  -> half the squared error, or Huber's loss
@@ -35,7 +35,7 @@ class MLP(Layered):
 
 
 class Regression(Layered):
-    """A regression of (rows, features) to values, one per row or several (`outputs`: the shape of a row's).
+    """A regression of (rows, features) to one or several values per row (`outputs`: their shape).
 
     loss: squared or huber:delta=1.
     """

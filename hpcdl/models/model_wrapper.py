@@ -1,13 +1,14 @@
-"""A model around a model: it does one thing otherwise, and all else as the model inside.
+"""Model wrappers: a wrapper changes one behaviour of a model and delegates everything else.
 
-`Accumulated` (hpcdl/runs/accumulated.py) computes in parts, `Slowed` (hpcdl/faults/straggler.py) takes its time.
+`Accumulated` (hpcdl/runs/accumulated.py) computes in parts, `StragglerModel` (hpcdl/faults/straggler.py) computes
+slowly.
 """
 
 from typing import Any
 
 
 class ModelWrapper:
-    """`model`, with what a derived class does otherwise."""
+    """Base of wrappers: delegates to `model` all members that a subclass does not define."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -17,7 +18,7 @@ class ModelWrapper:
 
 
 def unwrapped(model: Any) -> Any:
-    """The innermost model: for what is no part of the training."""
+    """Return the innermost model."""
     while isinstance(model, ModelWrapper):
         model = model.model
     return model

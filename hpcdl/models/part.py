@@ -1,12 +1,12 @@
-"""A part of a model: some of its layers, and of each layer all, or what one of the ranks that share it has.
+"""A part of a model: some of its layers, each complete or cut over the ranks that share it.
 
     by layers       dense1 | dense2 dense3 | dense4 loss        Part(model, [range(1, 3)]) has dense2 and dense3
     within layers   each layer's weights cut                    Part(model, share=(1, 4)) has the second quarter of each
     both                                                        Part(model, [range(1, 3)], (1, 4), group)
 
-Its vectors hold its own tensors only, in a layout of their own. `pieces` says where they lie in the vector of the whole
-model, and `initialize` gives the values that the whole model has there, of which no more than one layer is made at a
-time. Tied weights of a part that lacks the layer where they lie are a copy, which has to be kept equal (`copies`).
+Its vectors hold its own tensors only, in their own layout. `pieces` maps them to the vector of the full model, and
+`initialize` returns the full model's initial values there, creating one layer at a time. Tied weights of a layer that
+the part lacks are a copy, which must be kept equal (`copies`).
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from hpcdl.random import Random
 class ModelPart(Layered):
     """Layers `chunks` (ranges of numbers; default: all) of `model`, each as part share[0] of share[1].
 
-    group: with the operators that stand between the parts of a layer. Raises UsageError where the model is none of
-    layers, and where its layers cannot be cut so.
+    group: the operators between the parts of a layer. Raises UsageError if the model is not layered, or its layers
+    cannot be cut so.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ModelPart(Layered):
         width = model.features if isinstance(model.features, int) else math.prod(model.features)
         super().__init__(width, layers, model.pool, group)
         self.numbers, start = [], 0
-        for each in chunks:  # of this part's layers
+        for each in chunks:  # the chunks of this part
             self.numbers.append(range(start, start + len(each)))
             start += len(each)
         self.chunks, self.rows_at_once, self.sequences = chunks, model.rows_at_once, model.sequences
@@ -69,8 +69,8 @@ class ModelPart(Layered):
         self.copies = [tensor for name, tensor in self.layout.tensors.items() if name not in own]
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
-        """The values that the whole model's parameters have at the start, tensor by tensor: (slice, flat values)."""
-        at_once = getattr(self.model, "initial_values", None)  # of a model that draws all of its values together
+        """Yield the full model's initial values of this part, tensor by tensor: (slice, flat values)."""
+        at_once = getattr(self.model, "initial_values", None)  # of a model that draws all values together
         drawn = None if at_once is None else at_once(random)
         for layer in self.model.layers:
             names = [f"{layer.name}.{name}" for name in layer.full_shapes]
@@ -84,7 +84,7 @@ class ModelPart(Layered):
                         yield tensor.slice, np.ascontiguousarray(values).reshape(-1)
 
     def initialize(self, random: Random) -> Array:
-        """All of them as a vector."""
+        """Return the initial values as a vector."""
         parameters = CPU.empty(self.size, self.dtype)
         for where, values in self.initial(random):
             parameters[where] = values
@@ -92,12 +92,12 @@ class ModelPart(Layered):
 
     @property
     def extra(self) -> list[str]:
-        """The names of what these layers hold beside their tensors (`extra` of the model)."""
+        """Return the names of these layers' buffers (`extra` of the model)."""
         return [name for layer in self.layers for name in getattr(layer, "extra", ())]
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """What is computed inside leaves what layers hold beside their tensors as it was."""
+        """Context that restores the layers' buffers."""
         state = [layer.state for layer in self.layers if hasattr(layer, "state")]
         before = [[array.copy() for array in each()] for each in state]
         yield
@@ -106,10 +106,10 @@ class ModelPart(Layered):
                 array[...] = old
 
     def pieces(self) -> list[tuple[Hyperslab, bool]]:
-        """Where each tensor of this part lies in the vector of the whole model, and whether this part speaks for it.
+        """Return the place of each tensor in the full model's vector, and True if this part represents it.
 
-        Of a tensor that several parts hold alike, one does: part 0 of those that share the layer, and not the copy of
-        a tied one.
+        One of the parts with equal copies of a tensor represents it: part 0 of those that share the layer, and never
+        the copy of a tied tensor.
         """
         copies = {tensor.name for tensor in self.copies}
         found = []
@@ -120,10 +120,10 @@ class ModelPart(Layered):
         return found
 
     def units(self) -> list[slice]:
-        """Cut this part's vector into slices that are needed together: the tensors of a layer.
+        """Cut this part's vector into units that are used together: the tensors of a layer.
 
-        Tied tensors are units by themselves, so that a copy and the tensor itself are alike, and so are those that are
-        cut unevenly, so that what other parts have alike lies in units of the same size.
+        Tied tensors are separate units, so that copies are cut like the tensor itself. Tensors that are cut unevenly
+        are separate, too, so that the other units have the same size in all parts.
         """
         whole, parts = self.model.layout.tensors, self.share[1]
         alone = {name for layer in self.model.layers for name in layer.tied}
@@ -137,30 +137,30 @@ class ModelPart(Layered):
         return cut
 
     def replicated(self) -> list[slice]:
-        """The tensors that each of the ranks that share the layers has whole, as slices of this part's vector."""
+        """Return the tensors that are replicated on all ranks that share the layers, as slices of this vector."""
         return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
 
     def tied(self) -> dict[str, slice]:
-        """The tensors here that layers of other parts may use, too, by name, as slices of this part's vector."""
+        """Return the tensors that layers of other parts may also use, by name, as slices of this vector."""
         tied = {name for layer in self.model.layers for name in layer.tied}
         return {name: tensor.slice for name, tensor in self.layout.tensors.items() if name in tied}
 
     def input_shape(self, chunk: int, rows: int) -> tuple[int, int]:
-        """The shape of what the layers of a chunk are given for so many examples: what the layer before them makes."""
+        """Return the input shape of a chunk for so many examples: the output shape of the layer before."""
         before = self.model.layers[self.chunks[chunk].start - 1]
         return before.cut(*self.share).output_shape(rows, self.group)
 
     def targets(self, batch: Any) -> Array:
-        """What the loss compares its input with."""
+        """Return the targets of the loss."""
         return self.model.targets(batch)
 
     def last_rows(self, z: Array) -> Array:
-        """The rows of the loss's input that a prediction is made from."""
+        """Return the rows of the loss's input that predictions use."""
         return self.model.last_rows(z)
 
 
 def require_layers(model: Any) -> None:
-    """Raise UsageError unless the model is made of layers."""
+    """Raise UsageError unless the model is layered."""
     if not hasattr(model, "layers"):
         raise UsageError(
             "this strategy cuts the model by its layers: it needs one that is made of them, as "

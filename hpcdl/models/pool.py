@@ -1,10 +1,10 @@
-"""Buffers that are used again, so that training allocates nothing big after its first step; on the CPU or on a GPU.
+"""Buffer pool: reuse of buffers, so that training allocates nothing large after its first step; on CPU or GPU.
 
     forward    y = pool.take(rows, width)      several micro-batches in flight: each takes its own
-    backward   pool.give(y)                    whoever finishes with a buffer gives it back
+    backward   pool.give(y)                    the last user of a buffer gives it back
 
-Free buffers lie in classes of 2^k elements: a batch of another size finds a buffer too, and however many sizes come
-by, a class never holds more buffers than were in use at once.
+Free buffers are kept in classes of 2^k elements: batches of other sizes reuse them, too, and a class never holds more
+buffers than were in use at once.
 """
 
 import math
@@ -20,18 +20,18 @@ from hpcdl.memory import Memory
 class Pool:
     """Buffers of one element type on one device.
 
-    `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it. memory: where what is lent is counted
-    as activations (`hpcdl.memory.Memory`); None: nowhere.
+    `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it. memory: counts the lent bytes as
+    activations (`hpcdl.memory.Memory`), or None.
     """
 
     def __init__(self, dtype: DTypeLike, device: Device = CPU):
         self.dtype, self.device = np.dtype(dtype), device
         self.memory: Memory | None = None
         self.free: defaultdict[int, list[Array]] = defaultdict(list)
-        self.bases: dict[int, Array] = {}  # each buffer by the memory that its parts are views of
+        self.bases: dict[int, Array] = {}  # each buffer by the id of the memory that its views refer to
 
     def take(self, *shape: int) -> Array:
-        """Lend a C-contiguous array of this shape."""
+        """Lend a C-contiguous array of this shape, with unspecified contents."""
         size = math.prod(shape)
         k = (size - 1).bit_length()
         try:

@@ -1,12 +1,12 @@
-"""Operations of a layer: its matrix products and kernels, with their flops and bytes, forward and backward.
+"""Work of a layer: its matrix products and kernels in forward and backward, with flops and bytes.
 
     product (batch, m, k, n)          2 batch m k n flops; batch (m k + k n + m n) elements moved
-    kernel (name, rows, columns)      as kernels/intensity.py counts it
+    kernel (name, rows, columns)      counted by kernels/intensity.py
 
-Every operand of every operation counts as moved, once each time: what lies between two operations of a layer is taken
-to have left the caches, which a small one has not. So an intensity, flops for each byte, is the lowest there is.
+Every operand of every operation counts as moved, as if it had left the caches between operations, which small ones have
+not. So the intensity, flops per byte, is a lower bound.
 
-`rows` are examples; a gpt has `length` rows of a matrix for each.
+`rows` are examples; a gpt has `length` matrix rows for each.
 """
 
 import math
@@ -29,27 +29,27 @@ class Product(NamedTuple):
     batch: int = 1
 
     def flops(self) -> float:
-        """A multiplication and an addition for each of m k n."""
+        """Return flops: a multiplication and an addition for each of batch m k n."""
         return 2.0 * self.batch * self.m * self.k * self.n
 
     def moved(self, itemsize: int) -> float:
-        """Bytes of both factors and the product."""
+        """Return the bytes of both factors and the product."""
         return float(itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n))
 
 
 class KernelCall(NamedTuple):
-    """A kernel, called for a matrix, or for a vector of `rows` elements."""
+    """A kernel call for a matrix, or for a vector of `rows` elements."""
 
     name: str
     rows: int
     columns: int = 1
 
     def flops(self) -> float:
-        """As its formula has them."""
+        """Return flops by the kernel's formula."""
         return COSTS[self.name].flops(self.rows, self.columns)
 
     def moved(self, itemsize: int) -> float:
-        """Bytes."""
+        """Return the bytes moved."""
         return COSTS[self.name].moved(self.rows, self.columns, itemsize)
 
 
@@ -59,12 +59,12 @@ ACTIVATIONS[Gelu] = "add_bias_gelu", "gelu_backward"
 
 
 def weight(inputs: int, rows: int, outputs: int) -> list[Product | KernelCall]:
-    """What is added to the gradient by a weight."""
+    """Return the operations of the gradient of a weight."""
     return [Product(inputs, rows, outputs), KernelCall("add_into", inputs * outputs)]
 
 
 def dense(layer: Dense, rows: int) -> tuple[Operations, Operations]:
-    """Forward and backward."""
+    """Return the operations of forward and backward."""
     inputs, outputs = layer.shapes["weight"]
     forward, backward = ACTIVATIONS.get(layer.activation, ("add_bias", "add_rows"))
     back = [KernelCall(backward, rows, outputs), *weight(inputs, rows, outputs)]
@@ -75,7 +75,7 @@ def dense(layer: Dense, rows: int) -> tuple[Operations, Operations]:
 
 
 def embedding(layer: Embedding, rows: int) -> tuple[Operations, Operations]:
-    """Forward and backward."""
+    """Return the operations of forward and backward."""
     size = rows * layer.length, layer.width
     return [KernelCall("embed", *size), KernelCall("add_positions", *size)], [
         KernelCall("add_positions_backward", *size),
@@ -84,7 +84,7 @@ def embedding(layer: Embedding, rows: int) -> tuple[Operations, Operations]:
 
 
 def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, back: Operations) -> tuple:
-    """Two products, (width, first) and (second, width), with `inner` between them, and `back` backward."""
+    """Return the operations of two products, (width, first) and (second, width), with `inner` between them."""
     tokens, width = rows * layer.length, layer.width
     ahead = [KernelCall("layer_norm", tokens, width), Product(tokens, width, first), *inner]
     ahead += [
@@ -104,7 +104,7 @@ def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, 
 
 
 def attention(layer: Attention, rows: int) -> tuple[Operations, Operations]:
-    """Forward and backward."""
+    """Return the operations of forward and backward."""
     length, width, size, batch = layer.length, layer.width, layer.size, rows * layer.heads
     tall, wide = Product(length, size, length, batch), Product(length, length, size, batch)
     scores = batch * length, length
@@ -117,20 +117,20 @@ def attention(layer: Attention, rows: int) -> tuple[Operations, Operations]:
 
 
 def feed_forward(layer: FeedForward, rows: int) -> tuple[Operations, Operations]:
-    """Forward and backward."""
+    """Return the operations of forward and backward."""
     units, tokens = 4 * layer.width, rows * layer.length
     inner, back = KernelCall("add_bias_gelu", tokens, units), KernelCall("gelu_backward", tokens, units)
     return sublayer(layer, rows, units, units, [inner], [back])
 
 
 def norm(layer: Norm, rows: int) -> tuple[Operations, Operations]:
-    """Forward and backward."""
+    """Return the operations of forward and backward."""
     size = rows * layer.length, layer.width
     return [KernelCall("layer_norm", *size)], [KernelCall("layer_norm_backward", *size)]
 
 
 def head(layer: Head, rows: int) -> tuple[Operations, Operations]:
-    """Forward and backward."""
+    """Return the operations of forward and backward."""
     tokens, width, vocabulary = rows * layer.length, layer.width, layer.vocabulary
     return [Product(tokens, width, vocabulary)], [
         *weight(vocabulary, tokens, width),
@@ -139,14 +139,14 @@ def head(layer: Head, rows: int) -> tuple[Operations, Operations]:
 
 
 def softmax(layer: SoftmaxCrossEntropy, rows: int) -> tuple[Operations, Operations]:
-    """Forward; what backward returns is made with it."""
+    """Return the operations of forward, which also computes the gradient."""
     rows *= layer.per
     scaled = [KernelCall("scale", rows * layer.classes)] if layer.per > 1 else []
     return [KernelCall("softmax_cross_entropy", rows, layer.classes), *scaled], []
 
 
 def squared(layer: Squared, rows: int) -> tuple[Operations, Operations]:
-    """Forward; what backward returns is made with it."""
+    """Return the operations of forward, which also computes the gradient."""
     return [KernelCall("squared", rows * math.prod(layer.outputs))], []
 
 
@@ -163,7 +163,7 @@ COUNTERS: dict[type, Callable[[Any, int], tuple[Operations, Operations]]] = {
 
 
 def operations(layer: Any, rows: int) -> tuple[Operations, Operations]:
-    """What a layer does with so many examples, forward and backward; UsageError for a layer that is not known."""
+    """Return forward and backward operations of a layer for so many examples; UsageError for an unknown layer."""
     try:
         return COUNTERS[type(layer)](layer, rows)
     except KeyError:
@@ -173,16 +173,16 @@ def operations(layer: Any, rows: int) -> tuple[Operations, Operations]:
         ) from None
 
 
-def flops(operations_done: Operations) -> float:
-    """Of all of them."""
-    return sum(each.flops() for each in operations_done)
+def flops(work: Operations) -> float:
+    """Return the flops of all operations."""
+    return sum(each.flops() for each in work)
 
 
-def moved(operations_done: Operations, itemsize: int) -> float:
-    """Bytes of all of them."""
-    return sum(each.moved(itemsize) for each in operations_done)
+def moved(work: Operations, itemsize: int) -> float:
+    """Return the bytes moved by all operations."""
+    return sum(each.moved(itemsize) for each in work)
 
 
 def flops_of_model(model: Any, rows: int) -> float:
-    """Of a gradient of so many examples: every layer forward and backward."""
+    """Return the flops of a gradient of so many examples: all layers forward and backward."""
     return sum(flops(part) for layer in model.layers for part in operations(layer, rows))

@@ -1,1 +1,1 @@
-"""What a rank holds of a model that is cut: units, ZeRO's stages, layers gathered one by one, a pipeline's stage."""
+"""Parallel models: sharding units, ZeRO stages, gathered layers (FSDP), pipeline stages, lock-free thread teams."""

@@ -1,10 +1,10 @@
-"""A model that is cut: of each rank a part, trained together, scored as it is cut and saved as one vector.
+"""A cut model: each rank holds a part; ranks train and score it together, and save it as one vector.
 
     step     zero_gradient    forward_backward, or a pipeline's schedule    update: reduce_scatter, step, all_gather
 
-What this rank holds is in its shards (zero.py); what computes with it is `AllLayers`, or a stage of a pipeline
-(stage.py). This is the run's view of both, and the sums beyond those of the shards: of tensors that ranks with other
-parts hold, too, and of the squares of the whole gradient.
+The shards (zero.py) hold this rank's part; `AllLayers` or a pipeline stage (stage.py) computes with it. This module
+gives the run its view of both, and adds the sums beyond those of the shards: of tensors that ranks with other parts
+also hold, and of the squared gradient norm.
 """
 
 import math
@@ -39,13 +39,13 @@ from hpcdl.runs.ownership import Ownership, fingerprint
 
 
 def broadcast_initial_values(comm: Communicator, model: Any) -> None:
-    """A model whose initial values are its process's own, and not the seed's, begins with rank 0's; collective."""
+    """Broadcast rank 0's initial values of a model that does not draw them from the seed; collective."""
     for array in getattr(unwrapped(model), "starting", list)():
         broadcast(comm, array)
 
 
 def check_same_rows(options: Options, sharing: int) -> None:
-    """Raise UsageError where `sharing` ranks, which share a model, cannot all read the same examples."""
+    """Raise UsageError if the `sharing` ranks that share a model cannot all read the same examples."""
     if sharing > 1 and options.placement == "partitioned":
         raise UsageError(
             "--placement partitioned: ranks that share a model read the same rows; take shared or streamed"
@@ -55,25 +55,25 @@ def check_same_rows(options: Options, sharing: int) -> None:
 
 
 class PartComputation(Protocol):
-    """What computes with the weights that a rank holds; all ranks that share a model take the same batches."""
+    """Computes with the weights of a rank; all ranks that share a model take the same batches."""
 
     weights: Weights
 
     def forward_backward(self, batch: Batch) -> float:
-        """Add the gradient of a batch; its sum of losses, where that is known."""
+        """Add the gradient of a batch; return its sum of losses, if known here."""
 
     def score(self, batch: Batch) -> tuple[float, float]:
-        """(sum of losses, score) of a batch, where they are known."""
+        """Return (sum of losses, score) of a batch, if known here."""
 
     def warm_up(self, batch: Batch) -> None:
-        """Forward and backward that are no part of the training."""
+        """Run forward and backward outside of the training."""
 
 
 class AllLayers:
-    """Forward and backward of a part that has all layers of `model`, each whole or in part.
+    """Forward and backward of a part with all layers of `model`, each complete or cut.
 
-    model: slowed or not (hpcdl/faults/straggler.py). traffic: of the communicator, for time spent in messages is no
-    computing.
+    model: possibly a StragglerModel (hpcdl/faults/straggler.py). traffic: of the communicator; time in messages does
+    not count as computing.
     """
 
     def __init__(self, model: Any, part: ModelPart, weights: Weights, traffic: Traffic):
@@ -91,12 +91,11 @@ class AllLayers:
 
 
 class CutModel(Ownership):
-    """What this rank holds of `model`, and what the ranks of `comm`, which train it, do with it.
+    """This rank's part of `model`, which the ranks of `comm` train together.
 
-    computing: what computes with the shards; all layers by themselves, if nothing else. summed: (group, slices of the
-    part's vector), tensors that each rank of the group holds, with a summand of their gradient; group None: not this
-    rank. reports_loss: whether this rank's losses and scores count, for of ranks that share a model several know them.
-    ahead: how many steps are under way when one is done.
+    computing: computes with the shards; AllLayers by default. summed: (group, slices of the part's vector) of tensors
+    whose gradient is summed over the group; group None on other ranks. reports_loss: True if this rank's losses and
+    scores count, as several ranks that share a model know them. ahead: number of steps in flight after each step.
     """
 
     def __init__(
@@ -121,43 +120,43 @@ class CutModel(Ownership):
         ]
         self.summed = [(group, found) for group, found in views if found]
         self.spoken_for = shards.unique_gradients()
-        if hasattr(unwrapped(model), "let_go"):  # it has been made whole
+        if hasattr(unwrapped(model), "let_go"):  # it has been allocated completely
             unwrapped(model).let_go()
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def zero_gradient(self) -> None:
-        """The gradient of a step begins."""
+        """Set the gradient to zero at the start of a step."""
         self.shards.gradient[:] = 0
 
     def forward_backward(self, batch: Batch) -> float:
-        """Add the gradient of a batch in --accumulate parts; returns the sum of losses, 0 where it is not reported."""
+        """Add the gradient of a batch in --accumulate parts; return the sum of losses, 0 if not reported here."""
         loss = sum(self.computing.forward_backward(part) for part in batch.split(self.parts))
         return loss if self.reports_loss else 0.0
 
     def update(self, total: int) -> None:
-        """Sum the gradients, and take the optimizer's step by their mean over `total` examples; collective."""
+        """Sum the gradients, and do the optimizer's step with their mean over `total` examples; collective."""
         self.reduce_scatter()
         self.step(total)
         self.all_gather()
 
     def reduce_scatter(self) -> None:
-        """What this rank owns of the gradient <- its sum over all ranks that have a summand of it; collective."""
+        """Sum this rank's owned part of the gradient over all ranks with a summand; collective."""
         self.weights.finish()
         self.shards.reduce_scatter()
         for group, views in self.summed:
             self._all_reduce(group, views)
 
     def step(self, total: int) -> None:
-        """Take the optimizer's step with what this rank owns, by the mean gradient over `total` examples."""
+        """Do the optimizer's step on the owned parameters, with the mean gradient over `total` examples."""
         self.shards.update(1 / total, self._norm() if self.optimizer.clip_norm > 0 else None)
 
     def all_gather(self) -> None:
-        """The parameters <- what each rank has updated of them, where they are held whole; collective."""
+        """Gather the updated parameters, if they are replicated; collective."""
         self.shards.all_gather()
 
     def _all_reduce(self, group: Communicator, views: list) -> None:
-        """Sum these parts of the gradient over a group, in one message."""
+        """Sum these parts of the gradient over a group, as one message."""
         packed = self.device.xp.concatenate(views) if len(views) != 1 else views[0]
         group.all_reduce(packed)
         if len(views) != 1:
@@ -167,7 +166,7 @@ class CutModel(Ownership):
                 start += view.size
 
     def _norm(self) -> float:
-        """The 2-norm of the whole model's gradient."""
+        """Return the 2-norm of the full gradient."""
         total = np.array([sum(sum_of_squares(view) for view in self.spoken_for)], np.float64)
         self.comm.all_reduce(total)
         return math.sqrt(total[0])
@@ -175,11 +174,11 @@ class CutModel(Ownership):
     # -- for the run -------------------------------------------------------------------------------------------------
 
     def weigh(self, memory: Memory) -> None:
-        """Activations count from here on; shards are counted where they are made."""
+        """Count activations from here on; shards are counted at allocation."""
         self.part.pool.memory = memory
 
     def tracked(self) -> dict[str, Tracked]:
-        """Whole vectors, in the order of the layout; collective."""
+        """Return the full vectors in layout order; collective."""
         shards, size = self.shards, self.model.layout.size
         found: dict[str, Tracked] = {
             "parameters": CutVector(self.peers, shards.parameters, shards.parameter_pieces, size)
@@ -189,7 +188,7 @@ class CutModel(Ownership):
         return found
 
     def refresh(self) -> None:
-        """What layers hold beside their tensors: the mean over the ranks that have them, known on all others, too."""
+        """Replace the layers' buffers by the mean over their ranks, and broadcast it to all others."""
         arrays = extra_of(self.model)
         if not arrays:
             return
@@ -212,7 +211,7 @@ class CutModel(Ownership):
             self.all_gather()
 
     def evaluate(self, split: Any, classes: int) -> np.ndarray:
-        """[losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
+        """Return [losses, correct rows or squared errors, examples] of a split, summed over the peers; collective."""
 
         def score(batch: Batch) -> tuple[float, float]:
             result = self.computing.score(batch)
@@ -226,9 +225,9 @@ class CutModel(Ownership):
         return sums
 
     def agree(self, everyone: Communicator) -> bool | None:
-        """Whether ranks that hold the same tensors, or parts of them, hold the same bits; None where none do.
+        """True if replicated tensors have equal bits on all their ranks; None if no tensor is replicated.
 
-        What is compared are fingerprints; collective.
+        Compares fingerprints; collective.
         """
         mine = {}
         for piece, _ in self.shards.parameter_pieces:
@@ -244,13 +243,13 @@ class CutModel(Ownership):
         return all(len(set(values)) == 1 for values in repeated) if repeated else None
 
     def warm_up(self, few: Batch) -> None:
-        """A step's computing, so that everything is compiled; collective."""
-        if hasattr(self.model, "extra"):  # which a step would change
+        """Compute a step, so that all kernels are compiled; collective."""
+        if hasattr(self.model, "extra"):  # buffers, which a step would change
             return
         self.computing.warm_up(few)
         self.weights.finish()
         self.zero_gradient()
 
     def horizon(self, step: int) -> int:
-        """The last step that is under way after `step`."""
+        """Return the last step in flight after `step`."""
         return step + self.ahead

@@ -1,12 +1,12 @@
-"""The set-up of a model whose layers lie on consecutive ranks: who has which layers, in which groups, what computes.
+"""Set-up of pipeline parallelism: the placement of layers on stages, groups, shards and the stage of this rank.
 
     layers      chunk 0 of rank 0 | chunk 0 of rank 1 | ... | chunk 1 of rank 0 | chunk 1 of rank 1 | ...
 
-    groups      pipeline    hand on activations, and gradients by them                       the stages
+    groups      pipeline    send activations and their gradients                             the stages
                 data        add up gradients; the stages of ZeRO                             copies of this stage
-                tensor      work on each layer together (None: each layer is on one rank)    this stage's ranks
-                ends        add up gradients of weights that both ends use (tied)            first and last stage
-                            and of those that other stages share, in groups made here
+                tensor      share each layer (None: each layer is on one rank)               this stage's ranks
+                ends        add up gradients of tied weights                                 first and last stage
+                            (for other stages with tied weights, groups are made here)
 
 The groups are those of a grid (hpcdl/comm/grid.py), or of one `PipelineGroups` of all ranks.
 """
@@ -33,7 +33,7 @@ from hpcdl.runs.run import Run
 
 
 class PipelineGroups:
-    """The groups of a pipeline of all ranks of `comm`. Making and freeing it are collective calls."""
+    """The groups of a pipeline over all ranks of `comm`. The constructor and `free` are collective calls."""
 
     tensor = None
 
@@ -41,7 +41,7 @@ class PipelineGroups:
         self.pipeline, self.data, self.ends = comm, comm.split(comm.rank, name="data"), two_ends(comm)
 
     def free(self) -> None:
-        """Give back the groups; `comm` stays."""
+        """Free the groups; `comm` stays."""
         for group in (self.data, self.ends):
             if group is not None:
                 group.free()
@@ -60,10 +60,10 @@ def pipelined(
     zero: int = 0,
     ahead: int = 0,
 ) -> tuple[CutModel, Stage]:
-    """What this rank holds, and the stage of the pipeline that computes with it; collective.
+    """Return this rank's part of the model, and the pipeline stage that computes with it; collective.
 
     chunks, balance: see `place_layers`. recompute: see stage.py. sequence: sequence parallelism within `groups.tensor`.
-    zero: the stage of ZeRO along `groups.data`. ahead: steps that are under way when one is done.
+    zero: the stage of ZeRO along `groups.data`. ahead: steps in flight after each step.
     """
     broadcast_initial_values(run.bookkeeping, model)
     layers = place_layers(run, model, data, groups.pipeline, chunks, balance)
@@ -81,9 +81,9 @@ def pipelined(
 def place_layers(
     run: Run, model: Any, data: Data, comm: Communicator, chunks: int = 1, balance: str = "parameters"
 ) -> list[range]:
-    """The layers of this rank: `chunks` ranges of their numbers, the chunks of all ranks lying in turns; collective.
+    """Return this rank's layers, `chunks` ranges of their numbers, assigned to the ranks in turn; collective.
 
-    balance: "parameters" or "measured", by the seconds that rank 0 takes for a batch's layers, one after the other.
+    balance: "parameters", or "measured" by the seconds of each layer for a batch on rank 0.
     """
     costs: Any = None
     if balance == "measured":
@@ -104,9 +104,9 @@ def place_layers(
 def tied_groups(
     run: Run, part: ModelPart, groups: Grid | PipelineGroups
 ) -> list[tuple[Communicator | None, list[slice]]]:
-    """(group, slices of the part's vector) of tensors that layers on several stages use; collective.
+    """Return (group, slices of the part's vector) of tensors used on several stages; collective.
 
-    The group is that of these stages; None on the others.
+    The group is that of these stages; None on others.
     """
     if not any(layer.tied for layer in part.model.layers):
         return []

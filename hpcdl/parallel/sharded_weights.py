@@ -1,13 +1,13 @@
-"""Layers gathered one by one: weights of which each rank holds a shard, and the gradient of one layer at a time.
+"""Fully sharded weights (FSDP): layers are gathered one by one, and gradients reduced layer by layer.
 
-    forward     | gather 1 | layer 1 | layer 2 | layer 3 |           each while the layer before is computed:
-                           | gather 2| gather 3|                     two layers are there at once, no more
+    forward     | gather 1 | layer 1 | layer 2 | layer 3 |           each during the layer before:
+                           | gather 2| gather 3|                     at most two layers are gathered
     backward    | gather 3 | layer 3 | layer 2 | layer 1 |
-                           | gather 2| gather 1, scatter 3 | ...     before layer 2 makes a gradient, that of 3 is gone
+                           | gather 2| gather 1, scatter 3 | ...     the gradient of 3 is freed before that of 2
 
-From stage 2 of ZeRO on (zero.py) a layer's gradient lies in a buffer of its own, is summed over the ranks as soon as it
-is final, and what of it this rank owns is added to its shard. At stage 3 a layer's parameters are gathered when forward
-and when backward come to it, the next layer's while it is computed, and freed when used.
+From stage 2 of ZeRO (zero.py) a layer's gradient has its own buffer, is reduced over the ranks when it is final, and
+the owned part is added to this rank's shard. At stage 3 a layer's parameters are gathered for forward and again for
+backward, prefetched during the layer before, and freed after use.
 
 (Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023)
 """
@@ -24,27 +24,27 @@ from hpcdl.parallel.zero import Shards
 
 
 def weights_of(shards: Shards) -> Weights:
-    """Where the layers of the part find their tensors (hpcdl/models/layered.py)."""
+    """Return the `Weights` of the part's layers (hpcdl/models/layered.py)."""
     if shards.stage >= 2:
         return ShardedWeights(shards)
     return FlatWeights(shards.part, shards.parameters, shards.gradient)
 
 
 class ShardedWeights:
-    """The weights of a part whose gradients (from stage 2 on) and parameters (at stage 3) are whole layer by layer.
+    """Weights of a part whose gradients (from stage 2) and parameters (at stage 3) are complete only layer by layer.
 
-    Gathered parameters take no more room than the two largest layers, the gradient no more than the largest; `finish`
-    gives it up, so that between steps there is only what this rank owns.
+    Gathered parameters take at most the room of the two largest layers, the gradient that of the largest; `finish`
+    frees them, so that only shards remain between steps.
     """
 
-    open_gradient: Any  # of the layer that backward is at
-    leaving: Any  # of the one before, on its way: its buffer, and (unit, its sum, request)
+    open_gradient: Any  # gradient buffer of the current layer in backward
+    leaving: Any  # that of the layer before, in reduction: buffer, and (unit, its sum, request)
 
     def __init__(self, shards: Shards):
         self.shards, part, units = shards, shards.part, shards.units
         self.w = part.views(shards.parameters) if shards.stage < 3 else None
-        self.places: list[dict[int, slice]] = []  # of each layer: where its units lie in a buffer,
-        self.tensors: list[list[Tensor]] = []  # and where its tensors do
+        self.places: list[dict[int, slice]] = []  # of each layer: slices of its units in a buffer,
+        self.tensors: list[list[Tensor]] = []  # and its tensors there
         for tensors in part.tensors:
             of = [units.unit_of(tensor.slice) for tensor in tensors]
             places, start = {}, 0
@@ -63,14 +63,14 @@ class ShardedWeights:
         self.buffer_limits = {
             "parameters": sum(sizes[-2:]),
             "gradients": sum(sizes[-1:]),
-        }  # elements, in buffers of each kind
+        }  # maximum elements in buffers of each kind
         self.free: dict[str, list[Array]] = {"parameters": [], "gradients": []}
         self.buffered = {"parameters": 0, "gradients": 0}
-        self.gathered: dict[int, tuple[Any, list[Request]]] = {}  # layer: its buffer, and the requests that fill it
+        self.gathered: dict[int, tuple[Any, list[Request]]] = {}  # layer -> buffer, and the requests that fill it
         self.open_gradient = self.leaving = None
 
     def open(self, i: int, following: int | None) -> tuple:
-        """The parameters of layer i; those of the following one are then on their way."""
+        """Return the parameters of layer i, and start to gather those of the following layer."""
         if self.w is not None:
             return self.w[i]
         for each in (i, following):
@@ -91,7 +91,7 @@ class ShardedWeights:
         self.gathered[i] = buffer, requests
 
     def close(self, i: int) -> None:
-        """Free what was gathered of layer i."""
+        """Free the gathered parameters of layer i."""
         if self.w is None:
             self._unbind(i)
             buffer, _ = self.gathered.pop(i)
@@ -99,12 +99,12 @@ class ShardedWeights:
                 self.free["parameters"].append(buffer)
 
     def _unbind(self, i: int) -> None:
-        """Let a layer go that holds on to where its tensors were."""
+        """Let a layer that caches its tensors' addresses release them."""
         if unbind := getattr(self.shards.part.layers[i], "unbind", None):
             unbind()
 
     def gradient(self, i: int) -> tuple:
-        """Room for the gradient of layer i, zeros."""
+        """Return a zero gradient for layer i."""
         self._settle()
         if not self.tensors[i]:
             return ()
@@ -113,7 +113,7 @@ class ShardedWeights:
         return self._views(i, self.open_gradient)
 
     def ready(self, i: int) -> None:
-        """Free the parameters of layer i, and start to sum its gradient over the ranks."""
+        """Free the parameters of layer i, and start to reduce its gradient."""
         self.close(i)
         if self.tensors[i]:
             buffer, scatter = self.open_gradient, self.shards.scatter_unit
@@ -121,7 +121,7 @@ class ShardedWeights:
             self.leaving = buffer, requests
 
     def _settle(self) -> None:
-        """Add what this rank owns of the sums on their way to its gradient."""
+        """Complete the reductions in flight; add the owned parts to this rank's gradient."""
         if self.leaving is None:
             return
         buffer, requests = self.leaving
@@ -134,14 +134,14 @@ class ShardedWeights:
         self.leaving = None
 
     def finish(self) -> None:
-        """The gradient is summed; give the buffers up."""
+        """Complete the gradient's reduction; free the buffers."""
         self._settle()
         for kind, buffers in self.free.items():
             while buffers:
                 self._drop(kind)
 
     def _take(self, kind: str, i: int) -> Array:
-        """A buffer for layer i: a free one of its size, or a new one, for which others are given up where need be."""
+        """Return a buffer for layer i: a free one of its size, or a new one, after dropping others beyond the limit."""
         free, length = self.free[kind], self.lengths[i]
         for at, buffer in enumerate(free):
             if buffer.size == length:
@@ -152,11 +152,11 @@ class ShardedWeights:
         return self.shards.memory.hold(kind, self.shards.device.empty(length, self.shards.part.dtype))
 
     def _drop(self, kind: str) -> None:
-        """Give up a free buffer."""
+        """Drop a free buffer."""
         buffer = self.free[kind].pop()
         self.buffered[kind] -= buffer.size
         self.shards.memory.add(kind, -buffer.nbytes)
 
     def _views(self, i: int, buffer: Array) -> tuple[Array, ...]:
-        """The tensors of layer i in a buffer."""
+        """Return the tensors of layer i as views of a buffer."""
         return tuple([tensor.view(buffer) for tensor in self.tensors[i]])

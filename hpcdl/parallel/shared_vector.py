@@ -1,11 +1,11 @@
-"""A vector that threads of one rank, or of all ranks of a node, update at once: where it lies, and what a run asks.
+"""Shared vectors of HOGWILD!: updated concurrently by the threads of a rank, or of all ranks of a node.
 
-    Sharing        which ranks have a vector in common, and which rank of them speaks for it
-    OneVector      held by a run: one vector, that of all ranks            Same in a checkpoint
-    Vectors        one for each node, or each rank; scored is their mean   a row for each rank
+    Sharing        which ranks share a vector, and which one represents it
+    OneVector      all ranks share one vector: `Same` in a checkpoint
+    Vectors        a vector for each node or rank, scored by their mean: a row for each rank in a checkpoint
 
-Both keep the tally of what the threads have counted (kernels/hogwild.py): at each checkpoint, and at the end, the sums
-over all ranks and all legs of the run.
+Both keep the thread counters (kernels/hogwild.py), summed over all ranks and segments of the run at each checkpoint and
+at the end.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 class VectorSharing:
-    """Which ranks of `comm` share a vector: those of a node (shared), or each has its own. Collective.
+    """The sharing of vectors among the ranks of `comm`: by node (shared), or each its own. Collective.
 
-    node: the ranks that share this rank's; None where it is alone. owners: one rank of each vector, the first of its
-    node; None on the others. vectors: how many there are.
+    node: the ranks that share this rank's vector; None if it is alone. owners: the first rank of each vector; None on
+    the others. vectors: the number of vectors.
     """
 
     def __init__(self, comm: Communicator, run: "Run", shared: bool):
         self.node: Communicator | None = None
         self.owners: Communicator | None = comm
-        self.place, self.vectors = 0, comm.size  # this rank's number among those that share its vector
+        self.place, self.vectors = 0, comm.size  # this rank's number among the sharers of its vector
         if not shared or comm.size == 1:
             return
         bare = ranks_of_node(comm.mpi)
@@ -55,17 +55,17 @@ class VectorSharing:
 
     @property
     def sharers(self) -> int:
-        """How many ranks share this rank's vector."""
+        """The number of ranks that share this rank's vector."""
         return self.node.size if self.node is not None else 1
 
     def arrays(self, comm: Communicator, lengths: list[tuple[int, np.dtype]]) -> list[np.ndarray]:
-        """Arrays of so many elements, all 0, that all ranks of the vector have in common; collective.
+        """Return zero arrays of these lengths and types, shared by all ranks of the vector; collective.
 
-        Raises AgreedError where a node has no room for them.
+        Raises AgreedError if a node has no room for them.
         """
         if self.node is None:
             return [np.zeros(length, dtype) for length, dtype in lengths]
-        sizes = [-(-length * dtype.itemsize // 64) * 64 for length, dtype in lengths]  # whole cache lines
+        sizes = [-(-length * dtype.itemsize // 64) * 64 for length, dtype in lengths]  # rounded up to cache lines
         mine = sum(sizes) if self.place == 0 else 0
         parts = share(self.node.mpi, mine, "the vector of --shared", "this cannot begin")
         if not comm.mpi.allreduce(parts is not None, op=MPI.LAND):
@@ -81,15 +81,15 @@ class VectorSharing:
         ]
 
     def meet(self) -> None:
-        """All ranks of this vector are here: what they have written is there."""
+        """Barrier over the ranks of this vector; makes their writes visible."""
         if self.node is not None:
-            self.node.mpi.Barrier()  # no message of the training
+            self.node.mpi.Barrier()  # not counted as traffic of the training
 
 
 class ThreadCounts:
-    """What the threads of all ranks have counted, in this leg of a run and those before it; in `totals`.
+    """Counters of the threads of all ranks, over all segments of a run, in `totals`.
 
-    The updates are the optimizer's steps.
+    Updates are the optimizer's steps.
     """
 
     def __init__(self, optimizer: Optimizer):
@@ -98,7 +98,7 @@ class ThreadCounts:
         self.totals = np.zeros(locks.COUNTS, np.int64)
 
     def gather(self, everyone: Communicator) -> None:
-        """Add what has been counted since the last time; collective."""
+        """Add the counts since the last call; collective."""
         found = np.zeros_like(self.totals) if self.team is None else self.team.take_counts()
         highest = found[locks.STALEST : locks.STALEST + 1].copy()
         everyone.all_reduce(found)
@@ -109,7 +109,7 @@ class ThreadCounts:
         self.optimizer.step = int(self.totals[locks.UPDATES])
 
     def entries(self, seconds: float) -> dict[str, Any]:
-        """The summary's entries."""
+        """Return the entries of the summary."""
         totals = self.totals.tolist()
         histogram = totals[locks.HISTOGRAM :]
         while histogram and not histogram[-1]:
@@ -129,7 +129,7 @@ class ThreadCounts:
 
 
 class CountingOwnership:
-    """What both have in common; comes before a class derived from Held."""
+    """Mixin for both ownerships; it precedes a class derived from Held."""
 
     tally: ThreadCounts
     peers: Communicator
@@ -137,7 +137,7 @@ class CountingOwnership:
     parameters: np.ndarray
 
     def weigh(self, memory: Memory) -> None:
-        """There is no gradient."""
+        """Count memory; there is no gradient."""
         memory.hold("parameters", self.parameters)
         for vector in self.optimizer.state.values():
             memory.hold("optimizer", vector)
@@ -145,12 +145,12 @@ class CountingOwnership:
         self.tally.team.weigh(memory)
 
     def gather_costs(self, legs: Legs, folder: Folder) -> None:
-        """The tally, too."""
+        """Include the counters."""
         self.tally.gather(self.peers)
         super().gather_costs(legs, folder)  # type: ignore[misc]
 
     def tracked(self) -> dict[str, Tracked]:
-        """The tally, too."""
+        """Include the counters."""
         return super().tracked() | {"hogwild/tally": Same(self.tally.totals)}  # type: ignore[misc]
 
 
@@ -163,7 +163,7 @@ class SharedVector(CountingOwnership, Whole):
 
 
 class VectorPerNode(CountingOwnership, Replicas):
-    """Each node, or each rank, has a vector; what is scored and saved is their mean."""
+    """Each node or rank has a vector; their mean is scored and saved."""
 
     def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts, sharing: VectorSharing):
         super().__init__(model, w, optimizer)
@@ -174,7 +174,7 @@ class VectorPerNode(CountingOwnership, Replicas):
         memory.hold("parameters", self.replica)
 
     def refresh(self) -> None:
-        """parameters <- the mean of the vectors, each counted once, however many ranks share it; collective."""
+        """parameters <- the mean of the vectors, each counted once; collective."""
         if self.sharing.node is None:
             super().refresh()
             return

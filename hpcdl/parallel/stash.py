@@ -1,12 +1,12 @@
-"""Weight stashing: versions of a stage's weights for the micro-batches in flight, while updates go on (PipeDream).
+"""Weight stashing (PipeDream): versions of a stage's weights for the micro-batches in flight during updates.
 
     stage 0 of 3     F0 F1 F2 B0           F3 B1           F4 B2
     updates in w              0  update          1  update          2  update
     stashed                      0 for 1         0 for 2         1 for 3
                                  0 for 2         1 for 3         2 for 4
 
-A micro-batch's backward takes the version that its forward has taken. It is copied when the first update follows, for
-each micro-batch in flight: p-1-s copies, which are used again.
+A micro-batch's backward uses the same version as its forward. The version is copied at the first update after the
+forward, for each micro-batch in flight: p-1-s copies, whose memory is reused.
 
 (Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019)
 """
@@ -17,21 +17,21 @@ from hpcdl.parallel.zero import Shards
 
 
 class Stash:
-    """Room for so many `versions` of the parameters in `shards`, which `stage` computes with."""
+    """Stashed versions, at most `versions`, of the parameters in `shards`, for the backward passes of `stage`."""
 
     def __init__(self, stage: Stage, shards: Shards, versions: int):
         self.stage, self.parameters, part = stage, shards.parameters, shards.part
         rooms = [shards.allocate("parameters", part.size) for _ in range(versions)]
         self.free = [FlatWeights(part, room, shards.gradient) for room in rooms]
         self.stashed: dict[int, FlatWeights] = {}  # by micro-batch
-        self.current: list[int] = []  # micro-batches in flight whose version no update has followed
+        self.current: list[int] = []  # micro-batches in flight that use the current version
 
     def forward(self, microbatch: int) -> None:
-        """Its forward has taken the current weights."""
+        """Note that this micro-batch's forward has used the current weights."""
         self.current.append(microbatch)
 
     def backward(self, microbatch: int) -> None:
-        """Its backward is done, and an update follows: what others in flight have taken is copied for them."""
+        """Note its backward before an update: copy the current weights for other micro-batches that use them."""
         if microbatch in self.stashed:
             self.free.append(self.stashed.pop(microbatch))
         for each in self.current:

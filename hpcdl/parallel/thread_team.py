@@ -1,16 +1,16 @@
-"""The threads of a rank that work on one vector without locks, and the words by which they know of each other.
+"""Thread teams of HOGWILD!: the threads of a rank that update one vector without locks.
 
     team = ThreadTeam(form, data, w, optimizer, decays, threads=2, locking="none", batch=1, words=words_for(2))
     loss = team.round(source, rate)             all threads, each over its chunk of the rows `source`
 
-The threads are Python's; each calls one compiled loop (kernels/hogwild.py), which needs nothing of the interpreter, so
-that they run on cores of their own. Meanwhile the thread that called waits, so that signals are heard.
+They are Python threads; each calls one compiled loop (kernels/hogwild.py) that releases the GIL, so that they run on
+different cores. Meanwhile the calling thread waits, so that signals are handled.
 
-What all threads share are three arrays: the vector w, adagrad's sums of squares and the words, made by `words_for`.
-They may be threads of several processes: `first` is the number of this team's first thread among all `count`.
+All threads share three arrays: the vector w, adagrad's sums of squares, and synchronization words (`words_for`). They
+may belong to several processes: `first` is the number of this team's first thread among all `count`.
 
-exchange_every: each thread works on a replica of w, and of adagrad's sums, and adds what it has changed to w after so
-many of its updates and at the end of each round; 0, and where there is one thread in all: they work on w itself.
+exchange_every: each thread works on a replica of w and of adagrad's sums, and adds its changes to w after so many
+updates and at the end of each round. 0, or a single thread: they work on w itself.
 """
 
 import contextlib
@@ -35,19 +35,18 @@ from hpcdl.optim.adagrad import Adagrad
 from hpcdl.optim.sgd import SGD
 from hpcdl.runs import signals
 
-PAUSE = 0.05  # seconds between two looks at signals
-SPINS = 1000  # looks at a lock between two offers of the core, where every thread has a core of its own
+PAUSE = 0.05  # seconds between two checks for signals
+SPINS = 1000  # polls of a lock between two yields, if every thread has its own core
 
 
 class ThreadTeam:
-    """Threads that update w (features * outputs + outputs,), of a model of this form, by rows that lie in memory.
+    """Threads that update w (features * outputs + outputs,) of a linear model by rows in memory.
 
-    decays (features + 1,): by how much each example pulls the coordinates that it touches, where rows are sparse.
-    locking: one of kernels.hogwild.LOCKINGS. batch: examples of an update. words: `words_for(count)`, which all `count`
-    threads share, of which this team's first has the number `first`. crowded: whether threads outnumber the cores.
-    turns: the updates of a thread in a round, at most, where they are written in turn; 0: as this team has them.
-    UsageError for an optimizer that is neither sgd nor adagrad, where rows are not in memory, and for a locking of what
-    is written at once where threads exchange.
+    decays (features + 1,): decay of each coordinate per example that touches it, for sparse rows.
+    locking: one of kernels.hogwild.LOCKINGS. batch: examples of an update. words: `words_for(count)`, shared by all
+    `count` threads; first: number of this team's first thread. crowded: True if threads outnumber cores. turns: maximum
+    updates of a thread in a round with ordered writes; 0: computed from this team. Raises UsageError for an optimizer
+    other than sgd and adagrad, for rows that are not in memory, and for a locking that does not combine with exchanges.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class ThreadTeam:
             how[locks.ADAGRAD] = bool(optimizer.state)
         state = next(iter(optimizer.state.values()), np.empty(0, w.dtype))
         labels, targets = answers(rows, form, w.dtype)
-        before: tuple  # what all threads read, and what they share
+        before: tuple  # arguments common to all threads
         after: tuple
         if rows.sparse:
             x = scaled(rows, w.dtype)
@@ -113,9 +112,9 @@ class ThreadTeam:
         return how
 
     def round(self, source: np.ndarray, rate: float, interruptible: bool = False) -> Any:
-        """All threads work through their chunks of the rows `source`; returns the sum of losses, a float.
+        """Let all threads process their chunks of the rows `source`; return the sum of losses.
 
-        None where it is interruptible and a signal came: then the round is not whole.
+        None if a signal has interrupted an interruptible round, which is then incomplete.
         """
         self.numbers[locks.RATE] = rate
         source, parts = read_only_view(source), chunks(len(source), self.threads)
@@ -131,7 +130,7 @@ class ThreadTeam:
                 with contextlib.suppress(Late):
                     future.exception(PAUSE)
                 failed = any(each.done() and each.exception() is not None for each in futures)
-                if failed or (interruptible and signals.received):  # others may wait for one that has failed
+                if failed or (interruptible and signals.received):  # other threads may wait for the failed one
                     self.stop[0] = 1
         for how in self.how:
             how[locks.FIRST_TURN] += self.count * turns
@@ -139,7 +138,7 @@ class ThreadTeam:
         return None if self.stop[0] else float(sum(losses))
 
     def take_counts(self) -> np.ndarray:
-        """What all threads have counted since the last call, as kernels.hogwild names it."""
+        """Return the threads' counters since the last call, in the order of kernels.hogwild."""
         total = np.sum(self.counts, axis=0)
         total[locks.STALEST] = max(each[locks.STALEST] for each in self.counts)
         for each in self.counts:
@@ -147,19 +146,19 @@ class ThreadTeam:
         return total
 
     def weigh(self, memory: Memory) -> None:
-        """Count the replicas of the threads, and what they took over last."""
+        """Count the memory of the threads' replicas."""
         if self.exchange_every:
             for (w, s), (_, base, _, base_s) in self.vectors:
                 for kind, array in ("parameters", w), ("parameters", base), ("optimizer", s), ("optimizer", base_s):
                     memory.hold(kind, array)
 
     def close(self) -> None:
-        """No more rounds."""
+        """End the threads."""
         self.pool.shutdown()
 
 
 def check_rule(optimizer: Optimizer) -> None:
-    """Raise UsageError for a rule that moves coordinates which no example touches, or looks at the whole gradient."""
+    """Raise UsageError for a rule that moves untouched coordinates, or needs the full gradient."""
     if type(optimizer) not in (SGD, Adagrad):
         name = type(optimizer).__name__.lower()
         raise UsageError(f"HOGWILD! moves the coordinates of an example alone: take sgd or adagrad, not {name}")
@@ -170,7 +169,7 @@ def check_rule(optimizer: Optimizer) -> None:
 
 
 def check_exchange(every: int, locking: str) -> None:
-    """Raise UsageError for threads that exchange every so many updates under a lock that they have no use for."""
+    """Raise UsageError for a locking that has no effect when threads exchange every `every` updates."""
     if every < 0:
         raise UsageError(f"--exchange-every must not be negative, and is {every}")
     if every and locking != "none":
@@ -181,9 +180,9 @@ def check_exchange(every: int, locking: str) -> None:
 
 
 def vectors_of(w: np.ndarray, state: np.ndarray, exchange_every: int) -> tuple[tuple, tuple]:
-    """A thread's w and state, and for exchanges: the common w, what was taken over of it last, the same of the state.
+    """Return a thread's (w, state), and for exchanges the shared and last merged vectors of both.
 
-    Without exchanges, they are the common ones, and the rest is empty. A round begins with a copy of what is common.
+    Without exchanges they are the shared ones, and the rest is empty. A round begins with a copy of the shared vectors.
     """
     if not exchange_every:
         return (w, state), (np.empty(0, w.dtype),) * 4
@@ -192,12 +191,12 @@ def vectors_of(w: np.ndarray, state: np.ndarray, exchange_every: int) -> tuple[t
 
 
 def words_for(threads: int) -> np.ndarray:
-    """The words that so many threads of one process share, as they are at the beginning."""
+    """Return the initial synchronization words of so many threads of one process."""
     return np.zeros(locks.words_for(threads), np.int64)
 
 
 def answers(rows: MemoryRows, form: LinearForm, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Labels (rows,) and values to predict (rows, outputs), one of which is empty."""
+    """Return labels (rows,) and regression targets (rows, outputs), one of them empty."""
     if rows.y_kind == np.int64:
         return read_only_view(rows.y), read_only_view(np.empty((0, form.outputs), dtype))
     y = rows.y
@@ -208,7 +207,7 @@ def answers(rows: MemoryRows, form: LinearForm, dtype: np.dtype) -> tuple[np.nda
 
 
 def scaled(rows: MemoryRows, dtype: np.dtype) -> CSR:
-    """Sparse rows as the model sees them: those at hand, or a copy where they have another type or scale."""
+    """Return the sparse rows in the model's type and scale, copied only if necessary."""
     x: CSR = rows.x
     if x.dtype == dtype and rows.scale == 1:
         return x
@@ -216,7 +215,7 @@ def scaled(rows: MemoryRows, dtype: np.dtype) -> CSR:
 
 
 def scratch(rows: MemoryRows, form: LinearForm, w: np.ndarray, batch: int) -> list[np.ndarray]:
-    """What one thread has for itself, in the order of the loops' arguments."""
+    """Return one thread's private buffers, in the order of the loops' arguments."""
     features, outputs, dtype = form.features, form.outputs, w.dtype
     stripes = np.zeros((features >> locks.shift_for(features)) + 1, np.uint8)
     outs = [np.empty((1, outputs), dtype) for _ in range(2)]
@@ -231,7 +230,7 @@ def scratch(rows: MemoryRows, form: LinearForm, w: np.ndarray, batch: int) -> li
 
 
 def touched(rows: MemoryRows, source: np.ndarray) -> np.ndarray:
-    """How many of the rows `source`, sparse ones, have each feature: (features,)."""
+    """Return how many of the sparse rows `source` have each feature: (features,)."""
     x: CSR = rows.x
     chosen = np.zeros(len(rows), bool)
     chosen[source] = True

@@ -1,4 +1,4 @@
-"""What a stage of a pipeline does, in order, and when: forwards (F) and backwards (B) of micro-batches."""
+"""Actions of a pipeline stage and their times: forwards (F) and backwards (B) of micro-batches."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ class Action(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An action and when it was done: start and stop, in any unit of time."""
+    """An action with its start and stop, in any unit of time."""
 
     action: Action
     start: float

@@ -1,10 +1,10 @@
-"""A vector cut into units, what is needed together, each of which all ranks own in chunks, or one rank as a whole.
+"""Sharding units: parts of a vector that are used together, each owned in chunks by all ranks, or by one rank.
 
     units     | unit 0       | unit 1    | unit 2                |
     chunks    | r0 | r1 | r2 | r0  r1 r2 | r0    | r1    | r2    |        hpcdl.chunks of each unit
-    owners    | r1           | r2        | r0                    |        so that all own about as much
+    owners    | r1           | r2        | r0                    |        balanced over the ranks
 
-What a rank owns lies in its shard without gaps, unit after unit.
+A rank's shard contains its parts without gaps, unit after unit.
 """
 
 import itertools
@@ -13,10 +13,10 @@ from hpcdl.chunks import chunk, longest_first
 
 
 class Units:
-    """Where in a vector, in its units and in this rank's shard lies what this rank owns.
+    """The places of this rank's owned elements in a vector, in its units and in the rank's shard.
 
-    units: slices of the vector. owners: each unit belongs to one rank, instead of a chunk of it to each. `owner` is
-    then each unit's, else None. Of unit u this rank owns `in_unit[u]`, which is `in_vector[u]` of the vector and
+    units: slices of the vector. owners: True if each unit belongs to one rank, and not in chunks to all; `owner` is
+    then the list of owners, else None. Of unit u this rank owns `in_unit[u]`, which is `in_vector[u]` of the vector and
     `in_shard[u]` of its shard of `size` elements.
     """
 
@@ -36,7 +36,7 @@ class Units:
         self.size = ends[-1]
 
     def pieces(self, pieces: list) -> list:
-        """Pieces of the vector, (piece, whether this rank speaks for it), as pieces of the shard."""
+        """Convert pieces of the vector, (piece, True if this rank represents it), to pieces of the shard."""
         return [
             (each._replace(local=each.local + at.start), speaks)
             for own, at in zip(self.in_vector, self.in_shard, strict=True)
@@ -45,13 +45,13 @@ class Units:
         ]
 
     def unit_of(self, part: slice) -> int | None:
-        """The number of the unit that this slice lies in; None for an empty one."""
+        """Return the number of the unit that contains this slice; None for an empty slice."""
         if part.start == part.stop:
             return None
         return next(u for u, unit in enumerate(self.units) if unit.start <= part.start < unit.stop)
 
     def owned_of(self, part: slice) -> list[tuple[int, slice]]:
-        """What this rank owns of a slice of the vector: (unit, slice of what it owns of that unit)."""
+        """Return this rank's part of a slice of the vector: (unit, slice of its owned part of that unit)."""
         found = []
         for u, own in enumerate(self.in_vector):
             start, stop = max(own.start, part.start), min(own.stop, part.stop)

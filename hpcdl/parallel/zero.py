@@ -1,14 +1,14 @@
-"""The stages of ZeRO: what each of the ranks that train the same part of a model holds, and how they sum and gather it.
+"""The stages of ZeRO: sharding of parameters, gradient and optimizer state over the ranks of a data-parallel group.
 
     stage    held by each of N ranks                            messages of a step, K values, 1 micro-batch
     0        parameters, gradient, optimizer state              all-reduce                             2 (N-1)/N K
     1        parameters, gradient; 1/N of optimizer state       reduce-scatter, all-gather             2 (N-1)/N K
     2        parameters; 1/N of gradient, optimizer state       reduce-scatter by layer, all-gather    2 (N-1)/N K
-    3        1/N of everything; at most two layers gathered     all-gather by layer, twice,
-             for a while, and one layer's gradient              reduce-scatter by layer                3 (N-1)/N K
+    3        1/N of everything; temporarily two gathered        all-gather by layer, twice,
+             layers and one layer's gradient                    reduce-scatter by layer                3 (N-1)/N K
 
-What happens by layer is in sharded_weights.py, the rest here. Vectors are cut layer by layer into chunks (units.py), or
-whole layers have an owner, who broadcasts their parameters and to whom their gradient is reduced.
+Operations by layer are in sharded_weights.py, the rest here. Vectors are cut layer by layer into chunks (units.py), or
+each layer has an owner, which broadcasts its parameters and receives its reduced gradient.
 
 (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020)
 """
@@ -26,14 +26,14 @@ from hpcdl.random import Random
 
 
 class Shards:
-    """What this rank holds of a part of a model at a stage of ZeRO. Making it is a collective call of `group`.
+    """This rank's shards of a part of a model at a stage of ZeRO. The constructor is a collective call of `group`.
 
-    group: the ranks that train this part together, each with its share of the examples. owners: whole layers belong to
-    one rank. run: has `random` for the initial values, and `memory`, where all is counted.
+    group: the ranks that train this part, each with its share of the examples. owners: True if each layer belongs to
+    one rank. run: provides `random` for the initial values, and `memory`, which counts all vectors.
 
-    `parameters` and `gradient` are this rank's flat vectors; `owned_parameters` and `owned_gradients` are views of what
-    it updates of them, unit by unit, and `optimizer` has the state for that. `parameter_pieces` and `pieces` say where
-    in the whole model the parameters and what it updates lie.
+    `parameters` and `gradient` are this rank's flat vectors; `owned_parameters` and `owned_gradients` are views of the
+    parts that it updates, unit by unit, with their state in `optimizer`. `parameter_pieces` and `pieces` are the places
+    of the parameters and of the owned parts in the full model.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Shards:
         self.parameter_pieces = pieces if stage < 3 else self.pieces
 
     def allocate(self, kind: str, size: int) -> Array:
-        """A vector that stays; where an all-reduce gains from it, the other ranks of the node reach it, too."""
+        """Allocate a persistent vector, in the node's shared memory if the all-reduce uses it."""
         make = self.group.empty if self.stage == 0 else self.device.empty
         return self.memory.hold(kind, make(size, self.part.dtype))
 
     def _initialize(self, random: Random) -> None:
-        """Fill in what is held here of the initial values, of which one layer is made at a time."""
+        """Set the initial values of this rank's parameters; layers are created one at a time."""
         for where, values in self.part.initial(random):
             if self.stage < 3:
                 self.device.copy_in(self.parameters[where], values)
@@ -79,11 +79,11 @@ class Shards:
                 self.device.copy_in(self.owned_parameters[u][inside], own)
 
     def gradients_of(self, part: slice) -> list[Array]:
-        """Views of what this rank owns of a slice of the gradient, as the part has it whole."""
+        """Return views of this rank's owned parts of a slice of the part's gradient."""
         return [self.owned_gradients[u][inside] for u, inside in self.units.owned_of(part)]
 
     def unique_gradients(self) -> list[Array]:
-        """Views that are, together with those of all other ranks, the whole model's gradient, each element once."""
+        """Return views that, over all ranks, contain each element of the full gradient once."""
         return [
             self.owned_gradients[u][piece.local - at.start : piece.local - at.start + piece.size]
             for piece, speaks in self.pieces
@@ -94,37 +94,37 @@ class Shards:
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def reduce_scatter(self) -> None:
-        """What this rank owns of the gradient <- its sum over the group, unless that was done layer by layer."""
+        """Sum the owned part of the gradient over the group, unless it was done layer by layer."""
         if self.stage == 0:
             self.group.all_reduce(self.gradient)
         elif self.stage == 1:
             self._for_each_unit(self.scatter_unit, self.gradient)
 
     def update(self, scale: float, norm: float | None) -> None:
-        """Take the optimizer's step with what this rank owns, by scale * gradient; norm: of the whole, for clipping."""
+        """Do the optimizer's step on the owned parts with scale * gradient; norm: of the full gradient."""
         for rule, w, g in zip(self.rules, self.owned_parameters, self.owned_gradients, strict=True):
             rule.step, rule.since = self.optimizer.step, self.optimizer.since
             rule.update(w, g, scale, norm)
         self.optimizer.step += 1
 
     def all_gather(self) -> None:
-        """The parameters <- what each rank has updated of them, where they are held whole."""
+        """Gather the updated parameters, if they are replicated."""
         if self.stage in (1, 2):
             self._for_each_unit(self.gather_unit, self.parameters)
 
     def _for_each_unit(self, start: Callable[[int, Array], Request], vector: Array) -> None:
-        """Start an operation on each unit of a vector, and wait for all."""
+        """Start an operation on each unit of a vector, then wait for all."""
         for request in [start(u, vector[unit]) for u, unit in enumerate(self.units.units)]:
             request.wait()
 
     def gather_unit(self, u: int, buffer: Array) -> Request:
-        """Fill in all of unit u, of which each rank has put in what it owns; a request."""
+        """Start to gather unit u into the buffer, which contains this rank's part; return the request."""
         if self.units.owner is None:
             return self.group.iall_gather(buffer)
         return self.group.ibroadcast(buffer, self.units.owner[u])
 
     def scatter_unit(self, u: int, buffer: Array) -> Request:
-        """Sum unit u over the ranks; what this rank owns of it is then the sum. A request."""
+        """Start to reduce unit u; this rank's part of the buffer becomes the sum; return the request."""
         if self.units.owner is None:
             return self.group.ireduce_scatter(buffer)
         return self.group.ireduce(buffer, self.units.owner[u])

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.gossip.pairwise import Pairs
+from hpcdl.comm.gossip.pairwise import PairwiseGossip
 from hpcdl.comm.gossip.topology import Topology
 from hpcdl.comm.progress import activity
 from hpcdl.data import Data
@@ -56,7 +56,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     random, memory, stopwatch = run.random, run.memory, run.stopwatch
     x[:] = model.initialize(random)
     memory.hold("parameters", w)
-    pairs = Pairs(comm, x, topology, memory)
+    pairs = PairwiseGossip(comm, x, topology, memory)
     tally = (Leader if comm.rank == 0 else Follower)(run, Replicas(model, x, optimizer), pairs)
     run.report(method="adpsgd", topology=topology.spec, allreduce=None)
     run.begin("gossip", tally, data)

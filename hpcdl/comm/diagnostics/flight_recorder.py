@@ -97,10 +97,10 @@ def sizes(capacity: int) -> tuple[int, int, int, int]:
 
 def earlier_tries(folder: Path) -> dict[int, Path]:
     """Return the folders of a run's earlier interrupted segments' recordings, by number."""
-    folder = folder / FOLDER
-    if folder.is_symlink() or not folder.is_dir():
+    flight = folder / FOLDER
+    if flight.is_symlink() or not flight.is_dir():
         return {}
-    found = {int(name[1]): each for each in folder.iterdir() if (name := TRY.fullmatch(each.name))}
+    found = {int(name[1]): each for each in flight.iterdir() if (name := TRY.fullmatch(each.name))}
     return {
         number: found[number] for number in sorted(found) if found[number].is_dir() and not found[number].is_symlink()
     }
@@ -113,12 +113,12 @@ def recordings_in(folder: Path) -> list[Path]:
 
 def set_aside(folder: Path) -> None:
     """Move the recordings of the last, interrupted segment of a resumed run to the next try folder."""
-    folder = folder / FOLDER
-    if not folder.is_symlink() and (found := recordings_in(folder)):
-        aside = folder / f"try-{1 + max(earlier_tries(folder), default=0)}"
+    flight = folder / FOLDER
+    if not flight.is_symlink() and (recordings := recordings_in(flight)):
+        aside = flight / f"try-{1 + max(earlier_tries(folder), default=0)}"
         aside.mkdir()
-        for each in found:
-            each.rename(aside / each.name)
+        for recording in recordings:
+            recording.rename(aside / recording.name)
 
 
 def forget(folder: Path) -> None:
@@ -127,7 +127,7 @@ def forget(folder: Path) -> None:
         for recording in recordings_in(earlier):
             recording.unlink()
         with contextlib.suppress(OSError):  # there are other files in it
-            folder.rmdir()
+            earlier.rmdir()
     with contextlib.suppress(OSError):
         (folder / FOLDER).rmdir()
 
