@@ -25,8 +25,3 @@ def curve(folder):
     """The loss of each step."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return np.array([line["train_loss"] for line in lines if "test_loss" not in line])
-
-
-def summary(folder):
-    """summary.json."""
-    return json.loads((folder / "summary.json").read_text())

@@ -1,6 +1,5 @@
 """train-gorila on chains that fail: what its tests share."""
 
-import json
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -35,7 +34,3 @@ def failing(raises=0, always=False, sends=0):
     return Failing(raises, always, sends)
 """
 MODULE = CHAINS + FAILING  # of a user, in the folder where programs are started
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())

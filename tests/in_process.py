@@ -77,3 +77,14 @@ def assert_ends(program, given):
     assert len([line for line in lines if not any(each in line for each in BESIDE)]) == (status != 0), said
     assert all(line.isprintable() and len(line) < LONGEST_LINE + 100 for line in lines), said
     return status
+
+
+@contextlib.contextmanager
+def room(size):
+    """No file grows beyond so many bytes; Python ignores the signal that comes of it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

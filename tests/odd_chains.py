@@ -1,6 +1,5 @@
 """A chain for train-apex's tests, which raises or sends signals at a step; how they start and read a run."""
 
-import json
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_apex.py"
@@ -40,10 +39,6 @@ LONG = [*SMALL, "--env-steps", "10000000", "--evaluate-every", "1000000"]
 
 def odd(**settings):
     return ["--env", "apexchains:odd", "--env-options", ",".join(f"{name}={value}" for name, value in settings.items())]
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def in_a_line(done, words, status=2):

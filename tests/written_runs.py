@@ -1,4 +1,6 @@
-"""The lines of runs that were never done, for tests of what reads them."""
+"""What runs have written: their summary; and the lines of runs that were never done, for tests of what reads them."""
+
+import json
 
 
 def lines_of(steps, first=1, every=4, loss=None, seconds=0.25):
@@ -13,3 +15,7 @@ def lines_of(steps, first=1, every=4, loss=None, seconds=0.25):
             sent = {"bytes": 100 * step, "messages": 2 * step}
             found.append(where | scores | {"train_loss": train_loss, "seconds": step * seconds} | sent)
     return found
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())

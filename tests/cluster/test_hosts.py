@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from written_runs import summary
 
 from hpcdl.chunks import chunks
 from hpcdl.machine.world import OPEN_MPI, library
@@ -276,10 +277,6 @@ def train(four, count, per_host, folder, *command):
 def parameters(folder):
     with h5py.File(folder / "checkpoint.h5") as file:
         return file["parameters"][:]
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def losses(folder):

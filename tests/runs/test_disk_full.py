@@ -5,12 +5,12 @@ The limit on the size of a file stands in for the disk's end: what is written be
 
 import contextlib
 import logging
-import resource
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import room
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -35,17 +35,6 @@ def ones():
 
 
 pytestmark = pytest.mark.four
-
-
-@contextlib.contextmanager
-def room(size):
-    """No file grows beyond so many bytes; Python ignores the signal that comes of it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def sample(step):

@@ -1,15 +1,14 @@
 """hpcdl/runs/metric_logs.py: tables and TensorBoard's events hold what metrics.jsonl holds."""
 
-import contextlib
 import csv
 import itertools
 import json
 import math
-import resource
 import sys
 
 import pytest
 from events import read_events, scalars
+from in_process import room
 
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.runs import Options
@@ -19,17 +18,6 @@ from hpcdl.runs.metric_logs import Csv, forms, write_csv, write_events
 STEPS = [{"step": n, "epoch": n / 2, "train_loss": 1 / n, "seconds": n / 4} for n in range(1, 7)]
 SCORES = {"step": 4, "epoch": 2.0, "test_loss": 0.125, "train_loss": 0.25, "seconds": 1.0, "bytes": 9, "messages": None}
 LINES = [*STEPS[:4], SCORES, *STEPS[4:]]
-
-
-@contextlib.contextmanager
-def room(size):
-    """No file grows beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def table(path):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from mpi4py import MPI
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.machine.versions import versions
@@ -13,10 +14,6 @@ from hpcdl.runs.segments import COUNTS, SECONDS, SUMMED, known, leg, summed
 from hpcdl.runs.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.four
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def kill(world, out, step, change=lambda attributes: None):

@@ -4,7 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from failing_chains import MODULE
 from few import write_few
+from odd_chains import CHAINS, ODD
 from searched import RANDOM, scores
 
 SEARCH = Path(__file__).parents[2] / "scripts" / "search.py"
@@ -14,6 +16,14 @@ SEARCH = Path(__file__).parents[2] / "scripts" / "search.py"
 def few(tmp_path):
     """A data file of 20 rows, 3 features and 3 classes."""
     write_few(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """With the chains that fail, for train-gorila and train-apex to learn in."""
+    (tmp_path / "mychains.py").write_text(MODULE)
+    (tmp_path / "apexchains.py").write_text(CHAINS + ODD)
     return tmp_path
 
 

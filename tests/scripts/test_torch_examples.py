@@ -2,7 +2,6 @@
 
 # ruff: noqa: E402 - PyTorch may be missing
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
@@ -30,10 +31,6 @@ def examples(tmp_path):
         shutil.copy(ROOT / "docs" / "examples" / name, tmp_path)
     shutil.copy(ROOT / "tests" / "torch_nets.py", tmp_path)
     return tmp_path
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.parametrize("model", [CNN, RESNET])

@@ -6,7 +6,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from curves import OPTIONS, PARAMETERS, STEPS, curve, summary
+from curves import OPTIONS, PARAMETERS, STEPS, curve
+from written_runs import summary
 
 from hpcdl.chunks import chunks
 

@@ -3,13 +3,8 @@
 import json
 
 import pytest
-from odd_chains import CHAINS, LONG, ODD, SCRIPT, SMALL, in_a_line, summary
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "apexchains.py").write_text(CHAINS + ODD)
-    return tmp_path
+from odd_chains import LONG, SCRIPT, SMALL, in_a_line
+from written_runs import summary
 
 
 @pytest.mark.parametrize(

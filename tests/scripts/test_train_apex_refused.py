@@ -1,14 +1,7 @@
 """train-apex refuses in a line what cannot be."""
 
-import pytest
 from in_process import ends
-from odd_chains import CHAINS, ODD, SCRIPT, SMALL, in_a_line
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "apexchains.py").write_text(CHAINS + ODD)
-    return tmp_path
+from odd_chains import SCRIPT, SMALL, in_a_line
 
 
 def test_what_belongs_to_another_run_is_refused(run_on, folder, monkeypatch):

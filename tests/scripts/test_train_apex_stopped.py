@@ -1,15 +1,10 @@
 """train-apex is stopped by a signal to any rank, by time and by environments that raise, and gone on with."""
 
 import pytest
-from odd_chains import CHAINS, LONG, ODD, SCRIPT, SMALL, odd, summary
+from odd_chains import LONG, SCRIPT, SMALL, odd
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "apexchains.py").write_text(CHAINS + ODD)
-    return tmp_path
 
 
 def so_far(folder):

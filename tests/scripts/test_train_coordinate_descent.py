@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from few import write_few
 from printed import as_printed, commands
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
@@ -22,10 +23,6 @@ def two(tmp_path):
     """A data file of 20 rows and 2 classes."""
     write_few(tmp_path, 2)
     return tmp_path
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def evaluations(folder):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from in_process import ends
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
@@ -41,10 +42,6 @@ class Wide(Chain):
 def folder(tmp_path):
     (tmp_path / "mychains.py").write_text(CHAINS + SIGNALS)
     return tmp_path
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def test_a_run_and_what_it_has_learned(launch, folder):

@@ -3,14 +3,8 @@
 import json
 
 import pytest
-from failing_chains import MODULE, SCRIPT, SCRIPTS, SMALL, summary
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "mychains.py").write_text(MODULE)
-    return tmp_path
-
+from failing_chains import SCRIPT, SCRIPTS, SMALL
+from written_runs import summary
 
 APART = {3: ["--learners", "1"], 5: ["--actors", "2", "--learners", "2"]}
 

@@ -6,7 +6,8 @@ import sys
 import time
 
 import pytest
-from failing_chains import MODULE, SCRIPT, SMALL, summary
+from failing_chains import SCRIPT, SMALL
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment
@@ -19,12 +20,6 @@ KINDS = pytest.mark.parametrize(
         pytest.param(["--consistency", "bsp"], id="bsp", marks=pytest.mark.long),
     ],
 )
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "mychains.py").write_text(MODULE)
-    return tmp_path
 
 
 @KINDS

@@ -1,15 +1,10 @@
 """train-gorila is stopped, by signals and time, and gone on with."""
 
 import pytest
-from failing_chains import MODULE, SCRIPT, SMALL, summary
+from failing_chains import SCRIPT, SMALL
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "mychains.py").write_text(MODULE)
-    return tmp_path
 
 
 def logs(folder):

@@ -6,15 +6,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from written_runs import summary
 
 from hpcdl.comm.gossip.topology import topology
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "train_gossip.py"
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.parametrize(

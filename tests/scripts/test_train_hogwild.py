@@ -1,6 +1,5 @@
 """The program as its user starts it: what it reaches and writes, how it is gone on with, and what it refuses."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
@@ -19,10 +19,6 @@ from hpcdl.scripts.train_hogwild import HogwildOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_hogwild.py"
 SMALL = ["--data", "digits", "--epochs", "3", "--seed", "1"]
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.parametrize("ranks, more", [(2, ["--shared"]), (3, ["--join-every", "5", "--exchange-every", "10"])])

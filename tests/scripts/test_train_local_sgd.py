@@ -5,16 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_local_sgd.py"
 SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--epochs", "2", "--seed", "1"]
 STEPS = 46
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.parametrize(

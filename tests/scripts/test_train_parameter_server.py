@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.models import make_model
@@ -21,10 +22,6 @@ PER_RANK = {
     *("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank", "compute_seconds_per_rank"),
     *("communication_seconds_per_rank", "idle_seconds_per_rank", "peak_memory_bytes_per_rank"),
 }
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def lines(folder):

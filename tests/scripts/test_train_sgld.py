@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
@@ -14,10 +15,6 @@ from hpcdl.models import make_model
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "train_sgld.py"
 SMALL = ["--data", "digits", "--model", "softmax", "--lr", "0.001", "--epochs", "8", "--seed", "1"]
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 def test_samples_are_drawn_and_scored_together(run_on, tmp_path):

@@ -1,20 +1,16 @@
 """The program as its user starts it: what it reaches and writes, how it is gone on with, and what it refuses."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "train_svrg.py"
 SMALL = ["--data", "digits", "--model", "softmax", "--batch-size", "64", "--epochs", "4", "--lr", "0.2", "--seed", "1"]
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.parametrize(
