@@ -6,9 +6,9 @@
     tanh        y = tanh(z + b)                  dz = dy (1 - y^2)                     the same
     gelu        y = x s(x),  x = z + b           dz = dy s (1 + x (1 - s) u'(x))       the same
 
-z, y, dy are (rows, width), b and gb (width,). The output takes the place of z, and dz that of y; but gelu writes y
-beside z, which its backward pass needs and overwrites with dz. It is the tanh form of Hendrycks and Gimpel ("Gaussian
-error linear units", 2016), x (1 + tanh(u / 2)) / 2 = x s with
+z, y, dy are (rows, width), b and gb (width,). The output overwrites z, and dz overwrites y; only gelu writes y beside
+z: its backward pass needs z and overwrites it with dz. gelu is the tanh form of Hendrycks and Gimpel ("Gaussian error
+linear units", 2016), x (1 + tanh(u / 2)) / 2 = x s with
 
     u(x) = sqrt(8 / pi) (x + 0.044715 x^3)        s(x) = 1 / (1 + exp(-u))
 
@@ -80,7 +80,7 @@ def relu_backward(i, j, y, dy, gb):
     Bytes moved per element of k bytes: 3k; memory bandwidth bounds it.
     """
     zero, one = y.dtype.type(0), y.dtype.type(1)
-    # A product, for to choose dy makes the compiler read it under a mask, which takes twice the time beyond the caches.
+    # A product: to choose dy or 0, the compiler would read dy under a mask: twice the time, beyond the caches.
     dz = dy[i, j] * (zero if y[i, j] <= zero else one)
     y[i, j] = dz
     return dz

@@ -1,13 +1,13 @@
-"""Operations on memory that several threads, or processes, use at once: each is done whole, or not at all.
+"""Atomic operations on memory that several threads or processes share, and a spin lock. CPU only.
 
-    exchange(address, value)                   the int64 there, in whose place `value` is now
-    compare_and_swap(address, old, new)        whether the float there was `old`, to the bit; if so it is `new` now
-    atomic_add(address, value)                 the number there gains `value`
-    read(address, like)                        the float there, read anew at each call
-    lock, unlock                               a word that is 1 while somebody is between the two
+    exchange(address, value)                   write an int64, return the old one
+    compare_and_swap(address, old, new)        write the float `new` if the bits of `old` are there; True if they were
+    atomic_add(address, value)                 add to a number
+    read(address, like)                        return a float, read from memory at each call
+    lock, unlock                               a word that is 1 while a thread holds the lock
 
-CPU only. Addresses are numbers: those of another process's view of the same memory differ. `load` and `store` of flags
-are in shared.py.
+Addresses are int64; another process may map the same memory to other addresses. `load` and `store` of flags are in
+shared.py.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from hpcdl.kernels.shared import load, sched_yield, store
 
 @intrinsic
 def exchange(context, address, value):
-    """Write an int64 and return what was there; what others wrote before they wrote that is visible afterwards."""
+    """Write an int64 and return the old value; memory order: acquire and release."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], arguments[1].type.as_pointer())
@@ -32,14 +32,14 @@ def exchange(context, address, value):
 
 @intrinsic
 def compare_and_swap(context, address, old, new):
-    """Write `new` if `old` is there, bit by bit: whether it was. A NaN with the same bits counts as the same."""
+    """Write `new` if the bits of `old` are there; return True if they were. NaNs with the same bits are equal."""
 
     def generate(context, builder, signature, arguments):
-        whole = ir.IntType(old.bitwidth)
-        pointer = builder.inttoptr(arguments[0], whole.as_pointer())
-        before, after = (builder.bitcast(each, whole) for each in arguments[1:])
-        found = builder.cmpxchg(pointer, before, after, "acq_rel", "monotonic")
-        return builder.extract_value(found, 1)
+        integer = ir.IntType(old.bitwidth)
+        pointer = builder.inttoptr(arguments[0], integer.as_pointer())
+        before, after = (builder.bitcast(each, integer) for each in arguments[1:])
+        result = builder.cmpxchg(pointer, before, after, "acq_rel", "monotonic")
+        return builder.extract_value(result, 1)
 
     if isinstance(old, types.Float) and old == new:
         return types.boolean(types.int64, old, new), generate
@@ -47,7 +47,7 @@ def compare_and_swap(context, address, old, new):
 
 @intrinsic
 def read(context, address, like):
-    """The float at this address, of the type of the number `like`."""
+    """Return the float at this address, of the type of the number `like`."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], arguments[1].type.as_pointer())
@@ -58,10 +58,9 @@ def read(context, address, like):
 
 @intrinsic
 def atomic_add(context, address, value):
-    """The number of value's type at this address gains `value`, in one step that no other thread can divide.
+    """Add `value` to the number of its type at this address, atomically.
 
-    On its way others may read the number as it was or as it is; what else a thread reads and writes has no order
-    against it. Where a processor has no addition of this kind, it compares and exchanges until nobody came between.
+    Memory order: relaxed. Where a processor has no atomic addition of this type, it is a loop of compare-and-swap.
     """
 
     def generate(context, builder, signature, arguments):
@@ -75,22 +74,22 @@ def atomic_add(context, address, value):
 
 @function
 def place(array, i):
-    """The address of array[i]."""
+    """Return the address of array[i]."""
     return np.int64(array.ctypes.data) + np.int64(i) * array.itemsize
 
 
 @function
 def lock(address, spins):
-    """Wait until the word is this one's; after so many looks others are offered the core."""
-    looks = 0
+    """Spin until the lock is this thread's; after every `spins` polls yield the core to other threads."""
+    polls = 0
     while exchange(address, 1) != 0:
         while load(address) != 0:
-            looks += 1
-            if looks % spins == 0:
+            polls += 1
+            if polls % spins == 0:
                 sched_yield()
 
 
 @function
 def unlock(address):
-    """Give it back; what was written before is visible to whoever has it next."""
+    """Release the lock; what this thread wrote before is visible to the next holder."""
     store(address, 0)

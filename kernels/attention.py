@@ -5,9 +5,9 @@
 
     ds_j = scale p_j (dp_j - sum_k p_k dp_k)                    0 for j > position
 
-scores is (matrices * length, length): for each sequence and head a matrix of queries and keys, one under the other; row
-i is the query at position i mod length. Nothing of the future is read, so whatever lies there has no influence. NaN or
-+infinity among the keys that count makes the row NaN.
+scores is (matrices * length, length): for each sequence and head a matrix (queries, keys), stacked by rows; row i is
+the query at position i mod length. Scores of future keys are never read, so they have no influence. NaN or +infinity
+among the other keys makes the row NaN.
 """
 
 from hpcdl.kernels.bind import block
@@ -19,7 +19,7 @@ from hpcdl.kernels.largest import largest
 def causal_softmax(scores, length, scale):
     """scores <- the softmax over the keys up to each query's position, zeros beyond.
 
-    Bytes moved per element of b bytes: 3b/2; arithmetic bounds it, an exponential for each second element.
+    Bytes moved per element of b bytes: 3b/2; arithmetic bounds it, an exponential for half of the elements.
     """
     zero, one = scores.dtype.type(0), scores.dtype.type(1)
     for i in range(scores.shape[0]):
@@ -42,7 +42,7 @@ def causal_softmax(scores, length, scale):
 def causal_softmax_backward(p, dp, length, scale):
     """dp <- scale p (dp - sum p dp), zeros beyond each query's position.
 
-    Bytes moved per element of b bytes: 2b, half of p and dp being read; memory bandwidth bounds it.
+    Bytes moved per element of b bytes: 2b (half of p and dp are read); memory bandwidth bounds it.
     """
     zero = p.dtype.type(0)
     for i in range(p.shape[0]):

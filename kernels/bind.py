@@ -1,13 +1,13 @@
-"""How a loop written in plain Python becomes compiled code: one place for the flags, the cache and its lock.
+"""Decorators that compile loops written in plain Python for CPU and GPU; the one place of flags, cache and its lock.
 
     @elementwise("T[::1], T[::1], T")       body(i, w, g, rate): one element of a vector
     @rowwise("T[:, ::1], T[::1]")           body(i, j, z, b): one element of a matrix; sums=True: see below
-    @block("T[::1]")                        a whole loop, which may return values; its CUDA twin is written apart
+    @block("T[::1]")                        a whole loop, which may return values; its CUDA twin is written separately
 
-Each makes one callable. The kind of its first array chooses what runs: compiled code on the CPU for a numpy array, a
-CUDA launch for an array that lies on a GPU (gpu.py). T is the element type of that array, and a kernel compiles itself
-for a type (float32, float64, int64, ...) when it is first called with it; a number declared T is narrowed in the call.
-A body uses i and j as indices only (unsigned or signed, as the loop has it), and `function`s for what it calls.
+Each makes one callable, a kernel. Its first array chooses what runs: compiled code for a numpy array, a CUDA launch for
+an array on a GPU (gpu.py). T is the element type of that array. A kernel compiles itself for a type (float32, float64,
+int64, ...) at its first call with that type; numbers whose declared type is T are narrowed to T in the call. A body
+uses i and j as indices only (they are signed in some loops, unsigned in others); what it calls is made by `function`.
 
                   CPU                                               CUDA, the same body
     elementwise   for i in range(first.size): body(i, ...)          a grid-stride loop over i
@@ -17,9 +17,9 @@ A body uses i and j as indices only (unsigned or signed, as the loop has it), an
     on_cpu        body(...)                                         none
 
 Compiled code is cached on disk beside the module (or in NUMBA_CACHE_DIR). Numba's cache is not safe when processes
-compile different types of one function at once (both pick the same file number), and N cold ranks would all compile
-the same thing; so a kernel is compiled under its lock on the machine: one process compiles, then all others load at
-once, and different kernels are compiled by different processes.
+compile different types of one function at the same time: both pick the same file number. And N ranks with an empty
+cache would each compile every kernel. So a kernel is compiled under a lock of this machine: one process compiles it,
+then all others load it, and different processes compile different kernels.
 """
 
 import ast
@@ -41,15 +41,15 @@ from numba.core.registry import CPUDispatcher
 from numba.np.numpy_support import as_dtype
 from numpy.typing import DTypeLike
 
-# error_model="numpy": a division that could raise keeps LLVM from vectorizing. The flags leave out nnan and ninf, with
-# which the compiler may delete every check for a value that is not finite.
+# error_model="numpy": LLVM does not vectorize a division that may raise. The flags leave out nnan and ninf, with which
+# the compiler may delete every check for NaN and infinity.
 OPTIONS = {"error_model": "numpy", "nogil": True}
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
-# Others may write to the folder of the locks: a link that they have left there is not followed, a pipe not waited for.
+# Other users may write to the folder of the locks: their links are not followed, and their pipes do not block.
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# What stands around a body; no argument of a body begins with _. First, the loops over a matrix.
+# The loops around a body; no argument of a body begins with _. First, the loops over a matrix.
 NESTED = {
     "rowwise": """for _i in range({first}.shape[0]):
  for _j in range({first}.shape[1]):
@@ -57,7 +57,7 @@ NESTED = {
     "sums": """for _i in range({first}.shape[0]):
  for _j in range({first}.shape[1]):
   {last}[_j] += body(_i, _j, {names})""",
-    # Four rows at once, so that sums are read and written a fourth as often: for bodies that write nothing.
+    # For bodies that write nothing: four rows at once, so that a sum is read and written once for four rows.
     "sums only": """_rows = {first}.shape[0] // 4 * 4
 for _i in range(0, _rows, 4):
  for _j in range({first}.shape[1]):
@@ -67,7 +67,7 @@ for _i in range(_rows, {first}.shape[0]):
  for _j in range({first}.shape[1]):
   {last}[_j] += body(_i, _j, {names})""",
 }
-# One column: a single loop, which vectorizes too; its sum stays in a register.
+# A matrix of one column: a single loop, which vectorizes too; its sum stays in a register.
 COLUMN = {
     "rowwise": """for _i in range({first}.shape[0]):
  body(_i, 0, {names})""",
@@ -78,7 +78,7 @@ for _i in range({first}.shape[0]):
 }
 COLUMN["sums only"] = COLUMN["sums"]
 LOOPS = {
-    # To where the first array reaches a cache line; from there on, no store of a vector register crosses one.
+    # The first loop ends where a cache line of the first array begins: no vector store of the second crosses two lines.
     "elementwise": """_past = np.int64({first}.ctypes.data % np.uintp(64))
 _head = min({first}.size, (64 - _past) % 64 // {first}.itemsize)
 for _i in range(_head):
@@ -90,16 +90,16 @@ for _i in range(_head, {first}.size):
 for kind, nested in NESTED.items():
     column, nested = textwrap.indent(COLUMN[kind], " "), textwrap.indent(nested, " ")
     LOOPS[kind] = f"if {{first}}.shape[1] == 1:\n{column}\nelse:\n{nested}"
-# A body's arguments before the arrays.
+# Number of index arguments, which come before the arrays.
 INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "sums only": 2, "block": 0}
 
 
 @contextlib.contextmanager
 def compile_lock(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold this user's lock of a kernel on this machine; it goes with the process, so a killed one leaves none behind.
+    """Hold this user's lock of a kernel on this machine; the system frees it when the process ends, however it ends.
 
-    name: the kernel's; some share a lock, so that there are no more than 16 files of locks.
-    kind: LOCK_EX to compile, alone, or LOCK_SH to load, many at a time.
+    name: the kernel's name; kernels share the 16 lock files.
+    kind: LOCK_EX (one process) to compile, or LOCK_SH (many processes) to load.
     """
     user = os.geteuid()
     path = os.path.join(tempfile.gettempdir(), f"hpcdl-compile-{user}-{zlib.crc32(name.encode()) % 16}.lock")
@@ -107,15 +107,15 @@ def compile_lock(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a temporary folder that cannot be written: compile without a lock
             lock = os.open(path, LOCK_FLAGS, 0o600)
             stack.callback(os.close, lock)
-            about = os.fstat(lock)
-            if stat.S_ISREG(about.st_mode) and about.st_uid == user:  # others could keep theirs for ever
+            status = os.fstat(lock)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == user:  # another user could lock their file for ever
                 os.fchmod(lock, 0o600)
                 fcntl.flock(lock, kind)
         yield
 
 
 def stamp() -> int:
-    """A number that changes with any file of this folder: the flags lie here, and bodies call functions of others."""
+    """Return a checksum of names, sizes and times of this folder's files: bodies call functions of other files."""
     files = sorted(
         (file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in Path(__file__).parent.glob("*.py")
     )
@@ -126,9 +126,9 @@ STAMP = stamp()
 
 
 def numba_types(signature: str, dtype: DTypeLike) -> tuple[Any, ...]:
-    """The Numba types that a signature names when T is this element type."""
+    """Return the Numba types that a signature names, where T is the element type `dtype`."""
     names = dict(vars(numba.types), T=numba.from_dtype(np.dtype(dtype)))
-    return eval(f"({signature},)", {"__builtins__": {}}, names)  # our own text, never a user's
+    return eval(f"({signature},)", {"__builtins__": {}}, names)  # the signatures of this folder, never a user's text
 
 
 def function(body: Callable) -> Any:
@@ -137,17 +137,17 @@ def function(body: Callable) -> Any:
 
 
 def exact(body: Callable) -> Any:
-    """Decorator: a function that kernels call, whose operations stay as they are written: the same bits in each."""
-    # Said, not left out: what is left out is taken over from whoever calls it.
+    """Decorator: a function whose operations the compiler may not reorder: every kernel that calls it gets its bits."""
+    # fastmath=False is needed: without it, Numba takes over the flags of the caller.
     return numba.njit(fastmath=False, forceinline=True, **OPTIONS)(body)
 
 
 def generate(kind: str, text: str, body: Callable, more: tuple[str, ...] = (), /, **names: Any) -> Callable:
-    """The function of body's arguments that runs the loop `text` around it, as if it stood where the body stands.
+    """Return a function of the body's arguments that runs the loop `text` around the body.
 
-    more: arguments after those of the body; names: what the names in the text mean. With the file, line and name of the
-    body, Numba's cache finds its folder and is renewed when the file changes; STAMP, of the other files, is in the
-    cache's key because a closure's values are.
+    more: arguments after those of the body; names: values of the names in the text. The function has the file, line and
+    name of the body: so Numba's cache lies beside that file, and is renewed when the file changes. STAMP stands for the
+    other files: it is a value of the closure, and these are part of the cache's key.
     """
     arguments = list(inspect.signature(body).parameters)[INDICES[kind] :]
     text = text.format(first=arguments[0], last=arguments[-1], names=", ".join(arguments))
@@ -157,14 +157,14 @@ def generate(kind: str, text: str, body: Callable, more: tuple[str, ...] = (), /
     ast.increment_lineno(tree, body.__code__.co_firstlineno - make.body[0].lineno)  # type: ignore[attr-defined]
     space: dict[str, Any] = {"__name__": body.__module__, **names}
     exec(compile(tree, body.__code__.co_filename, "exec"), space)
-    made = space["make"](STAMP)
-    made.__name__, made.__qualname__, made.__doc__ = body.__name__, body.__qualname__, body.__doc__
-    made.__module__ = body.__module__
-    return made
+    generated = space["make"](STAMP)
+    generated.__name__, generated.__qualname__, generated.__doc__ = body.__name__, body.__qualname__, body.__doc__
+    generated.__module__ = body.__module__
+    return generated
 
 
-def fitting(arg: Any, wanted: Any) -> Any:
-    """The argument as the type that is wanted, where nothing is lost by it: an integer as float64, an array to read."""
+def converted(arg: Any, wanted: Any) -> Any:
+    """Return the argument as the wanted type: a number converted, an array as a read-only view if that is wanted."""
     if not isinstance(wanted, numba.types.Array):
         return as_dtype(wanted).type(arg)
     if isinstance(arg, np.ndarray) and not wanted.mutable:
@@ -173,10 +173,10 @@ def fitting(arg: Any, wanted: Any) -> Any:
     return arg
 
 
-def narrowing(kind: str, body: Callable, signature: str) -> str:
-    """The lines that turn the numbers which the signature calls T from float64, as they are passed, to the type T.
+def narrowing_lines(kind: str, body: Callable, signature: str) -> str:
+    """Return lines of code that narrow float64 numbers to T, for the numbers whose type is T in the signature.
 
-    Numba finds a compiled version fastest when the types are those of the call, and Python's numbers are float64.
+    Callers pass Python's numbers, which are float64, and Numba is fastest where no argument needs a conversion.
     """
     names = list(inspect.signature(body).parameters)[INDICES[kind] :]
     pairs = zip(names, numba_types(signature, "float32"), numba_types(signature, "float64"), strict=True)
@@ -184,18 +184,18 @@ def narrowing(kind: str, body: Callable, signature: str) -> str:
     return "".join(f"{name} = {names[0]}.dtype.type({name})\n" for name in numbers)
 
 
-KERNELS: list["Kernel"] = []  # all that were made
+KERNELS: list["Kernel"] = []  # all kernels of the process
 
 
 class Kernel(CPUDispatcher):
-    """A body or loop with one compiled version for each element type of its first array, and its CUDA twin.
+    """A loop with a compiled version for each element type of its first array, and its CUDA twin.
 
-    As a dispatcher of Numba's it is called as fast as a numpy function. Numba asks `_compile_for_args` when no version
-    fits the arguments: there a version is compiled, or the array is found to lie on a GPU.
+    It is a dispatcher of Numba's: a call costs as little as that of a numpy function. Numba calls `_compile_for_args`
+    when no version fits the arguments: either the version is not compiled yet, or the array lies on a GPU.
     """
 
     def __init__(self, kind: str, body: Callable, signature: str):
-        text = narrowing(kind, body, signature) + LOOPS[kind]
+        text = narrowing_lines(kind, body, signature) + LOOPS[kind]
         options = {"nopython": True, "boundscheck": None, "fastmath": FASTMATH, **OPTIONS}
         super().__init__(generate(kind, text, body, body=function(body), np=np), targetoptions=options)
         self.enable_caching()
@@ -207,15 +207,15 @@ class Kernel(CPUDispatcher):
         KERNELS.append(self)
 
     def __get__(self, instance: Any, owner: Any = None) -> "Kernel":
-        return self  # no method, where it is kept in a class
+        return self  # an attribute of a class is not bound as a method
 
     def types(self, dtype: DTypeLike) -> tuple[Any, ...]:
-        """The Numba types of the CPU version's arguments for this element type of the first array."""
+        """Return the Numba types of the CPU version's arguments, for this element type of the first array."""
         pairs = zip(numba_types(self.signature, dtype), numba_types(self.signature, "float64"), strict=True)
         return tuple(a if isinstance(a, numba.types.Array) else wide for a, wide in pairs)
 
     def compile(self, dtype: DTypeLike) -> "Kernel":
-        """Compile, or load from the cache, the CPU version for this element type; returns the callable."""
+        """Compile the CPU version for this element type, or load it from the cache; return the kernel."""
         types = self.types(dtype)
         with compile_lock(self.__name__, fcntl.LOCK_SH if self.cached(types) else fcntl.LOCK_EX):
             super().compile(types)
@@ -223,41 +223,41 @@ class Kernel(CPUDispatcher):
         return self
 
     def version(self, dtype: DTypeLike) -> Any:
-        """The CPU version for this element type, compiled or loaded where it is not; it is called a third faster.
+        """Return the CPU version for this element type, compiled if need be; a call of it takes a third less time.
 
-        It looks at no types: arguments are as the signature says, and arrays that it writes to can be written to.
+        It checks no types: the caller passes the types of the signature, and writable arrays where it writes.
         """
         if np.dtype(dtype) not in self.compiled:
             self.compile(dtype)
         return self.get_overload(self.types(dtype))
 
     def cached(self, types: tuple[Any, ...]) -> bool:
-        """Whether the version for these types is in the cache on disk; Numba's index of it is always whole."""
+        """True if the version for these types is in the cache on disk; Numba replaces the cache's index atomically."""
         key = self._cache._index_key(types, self.targetctx.codegen())
         return key in self._cache._cache_file._load_index()
 
     def typeof_pyval(self, value: Any) -> Any:
-        """Numba's type of an argument: none for an array on a GPU, so that no CPU version fits."""
+        """Return Numba's type of an argument; pyobject for an array on a GPU, which no CPU version accepts."""
         if hasattr(value, "__cuda_array_interface__"):
             return numba.types.pyobject
         return super().typeof_pyval(value)
 
     def _compile_for_args(self, *args: Any) -> Callable:
-        """What to call for these arguments, which no version fits."""
+        """Return the callable for these arguments, which no compiled version accepts."""
         array = args[0]
         if hasattr(array, "__cuda_array_interface__"):
             return self.on_device
         if array.dtype not in self.compiled:
             return self.compile(array.dtype)
         types = self.types(array.dtype)
-        fitted = [fitting(arg, wanted) for arg, wanted in zip(args, types, strict=True)]
+        fitted = [converted(arg, wanted) for arg, wanted in zip(args, types, strict=True)]
         if any(numba.typeof(arg) != wanted for arg, wanted in zip(fitted, types, strict=True)):
-            found = ", ".join(str(numba.typeof(arg)) for arg in args)
-            raise TypeError(f"{self.__name__} takes {', '.join(map(str, types))}, not {found}")
+            given = ", ".join(str(numba.typeof(arg)) for arg in args)
+            raise TypeError(f"{self.__name__} takes {', '.join(map(str, types))}, not {given}")
         return lambda *args: self(*fitted)
 
     def on_device(self, array: Any, *rest: Any) -> Any:
-        """Launch the CUDA twin. Of an array that is an outline, without memory, it is nothing that is computed."""
+        """Launch the CUDA twin; for a meta array, which has no memory, compute nothing."""
         if hasattr(array, "outlined"):  # hpcdl/planning/meta_arrays.py
             return array.outlined
         try:
@@ -269,7 +269,7 @@ class Kernel(CPUDispatcher):
         return twin(array, *rest)
 
     def device(self, *launches: Any) -> Callable[[Callable], "Kernel"]:
-        """Decorator: this function, with the same arguments and results, is the CUDA twin; it launches `launches`."""
+        """Decorator: makes a function of the same arguments and results the CUDA twin; it launches `launches`."""
 
         def register(launch: Callable) -> Kernel:
             self.launch, self.launches = launch, list(launches)
@@ -279,17 +279,18 @@ class Kernel(CPUDispatcher):
 
 
 def on_cpu(body: Callable) -> Any:
-    """Decorator: a loop for threads of a rank, or for what lies on the host anyway: it has no CUDA twin.
+    """Decorator: a loop without CUDA twin, for threads of a rank or for arrays that are always on the host.
 
-    Its operations stay as they are written, and it needs nothing of the interpreter. `prepare` compiles it.
+    The compiler may not reorder its operations, and it runs without the interpreter's lock. `prepare` compiles it.
     """
     return numba.njit(cache=True, **OPTIONS)(generate("block", LOOPS["block"], body, body=exact(body)))
 
 
 def prepare(loop: Any, *like: Any) -> Any:
-    """Compile a loop of `on_cpu`, or load it from the cache, for arguments like these, or of these types of Numba.
+    """Compile a loop of `on_cpu`, or load it from the cache; `like`: example arguments, or their Numba types.
 
-    Before any clock runs, for the first call would do it in its time; one process of this machine at a time does.
+    Called before a run's clock starts: else the first call would compile, and its time would count. One process of a
+    machine compiles at a time.
     """
     with compile_lock(loop.__name__):
         loop.compile(tuple(each if isinstance(each, numba.types.Type) else numba.typeof(each) for each in like))
@@ -297,15 +298,15 @@ def prepare(loop: Any, *like: Any) -> Any:
 
 
 def elementwise(signature: str) -> Callable[[Callable], Kernel]:
-    """Decorator: bind body(i, ...) of one element to loops; `signature` names the types of its arguments after i."""
+    """Decorator: makes a kernel of body(i, ...), one element; `signature` names the types of the arguments after i."""
     return lambda body: Kernel("elementwise", body, signature)
 
 
 def rowwise(signature: str, sums: bool | str = False) -> Callable[[Callable], Kernel]:
-    """Decorator: bind body(i, j, ...) of one element of a matrix to loops.
+    """Decorator: makes a kernel of body(i, j, ...), one element of a matrix.
 
-    sums: the body returns a number, and the last argument, one number for each column, gains the sum over the rows;
-    "only": the body does nothing else.
+    sums: the body returns a number; their sum over the rows is added to the last argument, one number for each column.
+    "only": the body writes nothing.
     """
     return lambda body: Kernel({False: "rowwise", True: "sums", "only": "sums only"}[sums], body, signature)
 

@@ -1,4 +1,4 @@
-"""A call of every kernel with the numpy expressions that do the same: for the tests, bench-kernels and gpu-check.
+"""Cases of all kernels for tests, bench-kernels and gpu-check: arguments, the reference in numpy, bytes moved.
 
     case = CASES["momentum"]
     args = case.make(rows, columns, "float32", np.random.default_rng(0))
@@ -6,7 +6,7 @@
     case.reference(*args)       does the same to the same arguments, as a user of numpy would write it
     case.traffic(*args)         bytes that one call reads and writes
 
-A vector kernel gets rows * columns elements. The values are such that a call may be repeated any number of times.
+A vector kernel gets rows * columns elements. A call may be repeated any number of times: values stay in range.
 """
 
 from collections.abc import Callable
@@ -37,8 +37,10 @@ from hpcdl.kernels.bind import Kernel
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One kernel; limit: what it runs against, "memory" or "arithmetic"; columns: a usual width of its matrix;
-    nan: whether the kernel says what becomes of NaN; main: the argument whose size is that of the call.
+    """A kernel and how to call it.
+
+    limit: what bounds its speed, "memory" or "arithmetic"; columns: a usual width of its matrix; nan: True if its
+    result for NaN is defined; main: position of the argument whose size is the size of the call.
     """
 
     kernel: Kernel
@@ -52,13 +54,13 @@ class KernelCase:
     main: int = 0
 
 
-def moves(*positions: int) -> Callable[..., int]:
-    """The sizes of the arguments at these positions, once for each time that one is read or written."""
+def bytes_of(*positions: int) -> Callable[..., int]:
+    """Return traffic(*args): bytes of the arguments at these positions; a position is given once per read or write."""
     return lambda *args: sum(args[k].nbytes for k in positions)
 
 
 def vectors(count: int, *numbers: float):
-    """Arguments: vectors with elements between 0 and 1 (a second moment is not negative), then numbers."""
+    """Arguments: `count` vectors with elements between 0 and 1 (second moments are not negative), then `numbers`."""
 
     def make(rows, columns, dtype, random):
         return *(random.random(rows * columns, np.float32).astype(dtype) for _ in range(count)), *numbers
@@ -67,7 +69,7 @@ def vectors(count: int, *numbers: float):
 
 
 def coded(order: str, kind: str):
-    """Arguments: v for a vector of elements between -1 and 1, c for one of 16-bit codes of such numbers."""
+    """Arguments, a letter each: v a vector of elements between -1 and 1, c a vector of their 16-bit codes."""
 
     def make(rows, columns, dtype, random):
         numbers = ((2 * random.random(rows * columns, np.float32) - 1) for _ in order)
@@ -80,13 +82,13 @@ def coded(order: str, kind: str):
 
 
 def fixed(rows, columns, dtype, random):
-    """Arguments: elements between -1 and 1, a factor, and fixed-point numbers to be written or read."""
+    """Arguments: elements between -1 and 1, the factor 2^40, fixed-point numbers."""
     v = (2 * random.random(rows * columns, np.float32) - 1).astype(dtype)
     return v, 2.0**40, random.integers(-(2**40), 2**40, v.size)
 
 
 def matrices(shapes: str):
-    """Arguments by a letter each: m a matrix (rows, columns), r a row (columns,); elements between -1 and 1."""
+    """Arguments, a letter each: m a matrix (rows, columns), r a row (columns,); elements between -1 and 1."""
 
     def make(rows, columns, dtype, random):
         sizes = ((rows, columns) if letter == "m" else columns for letter in shapes)
@@ -95,37 +97,37 @@ def matrices(shapes: str):
     return make
 
 
-def masked(rows, columns, dtype, random):
-    """A mask, a key for each row, the share of zeros in 2^24 parts, the value of the others."""
+def mask_and_keys(rows, columns, dtype, random):
+    """Arguments: a mask, a key for each row, the share of zeros in units of 2^-24, the value of the other elements."""
     return np.empty((rows, columns), dtype), random.integers(-(2**63), 2**63, rows), dropout.STEPS // 4, 4 / 3
 
 
-def labelled(rows, columns, dtype, random):
-    """Outputs (rows, columns), labels, room for the gradient."""
+def class_labels(rows, columns, dtype, random):
+    """Arguments: outputs (rows, columns), labels (rows,), the gradient to write."""
     z = (6 * random.random((rows, columns), np.float32) - 3).astype(dtype)
     return z, random.integers(0, columns, rows), np.empty_like(z)
 
 
-def binary(rows, columns, dtype, random):
-    """Outputs (rows * columns, 1), labels 0 or 1, room for the gradient."""
-    z, _, dz = labelled(rows * columns, 1, dtype, random)
+def binary_labels(rows, columns, dtype, random):
+    """Arguments: outputs (rows * columns, 1), labels 0 or 1, the gradient to write."""
+    z, _, dz = class_labels(rows * columns, 1, dtype, random)
     return z, random.integers(0, 2, len(z)), dz
 
 
-def values(rows, columns, dtype, random):
-    """Outputs (rows * columns, 1), values to predict, room for the gradient."""
-    z, labels, dz = binary(rows, columns, dtype, random)
+def regression_targets(rows, columns, dtype, random):
+    """Arguments: outputs (rows * columns, 1), values to predict, the gradient to write."""
+    z, labels, dz = binary_labels(rows, columns, dtype, random)
     return z, labels.astype(dtype), dz
 
 
-def far_and_near(rows, columns, dtype, random):
-    """The same, with an error before the last from which on Huber's loss is linear."""
-    z, y, dz = values(rows, columns, dtype, random)
+def huber_arguments(rows, columns, dtype, random):
+    """Arguments: as `regression_targets`, with delta = 1 before the gradient: beyond, Huber's loss is linear."""
+    z, y, dz = regression_targets(rows, columns, dtype, random)
     return z, y, 1.0, dz
 
 
 def images(rows, columns, dtype, random, move=False):
-    """Bytes, as many rows as are picked; for images a height, width and depth, and how each of them is moved."""
+    """Arguments: bytes, indices of rows, a factor; with `move` the images' shape, shifts and mirroring."""
     source = random.integers(0, 256, (max(1, rows), columns), np.uint8)
     source.flags.writeable = False
     index, out = random.integers(0, len(source), rows), np.empty((rows, columns), dtype)
@@ -139,14 +141,14 @@ def images(rows, columns, dtype, random, move=False):
 
 
 def tokens(order: str, part: float = 1.0):
-    """Arguments of the embeddings: whole numbers (rows, 1), and in this order t a table or its gradient, m a matrix
-    (rows, columns), f the table's first row, v the size of the vocabulary. The table is a part of the whole.
+    """Arguments of the embeddings: tokens (rows, 1), then a letter each: t a table or its gradient, m a matrix
+    (rows, columns), f the table's first row, v the size of the vocabulary. part: the table's share of all rows.
     """
 
     def make(rows, columns, dtype, random):
         vocabulary = max(8, rows)
-        own = int(part * vocabulary)
-        shapes, numbers = {"t": (own, columns), "m": (rows, columns)}, {"f": (vocabulary - own) // 2, "v": vocabulary}
+        held = int(part * vocabulary)
+        shapes, numbers = {"t": (held, columns), "m": (rows, columns)}, {"f": (vocabulary - held) // 2, "v": vocabulary}
         token = random.integers(0, vocabulary, (rows, 1)).astype(dtype)
         return token, *(
             numbers[letter] if letter in numbers else (2 * random.random(shapes[letter], np.float32) - 1).astype(dtype)
@@ -168,25 +170,25 @@ def positions(offset: int):
 
 
 def normalized(rows, columns, dtype, random):
-    """x, gain, bias, and room for y, mean and rstd."""
+    """Arguments: x, gain, bias; to write: y, mean, rstd."""
     x, gain, bias, y = matrices("mrrm")(rows, columns, dtype, random)
     return 3 * x + 1, gain, bias, y, np.empty(rows, dtype), np.empty(rows, dtype)
 
 
 def normalized_backward(rows, columns, dtype, random):
-    """dy, x, gain, mean and rstd of each row, dx, dgain, dbias."""
+    """Arguments: dy, x, gain, mean and rstd of each row; to write: dx; to add to: dgain, dbias."""
     dy, x, gain, dx, dgain, dbias = matrices("mmrmrr")(rows, columns, dtype, random)
     mean, rstd = x.mean(axis=1), 1 / np.sqrt(x.var(axis=1) + np.asarray(layer_norm.EPS, dtype))
     return dy, x, gain, mean, rstd, dx, dgain, dbias
 
 
 def scores(rows, columns, dtype, random):
-    """Scores, as many rows as there are, the length of a sequence, a scale."""
+    """Arguments: scores (rows, columns), the length of a sequence (columns), a scale."""
     return *matrices("m")(rows, columns, dtype, random), columns, 1.5
 
 
 def probabilities(rows, columns, dtype, random):
-    """p and dp, the length, a scale; p is 0 or 1 / scale, with which repeated calls neither grow nor vanish."""
+    """Arguments: p, dp, length, scale; p is 0 or 1 / scale, so that repeated calls neither grow nor vanish."""
     scale = 2.0 ** np.ceil(np.log2(columns))
     return (
         (random.integers(0, 2, (rows, columns)) / scale).astype(dtype),
@@ -196,16 +198,16 @@ def probabilities(rows, columns, dtype, random):
     )
 
 
-def cut(rows, columns, dtype, random):
-    """Outputs of half of the classes, labels of all, the first class, tops, room for dz and sums."""
+def shard(rows, columns, dtype, random):
+    """Arguments: outputs of half of the classes, labels of all, the first class, tops; to write: dz, sums."""
     z = (6 * random.random((rows, columns), np.float32) - 3).astype(dtype)
     tops, sums = np.full(rows, 3, dtype), np.empty((rows, 2), dtype)
     return z, random.integers(0, 2 * columns, rows), columns // 2, tops, np.empty_like(z), sums
 
 
-def cut_summed(rows, columns, dtype, random):
-    """dz, labels, the first class, the number of classes, sums; these are near 1, so that calls may be repeated."""
-    z, labels, first, *_ = cut(rows, columns, dtype, random)
+def shard_sums(rows, columns, dtype, random):
+    """Arguments: dz, labels, the first class, the number of classes, sums near 1 (a call divides dz by them)."""
+    z, labels, first, *_ = shard(rows, columns, dtype, random)
     sums = np.empty((rows, 2), dtype)
     sums[:, 0] = 1 + random.choice([-1, 1], rows) * 2.0**-13
     sums[:, 1] = -random.integers(0, 3, rows)
@@ -213,8 +215,8 @@ def cut_summed(rows, columns, dtype, random):
 
 
 def sparse_rows(outputs: int, order: str):
-    """Arguments: sparse rows with `columns` elements or, every second, one less, of eight times as many features; by a
-    letter each w a matrix (features, outputs) and z one (rows, outputs).
+    """Arguments: sparse rows of 8 * columns features, then a letter each: w a matrix (features, outputs), z one (rows,
+    outputs). Even rows have `columns` elements, odd rows one less.
     """
 
     def make(rows, columns, dtype, random):
@@ -233,108 +235,117 @@ def sparse_rows(outputs: int, order: str):
 
 
 def picked_rows(rows, columns, dtype, random):
-    """Sparse rows, as many as are picked, each once: so all their elements are."""
+    """Arguments: sparse rows, a permutation of them, a factor; to write: the rows in that order."""
     source, indices, indptr = sparse_rows(1, "")(rows, columns, dtype, random)
     room = np.zeros(len(source), dtype), np.zeros_like(indices), np.zeros_like(indptr)
     return source, indices, indptr, random.permutation(rows), 1 / 16, *room
 
 
 def products(data, indices, indptr, a, b):
-    """Bytes of a product of sparse rows: of each element, too, what it meets in the matrix of the features."""
+    """Return bytes of a product with sparse rows; for each element, a row of the matrix (features, outputs) counts."""
     features, rows = (a, b) if len(b) == len(indptr) - 1 else (b, a)
     return data.nbytes + indices.nbytes + indptr.nbytes + rows.nbytes + data.size * features.shape[1] * data.itemsize
 
 
 def gathered(source, index, *rest):
-    """Bytes of the rows that are read and written."""
+    """Return bytes of the indices, and of the rows that are read and written."""
     return index.nbytes + rest[-1].size * source.itemsize + rest[-1].nbytes
 
 
 STEP = 1e-3, 0.25, 0.01  # rate, scale, decay
-LANGEVIN = *STEP, 0.1, 5, (1 << 40) + 3, 0x12345678, 0x9ABCDEF0  # and deviation, first coordinate, step, key
-ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # with shrink, the betas, root and eps
+LANGEVIN = *STEP, 0.1, 5, (1 << 40) + 3, 0x12345678, 0x9ABCDEF0  # ..., deviation, first coordinate, step, key0, key1
+ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # ..., shrink, beta1, rest1, beta2, rest2, root, eps
 YOGI = *STEP, 0.9, 1 - 0.9, 1 - 0.99, 1e-3
 
 CASES = {
-    "add_into": KernelCase(reduce.add_into, vectors(2), references.add_into, moves(0, 0, 1)),
-    "max_into": KernelCase(reduce.max_into, vectors(2), references.max_into, moves(0, 0, 1)),
-    "min_into": KernelCase(reduce.min_into, vectors(2), references.min_into, moves(0, 0, 1)),
-    "add_scaled": KernelCase(reduce.add_scaled, vectors(2, 1e-3), references.add_scaled, moves(0, 0, 1)),
-    "scale": KernelCase(reduce.scale, vectors(1, -1.0), references.scale, moves(0, 0)),
-    "sum_of_squares": KernelCase(norm.sum_of_squares, vectors(1), references.sum_of_squares, moves(0)),
-    "sgd": KernelCase(updates.sgd, vectors(2, *STEP), references.sgd, moves(0, 0, 1)),
-    "momentum": KernelCase(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, moves(0, 0, 1, 2, 2)),
-    "nesterov": KernelCase(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, moves(0, 0, 1, 2, 2)),
-    "adam": KernelCase(updates.adam, vectors(4, *ADAM), references.adam, moves(0, 0, 1, 2, 2, 3, 3)),
-    "yogi": KernelCase(updates.yogi, vectors(4, *YOGI), references.yogi, moves(0, 0, 1, 2, 2, 3, 3)),
-    "average": KernelCase(updates.average, vectors(2, 0.25), references.average, moves(0, 0, 1)),
-    "adagrad": KernelCase(updates.adagrad, vectors(3, *STEP, 1e-10), references.adagrad, moves(0, 0, 1, 2, 2)),
-    "langevin": KernelCase(noise.langevin, vectors(2, *LANGEVIN), references.langevin, moves(0, 0, 1), "arithmetic"),
-    "dropout_mask": KernelCase(dropout.dropout_mask, masked, references.dropout_mask, moves(0, 1), "arithmetic"),
-    "proximal": KernelCase(updates.proximal, vectors(3, 1e-4), references.proximal, moves(0, 0, 1, 2)),
-    "add_bias": KernelCase(activation.add_bias, matrices("mr"), references.add_bias, moves(0, 0, 1)),
-    "add_bias_relu": KernelCase(activation.add_bias_relu, matrices("mr"), references.add_bias_relu, moves(0, 0, 1)),
+    "add_into": KernelCase(reduce.add_into, vectors(2), references.add_into, bytes_of(0, 0, 1)),
+    "max_into": KernelCase(reduce.max_into, vectors(2), references.max_into, bytes_of(0, 0, 1)),
+    "min_into": KernelCase(reduce.min_into, vectors(2), references.min_into, bytes_of(0, 0, 1)),
+    "add_scaled": KernelCase(reduce.add_scaled, vectors(2, 1e-3), references.add_scaled, bytes_of(0, 0, 1)),
+    "scale": KernelCase(reduce.scale, vectors(1, -1.0), references.scale, bytes_of(0, 0)),
+    "sum_of_squares": KernelCase(norm.sum_of_squares, vectors(1), references.sum_of_squares, bytes_of(0)),
+    "sgd": KernelCase(updates.sgd, vectors(2, *STEP), references.sgd, bytes_of(0, 0, 1)),
+    "momentum": KernelCase(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, bytes_of(0, 0, 1, 2, 2)),
+    "nesterov": KernelCase(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, bytes_of(0, 0, 1, 2, 2)),
+    "adam": KernelCase(updates.adam, vectors(4, *ADAM), references.adam, bytes_of(0, 0, 1, 2, 2, 3, 3)),
+    "yogi": KernelCase(updates.yogi, vectors(4, *YOGI), references.yogi, bytes_of(0, 0, 1, 2, 2, 3, 3)),
+    "average": KernelCase(updates.average, vectors(2, 0.25), references.average, bytes_of(0, 0, 1)),
+    "adagrad": KernelCase(updates.adagrad, vectors(3, *STEP, 1e-10), references.adagrad, bytes_of(0, 0, 1, 2, 2)),
+    "langevin": KernelCase(noise.langevin, vectors(2, *LANGEVIN), references.langevin, bytes_of(0, 0, 1), "arithmetic"),
+    "dropout_mask": KernelCase(
+        dropout.dropout_mask, mask_and_keys, references.dropout_mask, bytes_of(0, 1), "arithmetic"
+    ),
+    "proximal": KernelCase(updates.proximal, vectors(3, 1e-4), references.proximal, bytes_of(0, 0, 1, 2)),
+    "add_bias": KernelCase(activation.add_bias, matrices("mr"), references.add_bias, bytes_of(0, 0, 1)),
+    "add_bias_relu": KernelCase(activation.add_bias_relu, matrices("mr"), references.add_bias_relu, bytes_of(0, 0, 1)),
     "add_bias_tanh": KernelCase(
-        activation.add_bias_tanh, matrices("mr"), references.add_bias_tanh, moves(0, 0, 1), "arithmetic"
+        activation.add_bias_tanh, matrices("mr"), references.add_bias_tanh, bytes_of(0, 0, 1), "arithmetic"
     ),
     "add_bias_gelu": KernelCase(
-        activation.add_bias_gelu, matrices("mrm"), references.add_bias_gelu, moves(0, 1, 2), "arithmetic"
+        activation.add_bias_gelu, matrices("mrm"), references.add_bias_gelu, bytes_of(0, 1, 2), "arithmetic"
     ),
-    "add_rows": KernelCase(activation.add_rows, matrices("mr"), references.add_rows, moves(0, 1, 1)),
+    "add_rows": KernelCase(activation.add_rows, matrices("mr"), references.add_rows, bytes_of(0, 1, 1)),
     "relu_backward": KernelCase(
-        activation.relu_backward, matrices("mmr"), references.relu_backward, moves(0, 0, 1, 2, 2)
+        activation.relu_backward, matrices("mmr"), references.relu_backward, bytes_of(0, 0, 1, 2, 2)
     ),
     "tanh_backward": KernelCase(
-        activation.tanh_backward, matrices("mmr"), references.tanh_backward, moves(0, 0, 1, 2, 2)
+        activation.tanh_backward, matrices("mmr"), references.tanh_backward, bytes_of(0, 0, 1, 2, 2)
     ),
     "gelu_backward": KernelCase(
-        activation.gelu_backward, matrices("mrmr"), references.gelu_backward, moves(0, 0, 1, 2, 3, 3), "arithmetic"
+        activation.gelu_backward, matrices("mrmr"), references.gelu_backward, bytes_of(0, 0, 1, 2, 3, 3), "arithmetic"
     ),
     "softmax_cross_entropy": KernelCase(
-        loss.softmax_cross_entropy, labelled, references.softmax_cross_entropy, moves(0, 1, 2), "arithmetic", 10
+        loss.softmax_cross_entropy, class_labels, references.softmax_cross_entropy, bytes_of(0, 1, 2), "arithmetic", 10
     ),
-    "row_max": KernelCase(loss.row_max, lambda *args: (cut(*args)[0], cut(*args)[3]), references.row_max, moves(0, 1)),
+    "row_max": KernelCase(
+        loss.row_max, lambda *args: (shard(*args)[0], shard(*args)[3]), references.row_max, bytes_of(0, 1)
+    ),
     "partial_softmax": KernelCase(
-        loss.partial_softmax, cut, references.partial_softmax, moves(0, 1, 3, 4, 5), "arithmetic"
+        loss.partial_softmax, shard, references.partial_softmax, bytes_of(0, 1, 3, 4, 5), "arithmetic"
     ),
-    "finish_softmax": KernelCase(loss.finish_softmax, cut_summed, references.finish_softmax, moves(0, 0, 1, 4)),
-    "embed": KernelCase(embedding.embed, tokens("tfvm"), references.embed, moves(0, 4, 4), main=4),
-    "embed part": KernelCase(embedding.embed, tokens("tfvm", part=0.5), references.embed, moves(0, 4), main=4),
+    "finish_softmax": KernelCase(loss.finish_softmax, shard_sums, references.finish_softmax, bytes_of(0, 0, 1, 4)),
+    "embed": KernelCase(embedding.embed, tokens("tfvm"), references.embed, bytes_of(0, 4, 4), main=4),
+    "embed part": KernelCase(embedding.embed, tokens("tfvm", part=0.5), references.embed, bytes_of(0, 4), main=4),
     "embed_backward": KernelCase(
-        embedding.embed_backward, tokens("mft"), references.embed_backward, moves(0, 1, 1, 1), main=1
+        embedding.embed_backward, tokens("mft"), references.embed_backward, bytes_of(0, 1, 1, 1), main=1
     ),
     "embed_backward part": KernelCase(
-        embedding.embed_backward, tokens("mft", part=0.5), references.embed_backward, moves(0, 1), main=1
+        embedding.embed_backward, tokens("mft", part=0.5), references.embed_backward, bytes_of(0, 1), main=1
     ),
-    "add_positions": KernelCase(embedding.add_positions, positions(3), references.add_positions, moves(0, 0)),
+    "add_positions": KernelCase(embedding.add_positions, positions(3), references.add_positions, bytes_of(0, 0)),
     "add_positions_backward": KernelCase(
-        embedding.add_positions_backward, positions(3), references.add_positions_backward, moves(0)
+        embedding.add_positions_backward, positions(3), references.add_positions_backward, bytes_of(0)
     ),
-    "layer_norm": KernelCase(layer_norm.layer_norm, normalized, references.normalize, moves(0, 3, 4, 5)),
+    "layer_norm": KernelCase(layer_norm.layer_norm, normalized, references.normalize, bytes_of(0, 3, 4, 5)),
     "layer_norm_backward": KernelCase(
-        layer_norm.layer_norm_backward, normalized_backward, references.normalize_backward, moves(0, 1, 3, 4, 5)
+        layer_norm.layer_norm_backward, normalized_backward, references.normalize_backward, bytes_of(0, 1, 3, 4, 5)
     ),
     "causal_softmax": KernelCase(
         attention.causal_softmax, scores, references.causal_softmax, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64
     ),
     "causal_softmax_backward": KernelCase(
-        attention.causal_softmax_backward, probabilities, references.causal_softmax_backward, moves(0, 1), columns=64
+        attention.causal_softmax_backward, probabilities, references.causal_softmax_backward, bytes_of(0, 1), columns=64
     ),
-    "logistic": KernelCase(loss.logistic, binary, references.logistic, moves(0, 1, 2), "arithmetic", 1),
-    "hinge": KernelCase(loss.hinge, binary, references.hinge, moves(0, 1, 2), columns=1),
-    "squared": KernelCase(loss.squared, values, references.squared, moves(0, 1, 2), columns=1),
-    "huber": KernelCase(loss.huber, far_and_near, references.huber, moves(0, 1, 3), columns=1),
+    "logistic": KernelCase(loss.logistic, binary_labels, references.logistic, bytes_of(0, 1, 2), "arithmetic", 1),
+    "hinge": KernelCase(loss.hinge, binary_labels, references.hinge, bytes_of(0, 1, 2), columns=1),
+    "squared": KernelCase(loss.squared, regression_targets, references.squared, bytes_of(0, 1, 2), columns=1),
+    "huber": KernelCase(loss.huber, huber_arguments, references.huber, bytes_of(0, 1, 3), columns=1),
 }
 for kind in ("float16", "bfloat16"):
-    for action, order, moved in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
+    for action, order, passes in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
         name = f"{action}_{kind}"
-        CASES[name] = KernelCase(getattr(convert, name), coded(order, kind), getattr(references, name), moves(*moved))
-CASES["encode_fixed"] = KernelCase(fixed_point.encode, fixed, references.encode_fixed, moves(0, 2), nan=False)
+        CASES[name] = KernelCase(
+            getattr(convert, name), coded(order, kind), getattr(references, name), bytes_of(*passes)
+        )
+CASES["encode_fixed"] = KernelCase(fixed_point.encode, fixed, references.encode_fixed, bytes_of(0, 2), nan=False)
 CASES["decode_fixed"] = KernelCase(
-    fixed_point.decode, lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]), references.decode_fixed, moves(0, 2)
+    fixed_point.decode,
+    lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]),
+    references.decode_fixed,
+    bytes_of(0, 2),
 )
 CASES["standardize"] = KernelCase(
-    gather.standardize, matrices("mrr"), references.standardize, moves(0, 0, 1, 2), columns=784
+    gather.standardize, matrices("mrr"), references.standardize, bytes_of(0, 0, 1, 2), columns=784
 )
 for kind in ("float32", "float64"):
     CASES[f"gather {kind}"] = KernelCase(
@@ -360,7 +371,7 @@ for kind in ("float32", "float64"):
         sparse.gather_sparse[kind],
         picked_rows,
         references.pick_sparse,
-        moves(0, 1, 2, 3, 5, 6, 7),
+        bytes_of(0, 1, 2, 3, 5, 6, 7),
         columns=64,
         dtypes=(kind,),
     )

@@ -1,4 +1,4 @@
-"""Between float32 and the two 16-bit floating-point types, whose values travel and are stored as uint16 codes.
+"""Conversion between float32 and the 16-bit types float16 and bfloat16, which are sent and stored as uint16 codes.
 
     float16     1 sign, 5 exponent, 10 mantissa bits    up to 65,504, down to 2^-24    rounding error <= 2^-11 |v|
     bfloat16    1 sign, 8 exponent, 7 mantissa bits     float32's range                rounding error <= 2^-8 |v|
@@ -7,13 +7,13 @@
 tie to the even one, as IEEE 754 has it: what is too large becomes infinite, a NaN stays a NaN. All arithmetic is in the
 type of the values; float64 is narrowed to float32 first.
 
-Encoding has error feedback in the same pass (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014): what
-the rounding leaves goes into a residual, and from there into the next value that is encoded,
+Encoding has error feedback in the same pass (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014): the
+rounding error goes into a residual, which is added to the next value that is encoded,
 
-    v = x + residual        code = round16(v)        residual = v - decode(code)        (the last exactly, in float32)
+    v = x + residual        code = round16(v)        residual = v - decode(code)        (the last exact in float32)
 
-so that over many calls nothing is lost. float16 is converted by the processor's own instruction; by bits, with the same
-results, where there is none.
+so that over many calls nothing is lost. float16 is converted by the processor's instruction, or, if it has none, by
+integer operations on the bits with the same results.
 """
 
 import platform
@@ -30,9 +30,9 @@ f4, i4, u2, u4 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def to_float16(v):
-    """The float16 code of a value: plain Python, by bits."""
+    """Return the float16 code of a value, by integer operations on its bits."""
     bits = f4(v).view(np.int32)
-    a = i4(bits & i4(0x7FFFFFFF))  # of the absolute value
+    a = i4(bits & i4(0x7FFFFFFF))  # bits of the absolute value
     odd = (a >> i4(13)) & i4(1)
     normal = i4(a - i4(0x38000000) + i4(0xFFF) + odd) >> i4(13)  # another exponent bias, 13 bits less; a tie to even
     subnormal = f4(a.view(np.float32) + f4(0.5)).view(np.int32) - i4(0x3F000000)  # the addition shifts and rounds
@@ -43,7 +43,7 @@ def to_float16(v):
 
 
 def from_float16(code):
-    """The value of a float16 code, as float32: plain Python, by bits."""
+    """Return the value of a float16 code as float32, by integer operations on its bits."""
     sign = i4(i4(code) & i4(0x8000)) << i4(16)
     a = i4(i4(i4(code) & i4(0x7FFF)) << i4(13))
     subnormal = f4(i4(a + i4(0x38800000)).view(np.float32) - f4(2.0**-14)).view(np.int32)
@@ -54,23 +54,23 @@ def from_float16(code):
 
 @function
 def to_bfloat16(v):
-    """The bfloat16 code of a value: the upper half of the float32 nearest to it."""
+    """Return the bfloat16 code of a value: the upper half of its float32, rounded."""
     bits = f4(v).view(np.uint32)
     odd = u4(bits >> u4(16)) & u4(1)  # a tie goes to the even code
-    # A NaN is kept by hand: the addition could carry it into infinity or zero.
+    # NaN is rounded separately: the addition could carry it into infinity or zero.
     rounded = u4(bits | u4(0x400000)) if v != v else u4(bits + u4(0x7FFF) + odd)
     return u2(rounded >> u4(16))
 
 
 @function
 def from_bfloat16(code):
-    """The value of a bfloat16 code, as float32."""
+    """Return the value of a bfloat16 code as float32."""
     return u4(u4(code) << u4(16)).view(np.float32)
 
 
 @intrinsic
 def narrow(typing, value):
-    """float32 to the code of the nearest float16, by the processor."""
+    """Return the code of the float16 nearest to a float32, by the processor's instruction."""
 
     def generate(context, builder, signature, arguments):
         return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
@@ -80,7 +80,7 @@ def narrow(typing, value):
 
 @intrinsic
 def widen(typing, code):
-    """The code of a float16 to float32, by the processor."""
+    """Return the float32 of a float16 code, by the processor's instruction."""
 
     def generate(context, builder, signature, arguments):
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
@@ -89,12 +89,12 @@ def widen(typing, code):
 
 
 def has_float16() -> bool:
-    """Whether the processor converts float16; where it does not, LLVM would call functions that are not there."""
+    """True if the processor converts float16; elsewhere LLVM would call library functions that are not linked."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features.split(",") if triple.startswith("x86_64") else platform.machine() == "aarch64"
 
 
-# What calls of the two compile to, on the CPU and on a GPU; the simulator calls the functions themselves.
+# Compiled calls of the two functions, on the CPU and on a GPU; the simulator calls the functions themselves.
 @overload(to_float16)
 def _to_float16(v):
     return (lambda v: narrow(f4(v))) if has_float16() else to_float16

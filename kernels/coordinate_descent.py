@@ -1,11 +1,11 @@
-"""Dual coordinate ascent over the rows of a linear model: one example's dual variable after the other, where rows lie.
+"""Stochastic dual coordinate ascent (SDCA) for linear models: each step updates the dual variable of one example.
 
-With examples x_i (a last feature that is always 1 included), targets y_i (labels: s_i = -1 or 1), and per example a
-dual variable a_i,
+With examples x_i (their last feature is the constant 1), targets y_i (labels: s_i = -1 or 1), and a dual variable a_i
+for each example,
 
     v = 1/(lambda n) sum of a_i x_i        w_j = sign(v_j) max(|v_j| - t, 0)        t = l1 / lambda, the threshold
 
-a step takes the a_i that, z = w x_i and q = |x_i|^2 / (lambda n), maximizes
+a step sets a_i to the a that maximizes, for z = w x_i and q = |x_i|^2 / (lambda n),
 
     -conjugate(a) - (a - a_i) z - q/2 (a - a_i)^2
 
@@ -17,22 +17,22 @@ a step takes the a_i that, z = w x_i and q = |x_i|^2 / (lambda n), maximizes
 and adds its change to v. (Shalev-Shwartz and Zhang, "Stochastic dual coordinate ascent methods for regularized loss
 minimization", JMLR 2013; with the threshold "Accelerated proximal stochastic dual coordinate ascent ...", 2014)
 
-For LOGISTIC, where the derivative is zero b = 1 / (1 + exp(u)) with u = s z + q (b - b_i), the margin after the step;
-so u is the root of u - s z + q (b_i - b(u)), which grows with slopes from 1 to 1 + q/4 and crosses zero between s z -
-q b_i and s z + q (1 - b_i). Newton's steps from s z find it; these bounds are halved instead where a step would leave
-them, or is more than half as long as the one before. At the end an error becomes its square, for the second derivative
-is never more than twice the first; and b is found to all its digits, however near to 0 it is.
+For LOGISTIC the derivative is zero at b = 1 / (1 + exp(u)), where u = s z + q (b - b_i) is the margin after the step.
+So u is the root of u - s z + q (b_i - b(u)). This function has slopes from 1 to 1 + q/4, and its root lies between
+s z - q b_i and s z + q (1 - b_i). Newton's method from s z finds it; a bisection of these bounds replaces a step that
+would leave them, or that is more than half as long as the step before. Convergence is quadratic, for the second
+derivative is at most twice the first; and b is exact to all its digits, however near to 0 it is.
 
-Several threads may work on one v, each on examples of its own. Without `atomic` they read and write it as if they were
-alone, and what two add to a v_j at once may be lost; with it, every addition counts. (Hsieh, Yu, Dhillon, "PASSCoDe:
-parallel asynchronous stochastic dual coordinate descent", ICML 2015)
+Several threads may update one v, each with its own examples. Without `atomic`, of two additions to one v_j at the same
+time one may be lost; with it, every addition counts. (Hsieh, Yu, Dhillon, "PASSCoDe: parallel asynchronous stochastic
+dual coordinate descent", ICML 2015)
 
 These kernels run on the CPU only. Arithmetic is in float64, whatever the type of the rows.
 
-    row of rows          sparse (CSR): scale * data[e] in column indices[e]         dense: factor[j] x[i, j] + shift[j]
+    a row                sparse (CSR): scale * data[e] in column indices[e]         dense: factor[j] x[i, j] + shift[j]
     v, w                 (outputs, features + 1), the bias last
-    dual, target         (own examples, outputs); source[i]: the row of rows where example i lies
-    norms                (own examples,): |x_i|^2
+    dual, target         (examples, outputs), of this caller's examples; source[i]: the row of example i
+    norms                (examples,): |x_i|^2
 """
 
 import math
@@ -44,13 +44,13 @@ from hpcdl.kernels.bind import exact, function, on_cpu
 from hpcdl.kernels.linear import HINGE, SQUARED
 from hpcdl.kernels.sparse import row_dot
 
-NEAR = 1e-9  # of a Newton step: the error after it is about its square
-MOST = 200  # steps of it, which no number needs: halving alone ends before
+NEAR = 1e-9  # relative length of the last Newton step: the error after it is about its square
+MOST = 200  # Newton steps; bisection alone needs fewer
 
 
 @exact
 def thresholded(value, threshold):
-    """value, by the threshold nearer to 0."""
+    """Return sign(value) max(|value| - threshold, 0)."""
     if value > threshold:
         return value - threshold
     if value < -threshold:
@@ -59,8 +59,8 @@ def thresholded(value, threshold):
 
 
 @exact
-def halves(u):
-    """1 / (1 + exp(u)) and what is missing to 1, each to all its digits."""
+def logistic_and_rest(u):
+    """Return b = 1 / (1 + exp(u)) and 1 - b, each to all its digits."""
     small = math.exp(-abs(u))
     large = 1.0 / (1.0 + small)
     small *= large
@@ -69,11 +69,11 @@ def halves(u):
 
 @exact
 def logistic_dual(b, margin, q):
-    """The b that solves the step of LOGISTIC from this one, at the margin s z."""
+    """Return the b of a step of LOGISTIC from this b; margin: s z."""
     low, high = margin - q * b, margin + q * (1.0 - b)
     u, apart = margin, np.inf
     for _ in range(MOST):
-        new, rest = halves(u)
+        new, rest = logistic_and_rest(u)
         error = u - margin + q * (b - new if u > 0.0 else rest - (1.0 - b))
         if error > 0.0:
             high = u
@@ -88,13 +88,13 @@ def logistic_dual(b, margin, q):
             next_u = 0.5 * (low + high)
         apart = abs(next_u - u)
         u = next_u
-    new, rest = halves(u)
+    new, rest = logistic_and_rest(u)
     return new
 
 
 @exact
 def loss_of(kind, z, y):
-    """The loss of an output z; y is what is to be predicted, or -1 or 1."""
+    """Return the loss of an output z; y: the value to predict, or a label -1 or 1."""
     if kind == SQUARED:
         return 0.5 * (z - y) * (z - y)
     margin = y * z
@@ -105,7 +105,7 @@ def loss_of(kind, z, y):
 
 @exact
 def conjugate(kind, a, y):
-    """phi*(-a)."""
+    """Return the conjugate of the loss, phi*(-a)."""
     if kind == SQUARED:
         return a * (0.5 * a - y)
     b = y * a
@@ -115,8 +115,8 @@ def conjugate(kind, a, y):
 
 
 @exact
-def stepped(kind, a, z, y, q):
-    """The dual variable after its step."""
+def dual_step(kind, a, z, y, q):
+    """Return the dual variable a after its step."""
     if kind == SQUARED:
         return a + (y - z - a) / (1.0 + q)
     if kind == HINGE:
@@ -127,7 +127,7 @@ def stepped(kind, a, z, y, q):
 
 @exact
 def sparse_output(data, indices, first, last, scale, v, threshold):
-    """w x of a sparse row."""
+    """Return w x for a sparse row x; w: v with the threshold applied."""
     bias = v[v.size - 1]
     if threshold == 0.0:
         return scale * row_dot(data, indices, first, last, v, 0.0) + bias
@@ -139,7 +139,7 @@ def sparse_output(data, indices, first, last, scale, v, threshold):
 
 @function
 def dense_dot(row, v):
-    """sum of row[j] v[j]; in whatever order vectors of the processor take."""
+    """Return the sum of row[j] v[j]; the processor's vectors determine the order of additions."""
     total = 0.0
     for j in range(row.size):
         total += row[j] * v[j]
@@ -148,7 +148,7 @@ def dense_dot(row, v):
 
 @exact
 def dense_output(row, v, threshold):
-    """w x of a dense row."""
+    """Return w x for a dense row x; w: v with the threshold applied."""
     bias = v[v.size - 1]
     if threshold == 0.0:
         return dense_dot(row, v) + bias
@@ -159,15 +159,15 @@ def dense_output(row, v, threshold):
 
 
 @exact
-def fill(row, x, i, factor, shift):
-    """row <- the row i of x, as the model sees it."""
+def read_row(row, x, i, factor, shift):
+    """row <- factor x[i] + shift."""
     for j in range(row.size):
         row[j] = factor[j] * x[i, j] + shift[j]
 
 
 @exact
 def at(v, k, j):
-    """The address of v[k, j]."""
+    """Return the address of v[k, j]."""
     return np.int64(v.ctypes.data) + 8 * (k * np.int64(v.shape[1]) + np.int64(j))
 
 
@@ -187,18 +187,18 @@ def dense_norms(x, factor, shift, source, norms):
     """norms[i] = |x_i|^2."""
     row = np.empty(x.shape[1])
     for i in range(source.size):
-        fill(row, x, source[i], factor, shift)
+        read_row(row, x, source[i], factor, shift)
         norms[i] = dense_dot(row, row) + 1.0
 
 
 @on_cpu
 def sparse_pass(data, indices, indptr, scale, source, target, norms, dual, v, order, kind, step, threshold, atomic):
-    """A step for each example of `order`, on sparse rows; the sum of their losses, each before its own step.
+    """Take a step for each example of `order`, on sparse rows; return the sum of their losses, each before its step.
 
-    step: 1/(lambda n), times sigma' where others work on the same problem meanwhile (hpcdl/strategies).
+    step: 1/(lambda n), times CoCoA's sigma' if other ranks take steps at the same time (hpcdl/strategies).
 
-    Bytes moved per element: its own and 4 for the column, twice, and 24 of v; the latency of memory bounds it where v
-    is in no cache.
+    Bytes moved per element: its own and 4 for the column, twice, and 24 of v; memory latency bounds it where v is in no
+    cache.
     """
     total, last_column = 0.0, v.shape[1] - 1
     for at_example in range(order.size):
@@ -207,7 +207,7 @@ def sparse_pass(data, indices, indptr, scale, source, target, norms, dual, v, or
         for k in range(v.shape[0]):
             z = sparse_output(data, indices, first, last, scale, v[k], threshold)
             total += loss_of(kind, z, target[i, k])
-            new = stepped(kind, dual[i, k], z, target[i, k], step * norms[i])
+            new = dual_step(kind, dual[i, k], z, target[i, k], step * norms[i])
             change = step * (new - dual[i, k])
             dual[i, k] = new
             if change == 0.0:
@@ -226,7 +226,7 @@ def sparse_pass(data, indices, indptr, scale, source, target, norms, dual, v, or
 
 @on_cpu
 def dense_pass(x, factor, shift, source, target, norms, dual, v, order, kind, step, threshold, atomic):
-    """The same on dense rows.
+    """Take a step for each example of `order`, on dense rows; see `sparse_pass`.
 
     Bytes moved per element: its own and 48 that stay in the caches; arithmetic bounds it.
     """
@@ -234,11 +234,11 @@ def dense_pass(x, factor, shift, source, target, norms, dual, v, order, kind, st
     row = np.empty(features)
     for at_example in range(order.size):
         i = order[at_example]
-        fill(row, x, source[i], factor, shift)
+        read_row(row, x, source[i], factor, shift)
         for k in range(v.shape[0]):
             z = dense_output(row, v[k], threshold)
             total += loss_of(kind, z, target[i, k])
-            new = stepped(kind, dual[i, k], z, target[i, k], step * norms[i])
+            new = dual_step(kind, dual[i, k], z, target[i, k], step * norms[i])
             change = step * (new - dual[i, k])
             dual[i, k] = new
             if change == 0.0:
@@ -257,7 +257,7 @@ def dense_pass(x, factor, shift, source, target, norms, dual, v, order, kind, st
 
 @on_cpu
 def sparse_certificate(data, indices, indptr, scale, source, target, dual, w, first, last, kind, step, back):
-    """(sum of losses at w, sum of conjugates) over the examples first to last - 1; back += step * sum of a_i x_i.
+    """Return (sum of losses at w, sum of conjugates) of the examples first to last - 1; back += step * sum of a_i x_i.
 
     step: 1/(lambda n). Bytes moved per element: its own and 4, twice, and 24 of w and back.
     """
@@ -278,14 +278,14 @@ def sparse_certificate(data, indices, indptr, scale, source, target, dual, w, fi
 
 @on_cpu
 def dense_certificate(x, factor, shift, source, target, dual, w, first, last, kind, step, back):
-    """The same of dense rows.
+    """Return the sums of `sparse_certificate`, and change `back`, for dense rows.
 
     Bytes moved per element: its own and 48 that stay in the caches.
     """
     losses, conjugates, features = 0.0, 0.0, x.shape[1]
     row = np.empty(features)
     for i in range(first, last):
-        fill(row, x, source[i], factor, shift)
+        read_row(row, x, source[i], factor, shift)
         for k in range(w.shape[0]):
             z = dense_output(row, w[k], 0.0)
             losses += loss_of(kind, z, target[i, k])

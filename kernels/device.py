@@ -1,17 +1,17 @@
-"""Where arrays lie and what computes on them: the CPU with numpy, or a GPU with CuPy and the CUDA twins of the kernels.
+"""Devices: the CPU with numpy arrays, or a GPU with CuPy arrays and the CUDA twins of the kernels.
 
     member                   CPU                          Cuda
     xp                       numpy                        cupy: matrix products, exp, ... on this device's arrays
     empty, zeros             in the host's memory         in the GPU's memory
     array(host)              the array itself             a copy on the GPU
     host(array)              the array itself             a copy in the host's memory
-    pinned                   as empty                     host memory that the GPU copies at full speed, from and to
+    pinned                   as empty                     page-locked host memory, which copies at full speed
     copy_in, copy_out        copy between an array here and one on the host; done when the call returns
-    synchronize              nothing                      wait until everything that was launched is done
+    synchronize              nothing                      wait until all launches are done
 
-Whoever allocates asks its device; whoever computes calls a kernel, or `device.xp`, and no one asks where an array is.
-A GPU computes in the background, in the order of the launches, all of them on the one default stream that CuPy and
-Numba share; a kernel that returns a number waits for it.
+Code that allocates calls its device; code that computes calls a kernel or `device.xp`, and need not know where an array
+lies. A GPU computes in the background, in the order of the launches: CuPy and Numba share the default stream. A kernel
+that returns a number waits for it.
 """
 
 import functools
@@ -36,28 +36,28 @@ class Cpu:
     xp: Any = np
 
     def empty(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """An array with unspecified contents, aligned to whole cache lines: no vector register is stored across two."""
+        """Return an uninitialized array that begins with a cache line: no vector store crosses two lines."""
         dtype = np.dtype(dtype)
         memory = np.empty(int(np.prod(shape)) * dtype.itemsize + LINE, np.uint8)
         start = -memory.ctypes.data % LINE
         return np.ndarray(shape, dtype, memory, start)
 
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """An array of zeros, aligned likewise."""
-        made = self.empty(shape, dtype)
-        made[...] = 0
-        return made
+        """Return an array of zeros that begins with a cache line."""
+        result = self.empty(shape, dtype)
+        result[...] = 0
+        return result
 
     def pinned(self, shape: Shape, dtype: DTypeLike) -> np.ndarray:
-        """Memory of the host that copies to this device are fast from."""
+        """Return a host array for fast copies to this device."""
         return self.empty(shape, dtype)
 
     def array(self, host: np.ndarray) -> Array:
-        """This host array on this device."""
+        """Return this host array on this device: the array itself."""
         return host
 
     def host(self, array: Array) -> np.ndarray:
-        """This array in the host's memory."""
+        """Return this array in the host's memory: the array itself."""
         return array
 
     def copy_in(self, array: Array, host: np.ndarray) -> None:
@@ -69,14 +69,14 @@ class Cpu:
         host[...] = array
 
     def synchronize(self) -> None:
-        """Wait for what was launched."""
+        """Wait until all launches are done."""
 
     def holds(self, array: Array) -> bool:
-        """Whether this array lies on this device."""
+        """True if this array lies on this device."""
         return isinstance(array, np.ndarray)
 
     def writable(self, array: Array) -> bool:
-        """Whether a kernel may write this array as one block: it lies here, is C-contiguous, aligned and not locked."""
+        """True if a kernel may write this array: it lies here, is C-contiguous, aligned and not read-only."""
         return isinstance(array, np.ndarray) and array.flags.carray
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Cpu:
 
 
 class Cuda:
-    """The GPU number `index` of those that this process sees: CuPy arrays. Made by `open_device`, one for each GPU."""
+    """GPU number `index` of those visible to this process, with CuPy arrays. `open_device` makes one for each GPU."""
 
     name = "cuda"
 
@@ -95,59 +95,59 @@ class Cuda:
         self.index = index
 
     def use(self) -> None:
-        """Make this GPU the one that the calling thread uses; CuPy and Numba share its context."""
+        """Make this GPU the current one of the calling thread; CuPy and Numba share its context."""
         self.xp.cuda.Device(self.index).use()
 
     def empty(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """An array with unspecified contents, aligned to 512 bytes."""
+        """Return an uninitialized array, aligned to 512 bytes."""
         return self.xp.empty(shape, dtype)
 
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """An array of zeros."""
+        """Return an array of zeros."""
         return self.xp.zeros(shape, dtype)
 
     def pinned(self, shape: Shape, dtype: DTypeLike) -> np.ndarray:
-        """A host array in page-locked memory, from CuPy's pool of it."""
+        """Return a host array in page-locked memory, from CuPy's pool."""
         dtype, size = np.dtype(dtype), int(np.prod(shape))
-        with self.xp.cuda.Device(self.index):  # in a thread that has not called `use`, too: batches are gathered in one
+        with self.xp.cuda.Device(self.index):  # the thread that gathers batches has not called `use`
             memory = self.xp.cuda.alloc_pinned_memory(max(1, size * dtype.itemsize))
         return np.ndarray(shape, dtype, memory)
 
     def array(self, host: np.ndarray) -> Array:
-        """A copy on this GPU."""
-        made = self.empty(host.shape, host.dtype)
-        self.copy_in(made, host)
-        return made
+        """Return a copy on this GPU."""
+        result = self.empty(host.shape, host.dtype)
+        self.copy_in(result, host)
+        return result
 
     def host(self, array: Any) -> np.ndarray:
-        """A copy in the host's memory, made after all that was launched before."""
+        """Return a copy in the host's memory; it waits for all earlier launches."""
         return array.get()
 
     def copy_in(self, array: Any, host: np.ndarray) -> None:
-        """array[...] = host; from then on the host array may change."""
+        """array[...] = host; the host array may change when the call returns."""
         if host.size:
             array.set(host)  # in the background, when the host array is pinned
             self.synchronize()
 
     def copy_out(self, array: Any, host: np.ndarray) -> None:
-        """host[...] = array, after all that was launched before."""
+        """host[...] = array, after all earlier launches."""
         if host.size:
             array.get(out=host)
 
     def synchronize(self) -> None:
-        """Wait for what was launched."""
+        """Wait until all launches are done."""
         self.xp.cuda.get_current_stream().synchronize()
 
     def memory(self) -> int:
-        """Bytes of the GPU's memory that CuPy has taken; it gives none back, so this is its peak."""
+        """Return bytes of GPU memory in CuPy's pool; the pool never shrinks, so this is the peak."""
         return self.xp.get_default_memory_pool().total_bytes()
 
     def holds(self, array: Any) -> bool:
-        """Whether this array lies on this GPU."""
+        """True if this array lies on this GPU."""
         return isinstance(array, self.xp.ndarray) and int(array.device) == self.index
 
     def writable(self, array: Any) -> bool:
-        """Whether a kernel may write this array as one block: it lies here and is C-contiguous."""
+        """True if a kernel may write this array: it lies here and is C-contiguous."""
         return self.holds(array) and array.flags.c_contiguous
 
     def __str__(self) -> str:
@@ -161,20 +161,20 @@ cuda = functools.cache(Cuda)
 
 
 def on_device(array: Any) -> bool:
-    """Whether this array lies on a GPU."""
+    """True if this array lies on a GPU."""
     return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
 
 
 def device_of(array: Any) -> Device:
-    """The device on which this array lies."""
+    """Return the device on which this array lies."""
     return cuda(int(array.device)) if on_device(array) else CPU
 
 
 def open_device(name: str, local_rank: int = 0) -> Device:
-    """The device `cpu`, or for `cuda` GPU number local_rank mod their count, which becomes the calling thread's.
+    """Return the device `cpu`, or for `cuda` the GPU number local_rank mod their count, made the current one.
 
-    local_rank: the number of this process among those on its machine, so that they spread over its GPUs. Raises
-    UsageError, which says what is missing, where there is no GPU or nothing to use it with.
+    local_rank: rank of this process on its machine; so its processes spread over the GPUs. Raises UsageError, which
+    says what is missing, if there is no GPU or a package is missing.
     """
     if name == "cpu":
         return CPU
@@ -203,12 +203,12 @@ def open_device(name: str, local_rank: int = 0) -> Device:
 
 
 def import_compiler() -> None:
-    """Import what compiles kernels for a GPU: numba-cuda (Numba's own CUDA target is deprecated), or the simulator."""
+    """Import the compiler for GPUs: numba-cuda (Numba's own CUDA target is deprecated), or the simulator."""
     if not numba.config.ENABLE_CUDASIM:
         importlib.import_module("numba_cuda")
     importlib.import_module("hpcdl.kernels.gpu")
 
 
 def one_line(error: Exception) -> str:
-    """The first line of a message that says something."""
+    """Return the first line of an error's message that has a letter or digit."""
     return next((line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))), "no reason given")

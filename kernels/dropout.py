@@ -1,11 +1,11 @@
-"""The masks of dropout from a counter: what a row loses depends on what the mask is for, never on who computes it.
+"""Dropout masks from a counter-based generator: a row's mask depends on the row's key alone.
 
     SplitMix64, element j of a row with the key k      z <- k + (j + 1) 0x9E3779B97F4A7C15
         z <- (z ^ z >> 30) 0xBF58476D1CE4E5B9;         z <- (z ^ z >> 27) 0x94D049BB133111EB;      z <- z ^ z >> 31
     mask                                               value where the first 24 bits of z are at least `least`, else 0
 
-So a batch may be cut anywhere: each row gets the same mask. (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014; Srivastava et al., "Dropout", JMLR 2014)
+So each row gets the same mask, however a batch is divided. (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014; Srivastava et al., "Dropout", JMLR 2014)
 """
 
 import numpy as np
@@ -15,12 +15,12 @@ from hpcdl.kernels.bind import function, rowwise
 STEP, FIRST, SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 A, B, C, BITS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(40)
 ONE = np.uint64(1)
-STEPS = 1 << 24  # a probability is so many parts
+STEPS = 1 << 24  # probabilities are multiples of 1 / STEPS
 
 
 @function
-def mixed(z):
-    """SplitMix64's output for a state; both are uint64."""
+def split_mix(z):
+    """Return SplitMix64's output for a state; both are uint64."""
     z = (z ^ (z >> A)) * FIRST
     z = (z ^ (z >> B)) * SECOND
     return z ^ (z >> C)
@@ -28,13 +28,13 @@ def mixed(z):
 
 @rowwise("T[:, ::1], int64[::1], int64, T")
 def dropout_mask(i, j, mask, keys, least, value):
-    """mask[i, j] <- value, or 0 for `least` of 2^24 elements, by the key of row i. Bytes per element of b bytes: b."""
-    z = mixed(np.uint64(keys[i]) + (np.uint64(j) + ONE) * STEP)
+    """mask[i, j] <- 0 with probability least / 2^24, else value, by row i's key. Bytes per element of b bytes: b."""
+    z = split_mix(np.uint64(keys[i]) + (np.uint64(j) + ONE) * STEP)
     mask[i, j] = value if np.int64(z >> BITS) >= least else 0
 
 
 def row_keys(key: int, rows: np.ndarray) -> np.ndarray:
-    """A key for each of the rows with these numbers, int64 (rows,): SplitMix64 of `key` at a row's number."""
+    """Return the keys, int64 (rows,), of the rows with these numbers: SplitMix64 with the seed `key` at each number."""
     with np.errstate(over="ignore"):
         z = (rows.astype(np.uint64) + ONE) * STEP + np.uint64(key)
         z = (z ^ (z >> A)) * FIRST

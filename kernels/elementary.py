@@ -1,20 +1,20 @@
-"""exp, tanh, log1p as arithmetic that the compiler can vectorize; the mathematical library's are calls, one at a time.
+"""exp, tanh and log1p in arithmetic that the compiler vectorizes; calls of the mathematical library are scalar.
 
     exp(x)      n = x / log 2, rounded     r = x - n log 2, |r| <= log(2) / 2      exp(x) = 2^n exp(r)
     tanh(x)     float64: y = 2 |x|         e = exp(y) - 1 = 2^n (exp(r) - 1) + (2^n - 1)       sign(x) e / (e + 2)
-                float32: x P(x^2) / Q(x^2), P and Q of degree 4, for |x| <= 8, beyond which it hardly grows
+                float32: x P(x^2) / Q(x^2), P and Q of degree 4, for |x| <= 8, else tanh of -8 or 8
     log1p(x)    0 <= x <= 1                w = x / (2 + x), at most 1/3                        log(1 + x) = 2 atanh(w)
 
-exp(r) - 1 is a Taylor series, to r^7 for float32 and r^13 for float64: the next term is below the type's rounding. The
-log 2 is taken off in two parts, the first so short that n times it is exact (Cody and Waite, "Software manual for the
-elementary functions", 1980). Adding 1.5 2^p, for p bits of mantissa, rounds to an integer and leaves that integer in
-the lowest bits of the sum: no conversion is needed, and NaN goes through. atanh(w) is w + w^3/3 + w^5/5 + ..., to w^15
-and w^31. P and Q have the least largest relative error (6e-9 before rounding); they were found by least squares,
-weighted again and again by the error that was left (Lawson, 1961).
+exp(r) - 1 is a Taylor series, to r^7 for float32 and r^13 for float64: the next term is below the type's rounding.
+n log 2 is subtracted in two parts; the first part of log 2 is so short that its product with n is exact (Cody and
+Waite, "Software manual for the elementary functions", 1980). Adding 1.5 2^p, for p bits of mantissa, rounds to an
+integer and leaves that integer in the lowest bits of the sum: no conversion is needed, and NaN stays NaN. atanh(w) is
+w + w^3/3 + w^5/5 + ..., to w^15 and w^31. P and Q are minimax: the largest relative error (6e-9 before rounding) is the
+least possible; they come from least squares, reweighted by the remaining error (Lawson, 1961).
 
-Errors are below 3 units in the last place, below 5 for float32's tanh, which is half the work of the other way. exp(x)
-is infinite from where its type's largest number is passed, and 0 below exp(-86.9) = 2e-38 for float32 and exp(-707.5) =
-5e-308 for float64, where a result would soon lose digits. On a GPU these names mean CUDA's own functions.
+Errors are below 3 units in the last place; below 5 for float32's tanh, which costs half of float64's formula. exp(x) is
+infinite above the type's largest number, and 0 below exp(-86.9) = 2e-38 for float32 and exp(-707.5) = 5e-308 for
+float64: smaller results would lose digits. On a GPU these names mean CUDA's own functions.
 """
 
 import math
@@ -24,30 +24,30 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-# Not `reassoc`: it would undo the rounding by addition and put the two parts of log 2 together.
+# Not `reassoc`: it would undo the rounding by addition, and add the two parts of log 2.
 FLAGS = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 compiled = numba.njit(**FLAGS)
 
 
 def exp(x):
-    """e^x for a float32 or float64 number."""
+    """Return e^x for a float32 or float64 number."""
     return math.exp(x)
 
 
 def tanh(x):
-    """The hyperbolic tangent of a float32 or float64 number."""
+    """Return the hyperbolic tangent of a float32 or float64 number."""
     return math.tanh(x)
 
 
 def log1p(x):
-    """log(1 + x) for a float32 or float64 number from 0 to 1."""
+    """Return log(1 + x) for a float32 or float64 number from 0 to 1."""
     return math.log1p(x)
 
 
 def exponential(real, integer, p: int, high: float, low: float, smallest: float, largest: float, series):
-    """For `real` numbers with p bits of mantissa: exp, and the two functions of which it is made.
+    """Return exp for `real` numbers with p bits of mantissa, and the two functions it calls.
 
-    log 2 = high + low; series(r) = exp(r) - 1; from `smallest` to `largest` exp is neither 0 nor infinite.
+    log 2 = high + low; series(r) = exp(r) - 1; between `smallest` and `largest` exp is neither 0 nor infinite.
     """
     inverse, high, low, magic = real(1 / math.log(2)), real(high), real(low), real(1.5 * 2.0**p)
     shift, bias = integer(p), integer(2 ** (8 * integer().itemsize - 2 - p) - 1)
@@ -55,14 +55,14 @@ def exponential(real, integer, p: int, high: float, low: float, smallest: float,
 
     @compiled
     def parts(x):
-        """exp(r) - 1, and n in the lowest bits of an integer."""
+        """Return exp(r) - 1, and an integer whose lowest bits are n."""
         total = x * inverse + magic
         n = total - magic
         return series((x - n * high) - n * low), real(total).view(integer)
 
     @compiled
     def power(bits):
-        """2^n, n in the lowest bits."""
+        """Return 2^n; bits: an integer whose lowest bits are n."""
         return integer(integer(bits + bias) << shift).view(real)
 
     @compiled
@@ -81,13 +81,13 @@ b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13 = (1 / math.factorial(k) for 
 
 @compiled
 def series32(r):
-    """r + r^2/2! + ... + r^7/7!"""
+    """Return r + r^2/2! + ... + r^7/7!."""
     return r + r * r * (a2 + r * (a3 + r * (a4 + r * (a5 + r * (a6 + r * a7)))))
 
 
 @compiled
 def series64(r):
-    """r + r^2/2! + ... + r^13/13!"""
+    """Return r + r^2/2! + ... + r^13/13!."""
     tail = b8 + r * (b9 + r * (b10 + r * (b11 + r * (b12 + r * b13))))
     return r + r * r * (b2 + r * (b3 + r * (b4 + r * (b5 + r * (b6 + r * (b7 + r * tail))))))
 
@@ -104,7 +104,7 @@ q1, q2, q3, q4 = map(np.float32, (0.467778445, 0.0261645298, 3.41132956e-4, 8.52
 
 @compiled
 def tanh32(x):
-    """x P(x^2) / Q(x^2)"""
+    """Return tanh(x) as x P(x^2) / Q(x^2)."""
     y = eight if x > eight else x
     y = -eight if y < -eight else y
     v = y * y
@@ -113,7 +113,7 @@ def tanh32(x):
 
 @compiled
 def tanh64(x):
-    """e / (e + 2) with the sign of x"""
+    """Return tanh(x) as e / (e + 2) with the sign of x."""
     y = 2.0 * abs(x)
     q, bits = parts64(104.0 if y > 104.0 else y)  # from there on the quotient is 1
     power = power64(bits)
@@ -128,7 +128,7 @@ d3, d5, d7, d9, d11, d13, d15, d17, d19, d21, d23, d25, d27, d29, d31 = (1 / k f
 
 @compiled
 def log1p32(x):
-    """2 (w + w^3/3 + ... + w^15/15)"""
+    """Return log(1 + x) as 2 (w + w^3/3 + ... + w^15/15)."""
     w = x / (x + two)
     v = w * w
     return two * w * (one + v * (c3 + v * (c5 + v * (c7 + v * (c9 + v * (c11 + v * (c13 + v * c15)))))))
@@ -136,7 +136,7 @@ def log1p32(x):
 
 @compiled
 def log1p64(x):
-    """2 (w + w^3/3 + ... + w^31/31)"""
+    """Return log(1 + x) as 2 (w + w^3/3 + ... + w^31/31)."""
     w = x / (x + 2.0)
     v = w * w
     tail = d17 + v * (d19 + v * (d21 + v * (d23 + v * (d25 + v * (d27 + v * (d29 + v * d31))))))

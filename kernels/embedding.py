@@ -1,16 +1,16 @@
-"""Rows of a table for tokens, and positions added to rows: the two embeddings of a transformer, with their gradients.
+"""Token and position embeddings of a transformer, with their gradients.
 
                             forward                                        backward
     embed                   out[k] = table[token k - first]                gradient[token k - first] += dy[k]
     add_positions           x[i] += table[(i + offset) mod length]         gradient[(i + offset) mod length] += dy[i]
 
-tokens (sequences, length) are whole numbers from 0 to vocabulary - 1, held in the element type of the model as a batch
-has them (float32 tells whole numbers apart up to 2^24); k counts them row by row, and out, dy are (tokens, width).
+tokens (sequences, length) are integers from 0 to vocabulary - 1 in the element type of the model (float32 is exact up
+to 2^24); k counts them row by row, and out, dy are (tokens, width).
 
-A table of `own` rows holds the rows from `first` on of the whole table of the vocabulary. A token of another part gives
-a row of zeros and changes no gradient: so the sum over ranks which hold parts of the table is the whole table's result
-(Shoeybi et al., "Megatron-LM", 2019). What is no token, as a half or NaN, gives zeros too, and the result -1 for the
-caller to report; nothing is read out of bounds.
+A table of `own` rows holds the rows first .. first + own - 1 of the vocabulary's table. A token of another rank's rows
+gives a row of zeros and changes no gradient: so the sum over the ranks that hold the parts is the result of the whole
+table (Shoeybi et al., "Megatron-LM", 2019). A value that is no token, as 0.5 or NaN, gives zeros too, and the kernel
+returns -1, which the caller reports; nothing is read out of bounds.
 
 The order of additions follows from the shapes and the tokens, on the GPU too, so the same call gives the same bits.
 """
@@ -22,7 +22,7 @@ from hpcdl.kernels.bind import block, function, rowwise
 
 @function
 def row_of(token, first, own):
-    """The row of this token in a table of the rows first .. first + own - 1; -1 where it has none."""
+    """Return the row of this token in a table of the rows first .. first + own - 1; -1 if it is not there."""
     if token >= first and token < first + own:  # false for NaN
         k = np.int64(token)
         return k - first if k == token else np.int64(-1)
@@ -31,13 +31,13 @@ def row_of(token, first, own):
 
 @block("T[:, ::1], T[:, ::1], int64, int64, T[:, ::1]")
 def embed(tokens, table, first, vocabulary, out):
-    """out[k] = table[token k - first], zeros where the table has no such row; -1 if any is not a token, else 0.
+    """out[k] = table[token k - first], zeros if the table has no such row; return -1 if a value is no token, else 0.
 
     Bytes moved per element of b bytes: 2b; memory bandwidth bounds it, above all that of writing.
     """
-    flat, wrong, zero, end = tokens.reshape(tokens.size), False, tokens.dtype.type(0), tokens.dtype.type(vocabulary)
-    for k in range(flat.size):  # apart, so that it vectorizes
-        wrong |= not ((flat[k] >= zero) & (flat[k] < end) & (np.floor(flat[k]) == flat[k]))
+    flat, invalid, zero, end = tokens.reshape(tokens.size), False, tokens.dtype.type(0), tokens.dtype.type(vocabulary)
+    for k in range(flat.size):  # a loop of its own, which vectorizes
+        invalid |= not ((flat[k] >= zero) & (flat[k] < end) & (np.floor(flat[k]) == flat[k]))
     own, width = table.shape
     for k in range(flat.size):
         row = row_of(flat[k], first, own)
@@ -47,12 +47,12 @@ def embed(tokens, table, first, vocabulary, out):
         else:
             for j in range(width):
                 out[k, j] = table[np.uintp(row), j]
-    return -1 if wrong else 0
+    return -1 if invalid else 0
 
 
 @block("T[:, ::1], T[:, ::1], int64, T[:, ::1]")
 def embed_backward(tokens, dy, first, gradient):
-    """gradient[token k - first] += dy[k], for the tokens that have a row.
+    """gradient[token k - first] += dy[k], for the tokens whose row is here.
 
     Bytes moved per element of b bytes: 3b; memory bandwidth bounds it.
     """

@@ -1,10 +1,10 @@
-"""Gather a batch: pick rows of a data set, convert them to the model's type and scale them, in one pass.
+"""Gathering of a batch: copy rows of a data set, converted to the model's type and scaled, in one pass.
 
     out[i, j] = scale * source[index[i], j]
 
-The data set keeps its own type in memory (a byte per pixel, say), so a batch is converted when it is gathered and at no
-other time. Images may be moved on the way (`gather_images`), at no further pass. `standardize` is a pass of its own
-over the batch while it lies in a cache: a feature's mean belongs to its place after the move.
+The data set keeps its own type in memory (a byte for a pixel, say), so rows are converted only when they are gathered.
+`gather_images` also shifts and mirrors images in the same pass. `standardize` is a pass of its own over the batch in
+the cache: means belong to the pixels of the shifted image.
 """
 
 import numpy as np
@@ -15,13 +15,13 @@ from numba.extending import intrinsic
 from hpcdl.kernels.bind import block, rowwise
 
 LINE = 64  # bytes of a cache line
-AHEAD = 2  # rows
-NEAR = 1 << 20  # bytes that lie in a cache anyway
+AHEAD = 2  # rows between a prefetch and its use
+NEAR = 1 << 20  # bytes of a data set that lies in a cache: no prefetch
 
 
 @intrinsic
 def prefetch(context, address):
-    """Ask for the cache line at this address to be there when it is read; nothing happens where there is no memory."""
+    """Prefetch the cache line at this address; an address without memory is no error."""
 
     def generate(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -37,34 +37,34 @@ def prefetch(context, address):
 def _gather(source, index, scale, out):
     """Write scale * source[index] into out (rows, columns); every index must lie inside source.
 
-    Bytes moved per element: one of the source, one of out; memory bandwidth bounds it, above all that of writing. No
-    processor foresees which row comes next, so it is told where rows are far away.
+    Bytes moved per element: one of the source, one of out; memory bandwidth bounds it, above all that of writing. A
+    processor cannot predict the next row, so rows of a large source are prefetched.
     """
     factor, base = out.dtype.type(scale), np.uintp(source.ctypes.data)
     width = np.uintp(source.shape[1] * source.itemsize)
-    told = out.shape[0] - AHEAD if source.size * source.itemsize > NEAR else 0
+    prefetched = out.shape[0] - AHEAD if source.size * source.itemsize > NEAR else 0
     for i in range(out.shape[0]):
-        if i < told:
+        if i < prefetched:
             address = base + np.uintp(index[i + AHEAD]) * width
             for offset in range(0, width, LINE):
                 prefetch(address + np.uintp(offset))
-        row = np.uintp(index[i])  # no check for a negative index: the loop vectorizes
+        row = np.uintp(index[i])  # unsigned, without the check for a negative index, so that the loop vectorizes
         for j in range(out.shape[1]):
             out[i, j] = out.dtype.type(source[row, j]) * factor
 
 
 def _gather_images(source, index, scale, height, width, channels, down, right, mirrored, out):
-    """Like gather, for images (height, width, channels): image i is moved by (down[i], right[i]), then mirrored.
+    """Gather images (height, width, channels): image i is shifted by (down[i], right[i]), then mirrored if mirrored[i].
 
-    Pixels that come in from outside are 0. With mirrored[i] != 0 left and right change places.
+    Pixels from outside the image are 0. Mirroring exchanges left and right.
     """
-    # np.uintp: an index that cannot be negative needs no check for it, and without the check the loops vectorize.
+    # np.uintp: an unsigned index needs no check for negative values, and without it the loops vectorize.
     factor, line = out.dtype.type(scale), width * channels
     for i in range(len(index)):
         image, target = source[index[i]], out[i]
         for j in range(len(target)):
             target[j] = out.dtype.type(0)
-        shift = -right[i] if mirrored[i] else right[i]  # to the right, in the image as it comes out
+        shift = -right[i] if mirrored[i] else right[i]  # to the right, in the resulting image
         first, last = max(0, shift), min(width, width + shift)
         for v in range(max(0, down[i]), min(height, height + down[i])):
             to, start = v * line, (v - down[i]) * line
@@ -80,7 +80,7 @@ def _gather_images(source, index, scale, height, width, channels, down, right, m
                     target[np.uintp(to + j)] = out.dtype.type(image[np.uintp(start + j)]) * factor
 
 
-# The source is read only (its fourth `Array` argument); its type is T. The type of out comes from the model.
+# The source is read-only (the fourth argument of `Array`) and of type T; out has the type of the model.
 _ROWS = "Array(T, 2, 'C', True), int64[::1]"
 _MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
 gather = {out: block(f"{_ROWS}, float64, {out}[:, ::1]")(_gather) for out in ("float32", "float64")}

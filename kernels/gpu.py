@@ -1,16 +1,16 @@
-"""The kernels on a GPU: the one module that imports Numba's CUDA, imported when an array on a GPU first meets a kernel.
+"""CUDA kernels: compilation, launches and sums. bind.py imports it when a kernel first gets an array on a GPU.
 
-    twin(kernel, dtype)          what bind.py calls: a function that launches the CUDA twin of a kernel
-    @cuda_kernel("T[::1]")       a CUDA kernel, for the twins of block kernels (gpu_*.py)
-    functions(kernel)            the CUDA kernels behind a kernel
-    cuda_kernel.ptx(dtype)       its assembly for sm_90, without a GPU
+    twin(kernel, dtype)          return a function that launches the CUDA twin of a kernel, for bind.py
+    @cuda_kernel("T[::1]")       make a CUDA kernel, for the twins of block kernels (gpu_*.py)
+    functions(kernel)            return the CUDA kernels that a kernel launches
+    cuda_kernel.ptx(dtype)       return its assembly for sm_90; no GPU is needed
 
-Grids are one-dimensional, of THREADS threads a block, and every kernel strides over its grid, so any grid is right. The
-order of a sum depends on the shape of the arrays only, never on who is first: THREADS partial sums are added as a tree
-within a block, then the blocks' sums in their order. So the same call gives the same bits; gpu_sparse.py has the one
-exception.
+Only this module imports Numba's CUDA. Grids are one-dimensional, of THREADS threads a block; every kernel strides over
+its grid, so any number of blocks is correct. The order of a sum depends only on the shapes of the arrays: THREADS
+partial sums are added as a tree within a block, then the blocks' sums in their order. So the same call gives the same
+bits; gpu_sparse.py has the one exception.
 
-Launches go to CUDA's default stream, which is CuPy's too: nothing needs to wait for the other.
+Launches go to CUDA's default stream, which is CuPy's too: so they run in order, without further synchronization.
 
 With NUMBA_ENABLE_CUDASIM=1, set before Numba is imported, the kernels run in Numba's simulator.
 """
@@ -30,25 +30,25 @@ from numpy.typing import DTypeLike
 
 from hpcdl.kernels.bind import Kernel, compile_lock, generate, numba_types
 
-# numba-cuda is Numba's CUDA target as a package of its own. It puts itself in the place of numba.cuda when Python
-# starts, but not from a folder on PYTHONPATH; and it wants numpy's row_stack, which is gone in numpy 2.5.
+# numba-cuda is Numba's CUDA target as a package of its own. It replaces numba.cuda when Python starts, but not if it
+# lies in a folder on PYTHONPATH; and it needs numpy's row_stack, which numpy 2.5 no longer has.
 os.environ.setdefault("NUMBA_CUDA_ARRAY_INTERFACE_SYNC", "0")
 os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
 if not hasattr(np, "row_stack"):
     np.row_stack = np.vstack  # noqa: NPY201
 with contextlib.suppress(ImportError):
     importlib.import_module("_numba_cuda_redirector")
-from numba import cuda  # after what it needs
+from numba import cuda  # after the lines above, which it needs
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)
-THREADS = 64 if SIMULATED else 256  # of a block; a power of two
+THREADS = 64 if SIMULATED else 256  # threads of a block; a power of two
 LANES = 16 if SIMULATED else 32  # neighbouring columns that a block sums at once; a divisor of THREADS
-BLOCKS = 4 if SIMULATED else 1056  # at most: 8 for each of an H200's 132 multiprocessors
+BLOCKS = 4 if SIMULATED else 1056  # blocks of a grid, at most: 8 for each of an H200's 132 multiprocessors
 
-# What stands around the body of a kernel; bind.LOOPS has the same for the CPU. No argument of a body begins with _.
+# The loops around the body of a kernel; bind.LOOPS has those for the CPU. No argument of a body begins with _.
 GRIDS = {
     "elementwise": "for _i in range(cuda.grid(1), {first}.size, cuda.gridsize(1)):\n body(_i, {names})",
-    # One division for each thread; then (i, j) moves on by the grid's size, cut into rows and the rest.
+    # One division for each thread; then (i, j) advances by the grid's size, which is split into rows and columns.
     "rowwise": """_columns = {first}.shape[1]
 _i, _j = cuda.grid(1) // _columns, cuda.grid(1) % _columns
 _down, _right = cuda.gridsize(1) // _columns, cuda.gridsize(1) % _columns
@@ -91,17 +91,17 @@ class CudaKernel:
         self.compiled: dict[np.dtype, tuple[Any, tuple[Any, ...]]] = {}
 
     def __call__(self, dtype: np.dtype, blocks: int, *args: Any) -> None:
-        """Launch so many blocks, at most BLOCKS; every array must be of the declared type and contiguous."""
+        """Launch `blocks` blocks, at most BLOCKS; every array must have the declared type and be C-contiguous."""
         try:
             compiled, types = self.compiled[dtype]
         except KeyError:
             compiled, types = self.compile(dtype)
-        fitted = [fitting(self.name, arg, wanted) for arg, wanted in zip(args, types, strict=True)]
+        fitted = [converted(self.name, arg, wanted) for arg, wanted in zip(args, types, strict=True)]
         if blocks > 0:
             compiled[min(int(blocks), BLOCKS), THREADS](*fitted)
 
     def compile(self, dtype: DTypeLike) -> tuple[Any, tuple[Any, ...]]:
-        """Compile, or load from the cache, the version for this element type."""
+        """Return the version for this element type, compiled or loaded from the cache, and its types."""
         types = numba_types(self.signature, dtype)
         with compile_lock(self.name):
             compiled = cuda.jit(numba.types.void(*types), cache=not SIMULATED)(self.make(types[0].dtype))
@@ -109,7 +109,7 @@ class CudaKernel:
         return compiled, types
 
     def ptx(self, dtype: DTypeLike) -> str:
-        """The kernel's assembly for compute capability 9.0; no GPU is needed."""
+        """Return the kernel's assembly for compute capability 9.0; no GPU is needed."""
         types = numba_types(self.signature, dtype)
         with without_a_gpu():
             text, _ = cuda.compile(
@@ -121,14 +121,14 @@ class CudaKernel:
 def cuda_kernel(signature: str) -> Callable[[Callable], CudaKernel]:
     """Decorator: a CUDA kernel; `signature` names the types of its arguments, T the first array's element type.
 
-    T is put among its globals; functions of this folder that it calls become device functions.
+    The body's global T is that type; functions of this folder that it calls become device functions.
     """
-    return lambda body: CudaKernel(body.__name__, lambda kind: adapted(body, T=kind), signature)
+    return lambda body: CudaKernel(body.__name__, lambda kind: with_device_functions(body, T=kind), signature)
 
 
 @contextlib.contextmanager
 def without_a_gpu() -> Iterator[None]:
-    """Let Numba compile for a GPU that is not there: it asks the current device what it can do."""
+    """Let Numba compile without a GPU: it would ask the current device for its compute capability."""
     dispatcher: Any = importlib.import_module("numba.cuda.dispatcher")
     before = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
@@ -139,7 +139,7 @@ def without_a_gpu() -> Iterator[None]:
 
 
 def no_compiler() -> str:
-    """Why nothing can be compiled for a GPU here: NVIDIA's libnvvm is missing; "" where it is found."""
+    """Return why kernels cannot be compiled for a GPU here (NVIDIA's libnvvm is missing), or "" if they can."""
     try:
         importlib.import_module("numba.cuda.cudadrv.nvvm").NVVM()
     except ImportError as error:  # Numba's NvvmSupportError is one
@@ -147,8 +147,8 @@ def no_compiler() -> str:
     return ""
 
 
-def fitting(name: str, arg: Any, wanted: Any) -> Any:
-    """The argument as the compiled kernel takes it; TypeError for an array that does not fit."""
+def converted(name: str, arg: Any, wanted: Any) -> Any:
+    """Return the argument with the wanted type; TypeError for an array of another type, dimension or layout."""
     if not isinstance(wanted, numba.types.Array):
         return as_dtype(wanted).type(arg)
     if arg.dtype != as_dtype(wanted.dtype) or arg.ndim != wanted.ndim or not arg.flags["C_CONTIGUOUS"]:
@@ -156,10 +156,10 @@ def fitting(name: str, arg: Any, wanted: Any) -> Any:
     return arg
 
 
-def adapted(body: Any, space: dict[str, Any] | None = None, **names: Any) -> FunctionType:
-    """The function with `names` among its globals, and CUDA device functions in the place of our compiled functions.
+def with_device_functions(body: Any, space: dict[str, Any] | None = None, **names: Any) -> FunctionType:
+    """Return the function with `names` among its globals and CUDA device functions in place of compiled functions.
 
-    In the simulator all share the globals of the kernel, `space`: there `cuda` means something else while it runs.
+    The simulator replaces the global `cuda` while a kernel runs; so there all share the kernel's globals, `space`.
     """
     space = {} if space is None else space
     for name, value in (body.__globals__ | names).items():
@@ -167,21 +167,21 @@ def adapted(body: Any, space: dict[str, Any] | None = None, **names: Any) -> Fun
     for name in {step.argval for step in dis.get_instructions(body) if step.opname == "LOAD_GLOBAL"}:
         value = space.get(name)
         if isinstance(value, numba.core.dispatcher.Dispatcher):
-            value = value.py_func  # compiled as it stands, its flags for the CPU would come along
+            value = value.py_func  # the compiled function has flags for the CPU
         if isinstance(value, FunctionType) and value.__module__.startswith(__package__):
-            space[name] = adapted(value, space) if SIMULATED else device_function(value)
-    made = FunctionType(body.__code__, space, body.__name__, body.__defaults__, body.__closure__)
-    made.__qualname__ = body.__qualname__
-    return made
+            space[name] = with_device_functions(value, space) if SIMULATED else device_function(value)
+    result = FunctionType(body.__code__, space, body.__name__, body.__defaults__, body.__closure__)
+    result.__qualname__ = body.__qualname__
+    return result
 
 
 def device_function(body: Callable) -> Any:
-    """The body as a CUDA device function."""
-    return cuda.jit(device=True)(adapted(body))
+    """Return the body as a CUDA device function."""
+    return cuda.jit(device=True)(with_device_functions(body))
 
 
 def functions(kernel: Kernel) -> list[CudaKernel]:
-    """The CUDA kernels behind a kernel, in the order of their launches."""
+    """Return the CUDA kernels that a kernel launches, in the order of their launches."""
     if not kernel.launches:
         if kernel.kind == "block":
             room, _, module = kernel.__module__.rpartition(".")
@@ -192,14 +192,14 @@ def functions(kernel: Kernel) -> list[CudaKernel]:
 
 
 def generated(kernel: Kernel) -> list[CudaKernel]:
-    """The CUDA kernels around an element's body."""
+    """Return the CUDA kernels made of the body of an elementwise or rowwise kernel."""
     if kernel.kind.startswith("sums"):
         return [cuda_sums(kernel.signature)(kernel.body), add_partial]
-    return [around(kernel.kind, kernel.body, kernel.signature)]
+    return [looped(kernel.kind, kernel.body, kernel.signature)]
 
 
-def around(kind: str, body: Callable, signature: str, more: tuple[str, ...] = (), over: str = "{first}") -> CudaKernel:
-    """The CUDA kernel of GRIDS[kind] around an element's body; `over`: the argument whose elements are meant."""
+def looped(kind: str, body: Callable, signature: str, more: tuple[str, ...] = (), over: str = "{first}") -> CudaKernel:
+    """Return the CUDA kernel that runs a body in the loop GRIDS[kind]; over: the argument whose elements it visits."""
 
     def make(element: Any) -> Callable:
         names = {"body": device_function(body), "cuda": cuda, "THREADS": THREADS, "LANES": LANES, "T": element}
@@ -209,13 +209,13 @@ def around(kind: str, body: Callable, signature: str, more: tuple[str, ...] = ()
 
 
 def cuda_sums(signature: str) -> Callable[[Callable], CudaKernel]:
-    """Decorator: a CUDA kernel for `add_column_sums`, of body(i, j, ...), which returns a number and writes nothing."""
-    return lambda body: around("sums", body, signature + ", T[:, ::1]", more=("partial",))
+    """Decorator: a CUDA kernel for `add_column_sums` of body(i, j, ...), which returns a number and writes nothing."""
+    return lambda body: looped("sums", body, signature + ", T[:, ::1]", more=("partial",))
 
 
 def cuda_rowwise(signature: str, over: str) -> Callable[[Callable], CudaKernel]:
-    """Decorator: a CUDA kernel that runs body(i, j, ...) for every element of its argument named `over`, a matrix."""
-    return lambda body: around("rowwise", body, signature, over=over)
+    """Decorator: a CUDA kernel that runs body(i, j, ...) for every element of the matrix named `over`, an argument."""
+    return lambda body: looped("rowwise", body, signature, over=over)
 
 
 @cuda_kernel("T[:, ::1], T[::1]")
@@ -229,9 +229,9 @@ def add_partial(partial, into):
 
 
 def group_sum(value, lanes):
-    """The sum of float64 values over each `lanes` neighbouring threads, a power of two, for all of them.
+    """Return, to all threads of a group of `lanes` neighbours, the sum of their float64 values.
 
-    All threads of the block must call it.
+    lanes: a power of two. All threads of the block must call it.
     """
     shared = cuda.shared.array(THREADS, numba.float64)
     thread, half = cuda.threadIdx.x, lanes // 2
@@ -243,12 +243,12 @@ def group_sum(value, lanes):
         half //= 2
     cuda.syncthreads()
     total = shared[thread - thread % lanes]
-    cuda.syncthreads()  # the next call writes there
+    cuda.syncthreads()  # before the next call writes to `shared`
     return total
 
 
 def group_max(value, lanes):
-    """Likewise the largest of float64 values, none of them NaN."""
+    """Return, to all threads of a group of `lanes` neighbours, the largest of their float64 values, none NaN."""
     shared = cuda.shared.array(THREADS, numba.float64)
     thread, half = cuda.threadIdx.x, lanes // 2
     shared[thread] = value
@@ -259,17 +259,17 @@ def group_max(value, lanes):
         half //= 2
     cuda.syncthreads()
     top = shared[thread - thread % lanes]
-    cuda.syncthreads()  # the next call writes there
+    cuda.syncthreads()  # before the next call writes to `shared`
     return top
 
 
 def block_sum(value):
-    """The sum of the float64 values of a block's threads, for all of them; all must call it."""
+    """Return, to all threads of a block, the sum of their float64 values; all must call it."""
     return group_sum(value, THREADS)
 
 
 def lanes_of(columns: int) -> int:
-    """How many neighbouring threads share a row of so many columns: a power of two, at least 4 columns for each."""
+    """Return how many neighbouring threads share a row of `columns` columns: a power of two, 4 columns each or more."""
     lanes = 1
     while lanes < THREADS and 8 * lanes <= columns:
         lanes *= 2
@@ -278,7 +278,7 @@ def lanes_of(columns: int) -> int:
 
 @cuda_kernel("T[:, ::1], T[::1]")
 def add_up(partial, result):
-    """result[j] = the sum over k of partial[k, j]; one block."""
+    """result[j] = the sum over k of partial[k, j]; launched with one block."""
     for j in range(result.size):
         total = 0.0
         for k in range(cuda.threadIdx.x, partial.shape[0], THREADS):
@@ -292,16 +292,16 @@ SCRATCH: dict[np.dtype, Any] = {}
 
 
 def scratch(dtype: DTypeLike, *shape: int) -> Any:
-    """A device array with unspecified contents, for the partial sums of one call: allocating would wait for the GPU."""
+    """Return a reused, uninitialized device array for partial sums of one call: an allocation waits for the GPU."""
     size = int(np.prod(shape))
-    kept = SCRATCH.get(np.dtype(dtype))
-    if kept is None or kept.size < size:
-        kept = SCRATCH[np.dtype(dtype)] = cuda.device_array(max(1024, size), dtype)
-    return kept[:size].reshape(shape)
+    array = SCRATCH.get(np.dtype(dtype))
+    if array is None or array.size < size:
+        array = SCRATCH[np.dtype(dtype)] = cuda.device_array(max(1024, size), dtype)
+    return array[:size].reshape(shape)
 
 
 def total_of(partial: Any) -> np.ndarray:
-    """The column sums of float64 partial sums (blocks, columns), on the host; zeros where no block ran."""
+    """Return the column sums of float64 partial sums (blocks, columns) on the host; zeros if no block ran."""
     if not partial.shape[0]:
         return np.zeros(partial.shape[1])
     result = cuda.device_array(partial.shape[1], np.float64)
@@ -310,9 +310,9 @@ def total_of(partial: Any) -> np.ndarray:
 
 
 def add_column_sums(kernel: CudaKernel, array: Any, *rest: Any) -> None:
-    """The last argument gains the sums over the rows of what the kernel's body returns for each element of `array`."""
+    """Add to the last argument the sums over the rows of the body's results for each element of `array`."""
     rows, columns = array.shape
-    chunks = min(64, -(-rows * LANES // (8 * THREADS)))  # a thread sums at least 8 rows, where there are as many
+    chunks = min(64, -(-rows * LANES // (8 * THREADS)))  # a thread sums 8 rows or more, if there are as many
     partial = scratch(array.dtype, max(1, chunks), columns)
     kernel(array.dtype, chunks * -(-columns // LANES), array, *rest, partial)
     if chunks:
@@ -320,7 +320,7 @@ def add_column_sums(kernel: CudaKernel, array: Any, *rest: Any) -> None:
 
 
 def twin(kernel: Kernel, dtype: np.dtype) -> Callable:
-    """A function of the kernel's arguments that launches its CUDA twin for this element type."""
+    """Return a function of the kernel's arguments that launches its CUDA twin for this element type."""
     first = functions(kernel)[0]
     if kernel.kind == "block":
         return kernel.launch

@@ -1,4 +1,4 @@
-"""CUDA twins of attention.py: some neighbouring threads for each row."""
+"""CUDA twins of attention.py; each row belongs to a group of neighbouring threads."""
 
 import math
 
@@ -9,7 +9,7 @@ from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, group_max, group_sum, 
 
 @cuda_kernel("T[:, ::1], int64, T, int64")
 def softmax_rows(scores, length, scale, lanes):
-    """Each row belongs to `lanes` neighbouring threads."""
+    """Softmax of each row, by `lanes` neighbouring threads."""
     thread, rows = cuda.threadIdx.x, scores.shape[0]
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -32,7 +32,7 @@ def softmax_rows(scores, length, scale, lanes):
 
 @cuda_kernel("T[:, ::1], T[:, ::1], int64, T, int64")
 def backward_rows(p, dp, length, scale, lanes):
-    """Each row belongs to `lanes` neighbouring threads."""
+    """Gradient of each row, by `lanes` neighbouring threads."""
     thread, rows = cuda.threadIdx.x, p.shape[0]
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):

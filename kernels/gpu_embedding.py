@@ -1,9 +1,9 @@
 """CUDA twins of embedding.py.
 
-Each element of a gradient belongs to one thread, which adds to it in the order of the rows: so no two threads meet, and
-no order is left to chance. For embed_backward a block takes LANES columns; its threads come in groups of LANES, and
-each group owns the rows of the table whose number, modulo the number of groups with those columns, is its own. All read
-the tokens, and each group takes those of its rows.
+Each element of a gradient belongs to one thread, which adds to it in the order of the rows: so threads do not conflict,
+and the order of additions is fixed. For embed_backward a block takes LANES columns, and its threads form groups of
+LANES. Of the groups with the same columns, group g owns the rows of the table whose number, modulo the
+number of groups, is g. All groups read all tokens, and each adds those of its rows.
 """
 
 import numba
@@ -26,27 +26,27 @@ from hpcdl.kernels.gpu import (
 
 
 @cuda_rowwise("T[:, ::1], T[:, ::1], int64, T[:, ::1]", over="out")
-def picked(i, j, tokens, table, first, out):
-    """out[i, j] = table[token i - first, j], zero where there is no such row."""
+def copy_rows(i, j, tokens, table, first, out):
+    """out[i, j] = table[token i - first, j], zero if there is no such row."""
     row = row_of(tokens[i // tokens.shape[1], i % tokens.shape[1]], first, table.shape[0])
     out[i, j] = table[row, j] if row >= 0 else out.dtype.type(0)
 
 
 @cuda_kernel("T[:, ::1], int64, float64[:, ::1]")
-def count_wrong(tokens, vocabulary, partial):
-    """partial[k, 0] = how many of the tokens of block k are none."""
-    wrong, length = 0.0, tokens.shape[1]
+def count_invalid(tokens, vocabulary, partial):
+    """partial[k, 0] = number of invalid tokens that block k has read."""
+    invalid, length = 0.0, tokens.shape[1]
     for k in range(cuda.grid(1), tokens.shape[0] * length, cuda.gridsize(1)):
         if row_of(tokens[k // length, k % length], 0, vocabulary) < 0:
-            wrong += 1.0
-    wrong = block_sum(wrong)
+            invalid += 1.0
+    invalid = block_sum(invalid)
     if cuda.threadIdx.x == 0:
-        partial[cuda.blockIdx.x, 0] = wrong
+        partial[cuda.blockIdx.x, 0] = invalid
 
 
 @cuda_kernel("T[:, ::1], T[:, ::1], int64, T[:, ::1], int64")
 def add_tokens(tokens, dy, first, gradient, parts):
-    """Block (tile, part): LANES columns, and THREADS // LANES of all groups of rows; parts is a power of two."""
+    """Block (tile, part): LANES columns, and THREADS // LANES of the groups of rows; parts is a power of two."""
     shared = cuda.shared.array(THREADS, numba.int64)
     thread, groups, length = cuda.threadIdx.x, parts * (THREADS // LANES), tokens.shape[1]
     own, width = gradient.shape
@@ -68,7 +68,7 @@ def add_tokens(tokens, dy, first, gradient, parts):
 
 @cuda_kernel("T[:, ::1], T[:, ::1], int64, int64")
 def add_sequences(dy, gradient, length, offset):
-    """One thread for each element of the gradient."""
+    """gradient[(i + offset) mod length] += dy[i], with one thread for each element of the gradient."""
     width = gradient.shape[1]
     for k in range(cuda.grid(1), length * width, cuda.gridsize(1)):
         position, j, total = k // width, k % width, T(0)  # noqa: F821 - see cuda_kernel
@@ -77,22 +77,22 @@ def add_sequences(dy, gradient, length, offset):
         gradient[position, j] += total
 
 
-@embedding.embed.device(picked, count_wrong, add_up)
+@embedding.embed.device(copy_rows, count_invalid, add_up)
 def embed(tokens, table, first, vocabulary, out):
-    """out[k] = table[token k - first]; -1 if any is not a token, else 0."""
+    """out[k] = table[token k - first]; return -1 if a value is no token, else 0."""
     blocks = min(BLOCKS, -(-tokens.size // THREADS))
     partial = scratch("float64", blocks, 1)
-    picked(tokens.dtype, -(-out.size // THREADS), tokens, table, first, out)
-    count_wrong(tokens.dtype, blocks, tokens, vocabulary, partial)
+    copy_rows(tokens.dtype, -(-out.size // THREADS), tokens, table, first, out)
+    count_invalid(tokens.dtype, blocks, tokens, vocabulary, partial)
     return -1 if np.any(total_of(partial)) else 0
 
 
 @embedding.embed_backward.device(add_tokens)
 def embed_backward(tokens, dy, first, gradient):
-    """gradient[token k - first] += dy[k], for the tokens that have a row."""
+    """gradient[token k - first] += dy[k], for the tokens whose row is here."""
     own, width = gradient.shape
     tiles, parts = -(-width // LANES), 1
-    # More groups share the additions, but each reads all tokens: half of the blocks that a GPU takes, and no idle ones.
+    # More groups share the additions, but each reads all tokens: so at most half of BLOCKS, and no group without rows.
     while 2 * parts * tiles <= BLOCKS // 2 and parts * (THREADS // LANES) < own:
         parts *= 2
     add_tokens(tokens.dtype, tiles * parts if tokens.size else 0, tokens, dy, first, gradient, parts)

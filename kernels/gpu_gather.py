@@ -1,4 +1,4 @@
-"""CUDA twins of gather.py: the grid strides over the elements of out, and each finds its source."""
+"""CUDA twins of gather.py: a grid-stride loop over the elements of out computes the source of each."""
 
 from hpcdl.kernels.gather import gather, gather_images
 from hpcdl.kernels.gpu import THREADS, cuda_rowwise
@@ -7,14 +7,16 @@ _ROWS = "T[:, ::1], int64[::1]"
 _MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
 
 
-def picked(i, j, source, index, scale, out):
-    """out[i, j] = scale * source[index[i], j]"""
+def copy_element(i, j, source, index, scale, out):
+    """out[i, j] = scale * source[index[i], j]."""
     out[i, j] = out.dtype.type(source[index[i], j]) * out.dtype.type(scale)
 
 
-def moved(i, j, source, index, scale, height, width, channels, down, right, mirrored, out):
-    """out[i, j], pixel (v, h) and channel c of image i, is pixel (v - down, h - right), h counted from the other side
-    when mirrored; 0 when that is outside."""
+def copy_pixel(i, j, source, index, scale, height, width, channels, down, right, mirrored, out):
+    """out[i, j], which is pixel (v, h) and channel c of image i, = pixel (v - down, h - right) of its source.
+
+    Mirrored, h is counted from the right. A pixel from outside the source is 0.
+    """
     line = width * channels
     v, c = j // line - down[i], j % channels
     h = j % line // channels
@@ -35,5 +37,5 @@ def register(kernel, body, signature: str):
 
 
 for kind in gather:
-    register(gather[kind], picked, f"{_ROWS}, float64, {kind}[:, ::1]")
-    register(gather_images[kind], moved, f"{_ROWS}, float64, {_MOVES}, {kind}[:, ::1]")
+    register(gather[kind], copy_element, f"{_ROWS}, float64, {kind}[:, ::1]")
+    register(gather_images[kind], copy_pixel, f"{_ROWS}, float64, {_MOVES}, {kind}[:, ::1]")

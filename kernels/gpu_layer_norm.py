@@ -1,4 +1,4 @@
-"""CUDA twins of layer_norm.py: some neighbouring threads for each row; the sums over rows are taken by columns."""
+"""CUDA twins of layer_norm.py: a group of neighbouring threads for each row; sums over rows by columns."""
 
 import math
 
@@ -18,7 +18,7 @@ from hpcdl.kernels.layer_norm import EPS
 
 @cuda_kernel("T[:, ::1], T[::1], T[::1], T[:, ::1], T[::1], T[::1], int64")
 def normalize_rows(x, gain, bias, y, mean, rstd, lanes):
-    """Each row belongs to `lanes` neighbouring threads."""
+    """Normalize each row, by `lanes` neighbouring threads."""
     thread, (rows, n) = cuda.threadIdx.x, x.shape
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -41,7 +41,7 @@ def normalize_rows(x, gain, bias, y, mean, rstd, lanes):
 
 @cuda_kernel("T[:, ::1], T[:, ::1], T[::1], T[::1], T[::1], T[:, ::1], int64")
 def backward_rows(dy, x, gain, mean, rstd, dx, lanes):
-    """Each row belongs to `lanes` neighbouring threads."""
+    """dx of each row, by `lanes` neighbouring threads."""
     thread, (rows, n) = cuda.threadIdx.x, x.shape
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -61,20 +61,20 @@ def backward_rows(dy, x, gain, mean, rstd, dx, lanes):
 
 @cuda_sums("T[:, ::1], T[:, ::1], T[::1], T[::1], T[::1]")
 def along_h(i, j, dy, x, mean, rstd, dgain):
-    """dy h, whose sums over the rows dgain gains."""
+    """Return dy h; its sums over the rows are added to dgain."""
     return dy[i, j] * ((x[i, j] - mean[i]) * rstd[i])
 
 
 @layer_norm.layer_norm.device(normalize_rows)
 def normalize(x, gain, bias, y, mean, rstd):
-    """y = (x - mean) rstd gain + bias, and mean and rstd of each row."""
+    """y = (x - mean) rstd gain + bias; mean and rstd of each row are written too."""
     lanes = lanes_of(x.shape[1])
     normalize_rows(x.dtype, -(-x.shape[0] * lanes // THREADS), x, gain, bias, y, mean, rstd, lanes)
 
 
 @layer_norm.layer_norm_backward.device(along_h, add_partial, backward_rows)
 def normalize_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
-    """dx, last, for it may take dy's place; dgain and dbias are added to."""
+    """Write dx, add to dgain and dbias; dx comes last, for it may be dy itself."""
     add_column_sums(along_h, dy, x, mean, rstd, dgain)
     activation.add_rows(dy, dbias)
     lanes = lanes_of(x.shape[1])

@@ -1,6 +1,6 @@
-"""CUDA twins of loss.py: each block sums loss, score and invalid labels of its rows, then one block the blocks' sums.
+"""CUDA twins of loss.py: each block sums loss, score and invalid labels of its rows; one block adds the blocks' sums.
 
-partial is (blocks, 3): those three sums of each block.
+partial is (blocks, 3): the three sums of each block.
 """
 
 import math
@@ -26,8 +26,8 @@ from hpcdl.kernels.gpu import (
 from hpcdl.kernels.loss import hinge_row, huber_row, logistic_row
 
 
-def finish(partial, loss, score, invalid):
-    """Write the sums over a block's threads."""
+def write_sums(partial, loss, score, invalid):
+    """Write a block's three sums to `partial`; all its threads must call it."""
     loss, score, invalid = block_sum(loss), block_sum(score), block_sum(invalid)
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x, 0] = loss
@@ -37,11 +37,11 @@ def finish(partial, loss, score, invalid):
 
 @cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1], int64")
 def softmax_rows(z, labels, dz, partial, lanes):
-    """Each row belongs to `lanes` neighbouring threads, a power of two, at most one for each class.
+    """Softmax, loss and gradient of each row, by `lanes` neighbouring threads: a power of two, at most one for a class.
 
-    The largest element and the sum of exponentials are each reduced as a tree over a row's lanes, in shared memory.
+    The largest element and the sum of exponentials are reduced as trees over a row's lanes, in shared memory.
     """
-    tops = cuda.shared.array(THREADS, numba.int64)  # one on a line: the simulator knows them by their lines
+    tops = cuda.shared.array(THREADS, numba.int64)  # one array on a line: the simulator tells them apart by their lines
     totals = cuda.shared.array(THREADS, T)  # noqa: F821 - see cuda_kernel
     thread, (rows, classes) = cuda.threadIdx.x, z.shape
     lane, leader, groups = thread % lanes, thread - thread % lanes, THREADS // lanes
@@ -93,7 +93,7 @@ def softmax_rows(z, labels, dz, partial, lanes):
                     if top == label and row == row:
                         correct += 1.0
         cuda.syncthreads()  # before the shared arrays are written again
-    finish(partial, losses, correct, invalid)
+    write_sums(partial, losses, correct, invalid)
 
 
 @cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1]")
@@ -109,7 +109,7 @@ def logistic_rows(z, labels, dz, partial):
             dz[i, 0] = gradient
             losses += row
             correct += 1.0 if hit else 0.0
-    finish(partial, losses, correct, invalid)
+    write_sums(partial, losses, correct, invalid)
 
 
 @cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1]")
@@ -125,7 +125,7 @@ def hinge_rows(z, labels, dz, partial):
             dz[i, 0] = gradient
             losses += row
             correct += 1.0 if hit else 0.0
-    finish(partial, losses, correct, invalid)
+    write_sums(partial, losses, correct, invalid)
 
 
 @cuda_kernel("T[:, ::1], T[::1], T[:, ::1], float64[:, ::1]")
@@ -136,7 +136,7 @@ def squared_rows(z, y, dz, partial):
         error = z[i, 0] - y[i]
         dz[i, 0] = error
         score += float(error) * float(error)
-    finish(partial, 0.5 * score, score, 0.0)
+    write_sums(partial, 0.5 * score, score, 0.0)
 
 
 @cuda_kernel("T[:, ::1], T[::1], T[:, ::1], float64[:, ::1], float64")
@@ -149,12 +149,12 @@ def huber_rows(z, y, dz, partial, delta):
         dz[i, 0] = gradient
         losses += row
         score += error * error
-    finish(partial, losses, score, 0.0)
+    write_sums(partial, losses, score, 0.0)
 
 
 @cuda_kernel("T[:, ::1], T[::1], int64")
 def tops_of_rows(z, tops, lanes):
-    """Each row belongs to `lanes` neighbouring threads."""
+    """tops[i] = the largest element of row i, by `lanes` neighbouring threads."""
     thread, (rows, classes) = cuda.threadIdx.x, z.shape
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -171,7 +171,7 @@ def tops_of_rows(z, tops, lanes):
 
 @cuda_kernel("T[:, ::1], int64[::1], int64, T[::1], T[:, ::1], T[:, ::1], int64")
 def partial_rows(z, labels, first, tops, dz, sums, lanes):
-    """Each row belongs to `lanes` neighbouring threads."""
+    """dz = exp(z - top) and the sums of each row, by `lanes` neighbouring threads."""
     thread, (rows, own) = cuda.threadIdx.x, z.shape
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -190,14 +190,14 @@ def partial_rows(z, labels, first, tops, dz, sums, lanes):
 
 @cuda_rowwise("T[:, ::1], int64[::1], int64, T[:, ::1]", over="dz")
 def finish_elements(i, j, dz, labels, first, sums):
-    """dz <- dz / total - onehot(y)"""
+    """dz <- dz / total - onehot(y)."""
     one, zero = dz.dtype.type(1), dz.dtype.type(0)
     dz[i, j] = dz[i, j] / sums[i, 0] - (one if j == labels[i] - first else zero)
 
 
 @cuda_kernel("T[:, ::1], int64[::1], int64, float64[:, ::1]")
 def finish_rows(sums, labels, classes, partial):
-    """One thread for each row; nothing here depends on how the classes are cut."""
+    """One thread for each row; the result does not depend on how the ranks share the classes."""
     losses, correct, invalid = 0.0, 0.0, 0.0
     for i in range(cuda.grid(1), sums.shape[0], cuda.gridsize(1)):
         if labels[i] < 0 or labels[i] >= classes:
@@ -206,19 +206,19 @@ def finish_rows(sums, labels, classes, partial):
         losses += row
         if sums[i, 1] == 0 and row == row:
             correct += 1.0
-    finish(partial, losses, correct, invalid)
+    write_sums(partial, losses, correct, invalid)
 
 
-def launched(kernel, rows_per_block: int, z, y, dz, *settings):
-    """(sum of losses, sum of scores, number of invalid labels)."""
+def launch_loss(kernel, rows_per_block: int, z, y, dz, *settings):
+    """Launch a loss; return (sum of losses, sum of scores, number of invalid labels)."""
     blocks = min(BLOCKS, -(-z.shape[0] // rows_per_block))
     partial = scratch("float64", blocks, 3)
     kernel(z.dtype, blocks, z, y, dz, partial, *settings)
     return (float(value) for value in total_of(partial))
 
 
-def classified(total: float, correct: float, invalid: float) -> tuple[float, int]:
-    """What the losses of classes return: the score is -1 when a label is not a class."""
+def loss_and_correct(total: float, correct: float, invalid: float) -> tuple[float, int]:
+    """Return (sum of losses, number correct); -1 in place of the number if a label is not a class."""
     return total, -1 if invalid else int(correct)
 
 
@@ -226,31 +226,31 @@ def classified(total: float, correct: float, invalid: float) -> tuple[float, int
 def softmax_cross_entropy(z, labels, dz):
     """Softmax and cross-entropy of z (rows, classes) against labels (rows,)."""
     lanes = lanes_of(z.shape[1])
-    return classified(*launched(softmax_rows, THREADS // lanes, z, labels, dz, lanes))
+    return loss_and_correct(*launch_loss(softmax_rows, THREADS // lanes, z, labels, dz, lanes))
 
 
 @loss.logistic.device(logistic_rows, add_up)
 def logistic(z, labels, dz):
     """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
-    return classified(*launched(logistic_rows, THREADS, z, labels, dz))
+    return loss_and_correct(*launch_loss(logistic_rows, THREADS, z, labels, dz))
 
 
 @loss.hinge.device(hinge_rows, add_up)
 def hinge(z, labels, dz):
     """Hinge loss of z (rows, 1) against labels 0 or 1 (rows,)."""
-    return classified(*launched(hinge_rows, THREADS, z, labels, dz))
+    return loss_and_correct(*launch_loss(hinge_rows, THREADS, z, labels, dz))
 
 
 @loss.squared.device(squared_rows, add_up)
 def squared(z, y, dz):
     """Half the squared error of z (rows, 1) against y (rows,)."""
-    return tuple(launched(squared_rows, THREADS, z, y, dz))[:2]
+    return tuple(launch_loss(squared_rows, THREADS, z, y, dz))[:2]
 
 
 @loss.huber.device(huber_rows, add_up)
 def huber(z, y, delta, dz):
     """Huber's loss of z (rows, 1) against y (rows,)."""
-    return tuple(launched(huber_rows, THREADS, z, y, dz, float(delta)))[:2]
+    return tuple(launch_loss(huber_rows, THREADS, z, y, dz, float(delta)))[:2]
 
 
 @loss.row_max.device(tops_of_rows)
@@ -269,9 +269,9 @@ def partial_softmax(z, labels, first, tops, dz, sums):
 
 @loss.finish_softmax.device(finish_elements, finish_rows, add_up)
 def finish_softmax(dz, labels, first, classes, sums):
-    """dz <- dz / total - onehot(y); (sum of losses, number correct)."""
+    """dz <- dz / total - onehot(y); return (sum of losses, number correct)."""
     blocks = min(BLOCKS, -(-dz.shape[0] // THREADS))
     partial = scratch("float64", blocks, 3)
     finish_elements(dz.dtype, -(-dz.size // THREADS), dz, labels, first, sums)
     finish_rows(dz.dtype, blocks, sums, labels, classes, partial)
-    return classified(*map(float, total_of(partial)))
+    return loss_and_correct(*map(float, total_of(partial)))

@@ -1,4 +1,4 @@
-"""CUDA twins of norm.py: every block sums its elements, then one block the blocks' sums."""
+"""CUDA twins of norm.py: every block sums its elements, then one block adds the blocks' sums."""
 
 from hpcdl.kernels import norm
 from hpcdl.kernels.gpu import BLOCKS, THREADS, add_up, block_sum, cuda, cuda_kernel, scratch, total_of
@@ -18,7 +18,7 @@ def squares(x, partial):
 
 @norm.sum_of_squares.device(squares, add_up)
 def sum_of_squares(x):
-    """The sum of x[i]^2 as float64."""
+    """Return the sum of x[i]^2 as float64."""
     blocks = min(BLOCKS, -(-x.size // THREADS))
     partial = scratch("float64", blocks, 1)
     squares(x.dtype, blocks, x, partial)

@@ -1,7 +1,7 @@
-"""CUDA twins of sparse.py: neighbouring threads share a row, and its elements lie beside each other for them.
+"""CUDA twins of sparse.py: neighbouring threads share a row and read its neighbouring elements.
 
-scatter_add is the one kernel whose sums are added in an order that is left to chance: rows meet at a column, and add to
-it by atomic operations. So its bits differ from call to call, where several rows have a column.
+scatter_add is the one kernel without a fixed order of additions: several rows may add to one column, by atomic
+operations. So its bits may differ from call to call where rows share a column.
 """
 
 from hpcdl.kernels import sparse
@@ -12,7 +12,7 @@ _CSR = "T[::1], int32[::1], int64[::1]"
 
 @cuda_rowwise(f"{_CSR}, T[:, ::1], T[:, ::1]", over="z")
 def dots(i, k, data, indices, indptr, w, z):
-    """z[i, k] = sum over e of row i: data[e] w[indices[e], k]"""
+    """z[i, k] = sum over e of row i: data[e] w[indices[e], k]."""
     total = z.dtype.type(0)
     for e in range(indptr[i], indptr[i + 1]):
         total += data[e] * w[indices[e], k]
@@ -21,7 +21,7 @@ def dots(i, k, data, indices, indptr, w, z):
 
 @cuda_kernel(f"{_CSR}, T[:, ::1], T[:, ::1], int64")
 def dots_with_one(data, indices, indptr, w, z, lanes):
-    """The same for a w of one column: each row belongs to `lanes` neighbouring threads."""
+    """z[i, 0] = the same sum for a w of one column, by `lanes` neighbouring threads."""
     thread, rows = cuda.threadIdx.x, z.shape[0]
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -36,7 +36,7 @@ def dots_with_one(data, indices, indptr, w, z, lanes):
 
 @cuda_kernel(f"{_CSR}, T[:, ::1], T[:, ::1], int64")
 def add_rows(data, indices, indptr, dz, g, lanes):
-    """Each row belongs to `lanes` neighbouring threads, which take its elements with all columns of dz in turn."""
+    """g <- g + x^T dz; each row belongs to `lanes` neighbouring threads, which share its elements and columns of dz."""
     thread, (rows, columns) = cuda.threadIdx.x, dz.shape
     lane, groups = thread % lanes, THREADS // lanes
     for i in range(cuda.blockIdx.x * groups + thread // lanes, rows, cuda.gridDim.x * groups):
@@ -47,8 +47,8 @@ def add_rows(data, indices, indptr, dz, g, lanes):
 
 
 @cuda_kernel("T[::1], int64[::1], int64[::1], int64[::1]")
-def begin_rows(source, indptr, index, starts):
-    """Where each row begins: a sum that one thread makes."""
+def sum_lengths(source, indptr, index, starts):
+    """starts[i + 1] = starts[i] + the length of row index[i]; computed by one thread."""
     if cuda.grid(1) == 0:
         to = starts[0]
         for i in range(index.size):
@@ -57,7 +57,7 @@ def begin_rows(source, indptr, index, starts):
 
 
 def copy_rows(source, indices, indptr, index, scale, data, columns, starts, lanes):
-    """Each row belongs to `lanes` neighbouring threads."""
+    """Copy rows `index` of the source, each by `lanes` neighbouring threads."""
     thread, factor = cuda.threadIdx.x, data.dtype.type(scale)
     lane, groups = thread % lanes, THREADS // lanes
     for i in range(cuda.blockIdx.x * groups + thread // lanes, index.size, cuda.gridDim.x * groups):
@@ -68,12 +68,12 @@ def copy_rows(source, indices, indptr, index, scale, data, columns, starts, lane
 
 
 def lanes_for(elements: int, rows: int) -> int:
-    """Threads that share a row, of rows with so many elements in all, about: two elements for each, at most 32."""
+    """Return how many threads share a row: about one for two elements of a mean row, at most 32."""
     return min(32, lanes_of(4 * elements // max(1, rows)))
 
 
 def blocks_for(rows: int, lanes: int) -> int:
-    """The blocks of a grid in which so many threads share a row."""
+    """Return the blocks of a grid in which `lanes` threads share a row."""
     return -(-rows * lanes // THREADS)
 
 
@@ -100,10 +100,10 @@ def register(kernel, kind: str):
         f"T[::1], int32[::1], int64[::1], int64[::1], float64, {kind}[::1], int32[::1], int64[::1], int64"
     )(copy_rows)
 
-    @kernel.device(begin_rows, rows)
+    @kernel.device(sum_lengths, rows)
     def launch(source, indices, indptr, index, scale, data, columns, starts):
         lanes = lanes_for(data.size, index.size)
-        begin_rows(source.dtype, 1, source, indptr, index, starts)
+        sum_lengths(source.dtype, 1, source, indptr, index, starts)
         rows(
             source.dtype,
             blocks_for(index.size, lanes),

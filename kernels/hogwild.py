@@ -1,28 +1,28 @@
-"""HOGWILD!: the loop of one thread over its examples, each an update of a vector that other threads update meanwhile.
+"""HOGWILD!: the loop of one thread over its examples; its updates change a vector that all threads share.
 
     for each update, of B examples:                        w: the weights of features (features, outputs), the bias
         g <- 1/B sum of the gradients at w                 at the coordinates that its examples touch
-        w_u <- w_u - rate (g_u + decay_u w_u)              for these coordinates u; adagrad: by its rule
+        w_u <- w_u - rate (g_u + decay_u w_u)              for these coordinates u; or adagrad's rule
 
 An example of sparse rows touches the features that are not zero in it, and the bias; one of dense rows touches all.
 
-    locking        what others can do between the reading and the writing of an update
-    NONE           anything; w_u is read, changed and written, and an update of another in between is lost
-    ATOMIC         anything, but no update of a coordinate is lost: compare-and-swap
-    STRIPED        write to coordinates in other stripes: an update locks the stripes it touches, in ascending order
-    GLOBAL         nothing: one lock
-    ROUND_ROBIN    compute, but not write: updates are written strictly in turn
+    locking        what other threads may do while a thread reads, computes and writes an update
+    NONE           anything; an update of w_u by another thread between this thread's read and write of w_u is lost
+    ATOMIC         anything; compare-and-swap of each coordinate, so that no update of a coordinate is lost
+    STRIPED        write to coordinates of other stripes; an update locks the stripes it touches, in ascending order
+    GLOBAL         nothing; one lock
+    ROUND_ROBIN    compute, but not write; the threads write their updates in turn
 
-Threads may be of several processes: what they share is w, the state of adagrad and `words`, and nothing else. One
-update in SAMPLE is looked at: values that it has read are read again right before they are written, and those that have
-changed meanwhile are collisions; the updates of others that were done in between are its staleness.
+The threads may belong to several processes; they share w, the state of adagrad and `words`, and nothing else. One
+update in SAMPLE is sampled: it reads its coordinates a second time, just before it writes. Coordinates that have
+changed are its collisions; the updates that other threads have done in between are its staleness.
 
-Or threads are kept apart: w is a thread's own, and exchanged with the others' after every how[EXCHANGE] of its updates,
-and at the end of its part of a round (hogwild_exchange.py). Then nobody else writes to it, so that nothing collides; an
-update's staleness is how many of others were done since its thread's last exchange.
+Replicas: with how[EXCHANGE] > 0 each thread has a w of its own, and exchanges it with the others' after so many
+updates and at the end of its part of a round (hogwild_exchange.py). Then there are no collisions, and the staleness of
+an update is the number of updates by other threads since its thread's last exchange.
 
-One thread is sequential SGD: the very operations, in the order, of row_dot (sparse.py), of the losses (loss.py) and of
-the rules (updates.py). Python is told nothing of it: no lock of the interpreter is held. CPU only.
+One thread is sequential SGD to the bit: the same operations, in the same order, as row_dot (sparse.py), the losses
+(loss.py) and the rules (updates.py). The loops run without the interpreter's lock. CPU only.
 
 (Recht, Re, Wright and Niu, NeurIPS 2011; round-robin: Langford, Smola and Zinkevich, "Slow learners are fast", NeurIPS
 2009)
@@ -53,23 +53,23 @@ from hpcdl.kernels.hogwild_locks import (
     UPDATES,
     await_turn,
     lock_features,
-    move,
-    note,
     others_done,
     pass_turn,
     pass_turns,
+    record_sample,
     unlock_features,
+    update_coordinate,
 )
 from hpcdl.kernels.linear import HINGE, LOGISTIC, SOFTMAX
 from hpcdl.kernels.loss import hinge_row, logistic_row, softmax_cross_entropy
 from hpcdl.kernels.shared import load, store
 from hpcdl.kernels.sparse import row_dot
-from hpcdl.kernels.updates import descended, mean_gradient
+from hpcdl.kernels.updates import mean_gradient, sgd_step
 
-SAMPLE = 64  # one update in so many
-LOOK = 1024  # updates between two looks at whether to stop
-AHEAD = 4  # rows
-BYTES = 64  # of a cache line
+SAMPLE = 64  # one update in so many is sampled
+LOOK = 1024  # updates between two polls of the stop flag
+AHEAD = 4  # rows between a prefetch and its use
+BYTES = 64  # bytes of a cache line
 
 
 @function
@@ -79,7 +79,7 @@ def add_product(total, a, b):
 
 @function
 def dot(x, w):
-    """sum of x_j w_j."""
+    """Return the sum of x_j w_j."""
     total = x[0] * w[0]
     for j in range(1, x.size):
         total += x[j] * w[j]
@@ -88,7 +88,7 @@ def dot(x, w):
 
 @function
 def add_outputs(x, w, z):
-    """z_k <- z_k + sum of x_j w_jk."""
+    """z_k <- z_k + the sum of x_j w_jk."""
     outputs = z.shape[1]
     for j in range(x.size):
         for k in range(outputs):
@@ -100,7 +100,7 @@ softmax = function(softmax_cross_entropy.body)
 
 @exact
 def loss_at(kind, row, labels, targets, z, dz):
-    """The loss of an example with the outputs z (1, outputs), whose slopes are written to dz."""
+    """Return the loss of an example with the outputs z (1, outputs); dz <- its gradient by z."""
     one = z.dtype.type(1)
     if kind == SOFTMAX:
         total, _ = softmax(z, labels[row : row + 1], dz)
@@ -121,10 +121,10 @@ def loss_at(kind, row, labels, targets, z, dz):
 
 
 @exact
-def touch(indices, indptr, index, how, slots, features, times, g):
-    """The features that these examples touch, and the bias after them: how many they are, each with its slot.
+def touched_features(indices, indptr, index, how, slots, features, times, g):
+    """Write to `features` the features that the examples `index` touch, then the bias; return their count.
 
-    times: by how many of the examples; g <- 0.
+    slots[feature]: 1 + its position in `features`; times[position]: how many of the examples touch it; g <- 0.
     """
     count, outputs = 0, how[OUTPUTS]
     for i in range(len(index)):
@@ -147,17 +147,17 @@ def sparse_update(
     data, indices, indptr, labels, targets, index, w, s, decays, words, stop, how, numbers, number, sampled, seen, z,
     dz, slots, features, times, g, saved, marks, counts,
 ):  # fmt: skip
-    """An update by the examples `index`, the one of that number of this round; the sum of their losses.
+    """Update w by the examples `index`; return the sum of their losses.
 
-    seen: where threads are kept apart, the updates of others that were done at the last exchange.
+    number: of the update in this round. seen: with replicas, the updates of other threads at the last exchange.
     """
     outputs, locking, loss, stale = how[OUTPUTS], how[LOCKING], 0.0, seen
-    apart = how[EXCHANGE] > 0
+    replicas = how[EXCHANGE] > 0
     zero = w.dtype.type(0)
-    count = touch(indices, indptr, index, how, slots, features, times, g)
+    count = touched_features(indices, indptr, index, how, slots, features, times, g)
     ordered = len(index) == 1
     lock_features(words, how, features, 0, count - 1, marks, ordered)
-    if sampled and not apart:
+    if sampled and not replicas:
         stale = others_done(words, how)
         for t in range(count):
             for k in range(outputs):
@@ -184,20 +184,20 @@ def sparse_update(
             g[(count - 1) * outputs + k] += dz[0, k]
     if locking != ROUND_ROBIN or await_turn(words, stop, how, number):
         if sampled:
-            stale, looked, changed = others_done(words, how) - stale, 0 if apart else count, 0
-            for t in range(looked):
+            stale, compared, changed = others_done(words, how) - stale, 0 if replicas else count, 0
+            for t in range(compared):
                 for k in range(outputs):
                     changed += read(place(w, features[t] * outputs + k), zero) != saved[t * outputs + k]
-            note(counts, stale, looked * outputs, changed)
+            record_sample(counts, stale, compared * outputs, changed)
         scale = w.dtype.type(1 / len(index))
         for t in range(count):
             j = features[t]
             decay = w.dtype.type(decays[j] * times[t] * scale) if decays.size else zero
             for k in range(outputs):
                 u, gradient = np.uintp(j * outputs + k), g[t * outputs + k]
-                move(w, s, u, gradient, scale, decay, numbers, how[ADAGRAD] != 0, locking == ATOMIC)
+                update_coordinate(w, s, u, gradient, scale, decay, numbers, how[ADAGRAD] != 0, locking == ATOMIC)
         done = place(words, DONE + LINE * how[THREAD])
-        store(done, load(done) + 1)  # before others can write
+        store(done, load(done) + 1)  # before other threads can write
         if locking == ROUND_ROBIN:
             pass_turn(words)
     unlock_features(words, how, features, 0, count - 1, marks, ordered)
@@ -211,11 +211,11 @@ def sparse_round(
     data, indices, indptr, labels, targets, index, w, s, decays, apart, words, stop, how, numbers, z, dz, slots,
     features, times, g, saved, marks, counts,
 ):  # fmt: skip
-    """A thread's part of a round: the rows `index` of sparse rows, B at a time; the sum of losses.
+    """Run a thread's part of a round on sparse rows: those of `index`, B at a time; return the sum of losses.
 
-    data, of the type of w, indices, indptr: all rows, already scaled. labels (rows,) of classes, or targets (rows,
-    outputs). decays: of each feature and of the bias; empty: none. apart: as `exchange` says. The rest is this thread's
-    own scratch.
+    data (of the type of w), indices, indptr: all rows, already scaled. labels (rows,): classes, or targets (rows,
+    outputs). decays: weight decay of each feature and the bias, or empty. apart: see `exchange`. z, dz, slots,
+    features, times, g, saved, marks: scratch of this thread.
     """
     batch, me = how[BATCH], place(words, DONE + LINE * how[THREAD])
     one, zero, rate = w.dtype.type(1), w.dtype.type(0), numbers[RATE]
@@ -250,19 +250,21 @@ def sparse_round(
             if atomic:
                 for e in range(begin, end):
                     u = np.uintp(indices[e])
-                    move(w, s, u, data[e] * slope, one, decays[u] if decays.size else zero, numbers, False, True)
-                move(w, s, bias, slope, one, decays[bias] if decays.size else zero, numbers, False, True)
+                    update_coordinate(
+                        w, s, u, data[e] * slope, one, decays[u] if decays.size else zero, numbers, False, True
+                    )
+                update_coordinate(w, s, bias, slope, one, decays[bias] if decays.size else zero, numbers, False, True)
             elif decays.size:
                 for e in range(begin, end):
                     u = np.uintp(indices[e])
-                    w[u] = descended(w[u], mean_gradient(w[u], data[e] * slope, one, decays[u]), rate)
-                w[bias] = descended(w[bias], mean_gradient(w[bias], slope, one, decays[bias]), rate)
+                    w[u] = sgd_step(w[u], mean_gradient(w[u], data[e] * slope, one, decays[u]), rate)
+                w[bias] = sgd_step(w[bias], mean_gradient(w[bias], slope, one, decays[bias]), rate)
             else:
                 for e in range(begin, end):
                     u = np.uintp(indices[e])
-                    w[u] = descended(w[u], mean_gradient(w[u], data[e] * slope, one, zero), rate)
-                w[bias] = descended(w[bias], mean_gradient(w[bias], slope, one, zero), rate)
-            store(me, updates + 1)  # before others can write
+                    w[u] = sgd_step(w[u], mean_gradient(w[u], data[e] * slope, one, zero), rate)
+                w[bias] = sgd_step(w[bias], mean_gradient(w[bias], slope, one, zero), rate)
+            store(me, updates + 1)  # before other threads can write
             if locking == ROUND_ROBIN:
                 pass_turn(words)
             unlock_features(words, how, indices, begin, end, marks, True)
@@ -285,7 +287,7 @@ def sparse_round(
 
 @exact
 def dense_row(x, row, mean, factor, numbers, into):
-    """into[:-1] <- the row, scaled and standardized; into[-1] is 1, which the bias is the weight of."""
+    """into[:-1] <- the row, scaled and standardized; into[-1] is 1, the input of the bias."""
     scale = numbers[SCALE]
     for j in range(x.shape[1]):
         into[j] = into.dtype.type(x[np.uintp(row), np.uintp(j)]) * scale
@@ -299,10 +301,10 @@ def dense_round(
     x, mean, factor, labels, targets, index, w, s, apart, words, stop, how, numbers, z, dz, row, features, g, saved,
     marks, counts,
 ):  # fmt: skip
-    """A thread's part of a round: the rows `index` of dense rows x, of any type, B at a time; the sum of losses.
+    """Run a thread's part of a round on dense rows x of any type; the other arguments as for `sparse_round`.
 
-    mean, factor: by which rows are standardized; empty: they are not. row (features + 1,): a converted row; its last
-    element is 1. features: the numbers 0 to features. The rest as for sparse rows.
+    mean, factor: standardization, or empty. row (features + 1,): scratch for a converted row; its last element is 1.
+    features: the numbers 0 to the number of features.
     """
     batch, outputs, locking = how[BATCH], how[OUTPUTS], how[LOCKING]
     me, zero, count = place(words, DONE + LINE * how[THREAD]), w.dtype.type(0), row.size
@@ -310,7 +312,7 @@ def dense_round(
     rate, decay, adagrad, atomic = numbers[RATE], numbers[DECAY], how[ADAGRAD] != 0, locking == ATOMIC
     loss, done, updates, stale, changed = 0.0, 0, load(me), 0, 0
     left, seen = how[EXCHANGE], 0  # updates until the next exchange
-    looked = 0 if left > 0 else w.size  # coordinates of an update that is looked at
+    compared = 0 if left > 0 else w.size  # coordinates that a sampled update reads twice
     if left > 0:
         seen = take_over(apart, w, s, words, how)
     for start in range(0, len(index), batch):
@@ -321,7 +323,7 @@ def dense_round(
         lock_features(words, how, features, 0, count - 1, marks, True)
         if sampled:
             stale = seen if how[EXCHANGE] > 0 else others_done(words, how)
-            for u in range(looked):
+            for u in range(compared):
                 saved[u] = read(place(w, u), zero)
         if batch > 1:
             for u in range(w.size):
@@ -348,34 +350,34 @@ def dense_round(
             break
         if sampled:
             stale, changed = others_done(words, how) - stale, 0
-            for u in range(looked):
+            for u in range(compared):
                 changed += read(place(w, u), zero) != saved[u]
-            note(counts, stale, looked, changed)
+            record_sample(counts, stale, compared, changed)
         scale = w.dtype.type(1 / (stop_at - start))
         if batch > 1:
             if adagrad or atomic:
                 for u in range(w.size):
-                    move(w, s, np.uintp(u), g[u], scale, decay, numbers, adagrad, atomic)
+                    update_coordinate(w, s, np.uintp(u), g[u], scale, decay, numbers, adagrad, atomic)
             else:
                 for u in range(w.size):
-                    w[u] = descended(w[u], mean_gradient(w[u], g[u], scale, decay), rate)
+                    w[u] = sgd_step(w[u], mean_gradient(w[u], g[u], scale, decay), rate)
         elif adagrad or atomic:
             for j in range(count):
                 for k in range(outputs):
                     u = np.uintp(j * outputs + k)
-                    move(w, s, u, row[j] * dz[0, k], scale, decay, numbers, adagrad, atomic)
+                    update_coordinate(w, s, u, row[j] * dz[0, k], scale, decay, numbers, adagrad, atomic)
         elif outputs == 1:
             slope = dz[0, 0]
             for j in range(count):
-                w[j] = descended(w[j], mean_gradient(w[j], row[j] * slope, scale, decay), rate)
+                w[j] = sgd_step(w[j], mean_gradient(w[j], row[j] * slope, scale, decay), rate)
         else:
             for j in range(count):
                 for k in range(outputs):
                     u = np.uintp(j * outputs + k)
-                    w[u] = descended(w[u], mean_gradient(w[u], row[j] * dz[0, k], scale, decay), rate)
+                    w[u] = sgd_step(w[u], mean_gradient(w[u], row[j] * dz[0, k], scale, decay), rate)
         done += 1
         updates += 1
-        store(me, updates)  # before others can write
+        store(me, updates)  # before other threads can write
         if locking == ROUND_ROBIN:
             pass_turn(words)
         unlock_features(words, how, features, 0, count - 1, marks, True)

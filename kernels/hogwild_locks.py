@@ -1,11 +1,11 @@
-"""What the threads of HOGWILD! share beside the vector, and how they keep out of each other's way: words, locks, turns.
+"""Synchronization of HOGWILD!'s threads: locks, turns, counts, and the update of a coordinate. CPU only.
 
-    words      on a cache line each: the lock of all, whose turn it is, the updates that each thread has done, a lock
-               for each stripe of coordinates
-    how        how a thread works, and numbers of the type of w
-    counts     what a thread counts: updates, and of those that are looked at, what has happened meanwhile
+    words      shared, each on a cache line: the global lock, whose turn it is, the updates that each thread has done,
+               a lock for each stripe of coordinates
+    how        settings of a thread, integers; `numbers`: settings of the type of w
+    counts     of a thread: its updates; of its sampled updates, collisions and staleness
 
-And how a coordinate is changed, so that no update of it is lost or without that care. See hogwild.py. CPU only.
+See hogwild.py.
 """
 
 import numpy as np
@@ -13,41 +13,40 @@ import numpy as np
 from hpcdl.kernels.atomics import compare_and_swap, lock, place, read, unlock
 from hpcdl.kernels.bind import exact
 from hpcdl.kernels.shared import load, sched_yield, store
-from hpcdl.kernels.updates import adapted, descended, gained, mean_gradient
+from hpcdl.kernels.updates import adagrad_step, add_square, mean_gradient, sgd_step
 
 NONE, ATOMIC, STRIPED, GLOBAL, ROUND_ROBIN = range(5)
 LOCKINGS = {"none": NONE, "atomic": ATOMIC, "striped": STRIPED, "global": GLOBAL, "round-robin": ROUND_ROBIN}
 
-# The words that all threads share, each on a cache line of its own: the lock, whose turn it is, how many updates each
-# thread has done, and the locks of the stripes.
+# Positions in `words`.
 LINE = 8  # words of a cache line
 LOCK, TURN, DONE = 0, LINE, 2 * LINE
 STRIPES = 1024  # at most
 
-# How a thread works; `numbers` are those of the type of w.
+# Positions in `how`, then in `numbers`.
 KIND, FEATURES, OUTPUTS, BATCH, LOCKING, ADAGRAD, THREAD, THREADS, SPINS, FIRST_TURN, TURNS, SHIFT = range(12)
 EXCHANGE, HOW = range(12, 14)  # updates between two exchanges, or 0
 RATE, EPS, DECAY, SCALE, NUMBERS = range(5)
 
-# What a thread counts.
+# Positions in `counts`.
 UPDATES, SAMPLES, TOUCHED, COLLISIONS, STALE, STALEST, HISTOGRAM = range(7)
-BINS = 65  # of the histogram of staleness; the last one is of what is more
+BINS = 65  # of the histogram of staleness; the last bin is for 64 and more
 COUNTS = HISTOGRAM + BINS
 
 
 def words_for(threads: int) -> int:
-    """How many words so many threads share."""
+    """Return the number of words that `threads` threads share."""
     return DONE + LINE * (threads + STRIPES)
 
 
 def shift_for(features: int) -> int:
-    """Feature j and its outputs lie in stripe j >> shift, the bias as feature number `features`; STRIPES at most."""
+    """Return the shift for at most STRIPES stripes: feature j, or the bias j = features, is in stripe j >> shift."""
     return max(0, int(features // STRIPES).bit_length())
 
 
 @exact
 def others_done(words, how):
-    """How many updates all other threads have done."""
+    """Return how many updates all other threads have done."""
     total = 0
     for thread in range(how[THREADS]):
         if thread != how[THREAD]:
@@ -57,18 +56,18 @@ def others_done(words, how):
 
 @exact
 def stripe(words, how, number):
-    """The address of a stripe's lock."""
+    """Return the address of a stripe's lock."""
     return place(words, DONE + LINE * (how[THREADS] + number))
 
 
 @exact
 def await_turn(words, stop, how, number):
-    """Wait until it is this thread's turn to write its update of that number of the round; False: all are to stop."""
+    """Wait for this thread's turn to write update `number` of the round; return False if all are to stop."""
     mine = how[FIRST_TURN] + number * how[THREADS] + how[THREAD]
-    looks = 0
+    polls = 0
     while load(place(words, TURN)) != mine:
-        looks += 1
-        if looks % how[SPINS] == 0:
+        polls += 1
+        if polls % how[SPINS] == 0:
             if load(place(stop, 0)) != 0:
                 return False
             sched_yield()
@@ -82,7 +81,7 @@ def pass_turn(words):
 
 @exact
 def pass_turns(words, stop, how, done):
-    """A thread that has no more examples in this round passes its turns."""
+    """Pass the remaining turns of a thread that has no more examples in this round."""
     if how[LOCKING] == ROUND_ROBIN:
         for number in range(done, how[TURNS]):
             if not await_turn(words, stop, how, number):
@@ -91,8 +90,8 @@ def pass_turns(words, stop, how, done):
 
 
 @exact
-def note(counts, stale, touched, collisions):
-    """An update that was looked at."""
+def record_sample(counts, stale, touched, collisions):
+    """Count a sampled update: its staleness, the coordinates it compared, those that had changed."""
     counts[SAMPLES] += 1
     counts[TOUCHED] += touched
     counts[COLLISIONS] += collisions
@@ -103,7 +102,7 @@ def note(counts, stale, touched, collisions):
 
 @exact
 def lock_features(words, how, features, first, last, marks, ordered):
-    """Lock the stripes of features[first:last] and of the bias, in ascending order; ordered: so are the features."""
+    """Lock the stripes of features[first:last] and of the bias, in ascending order; ordered: True if they ascend."""
     if how[LOCKING] == GLOBAL:
         lock(place(words, LOCK), how[SPINS])
     elif how[LOCKING] == STRIPED:
@@ -127,7 +126,7 @@ def lock_features(words, how, features, first, last, marks, ordered):
 
 @exact
 def unlock_features(words, how, features, first, last, marks, ordered):
-    """Unlock them again."""
+    """Release the locks of `lock_features`."""
     if how[LOCKING] == GLOBAL:
         unlock(place(words, LOCK))
     elif how[LOCKING] == STRIPED:
@@ -148,31 +147,31 @@ def unlock_features(words, how, features, first, last, marks, ordered):
 
 
 @exact
-def move(w, s, u, g, scale, decay, numbers, adagrad, atomic):
-    """An update of coordinate u, by scale g + decay w_u."""
+def update_coordinate(w, s, u, g, scale, decay, numbers, adagrad, atomic):
+    """Update coordinate u by the gradient scale g + decay w_u; atomic: by compare-and-swap."""
     rate, eps = numbers[RATE], numbers[EPS]
     if not atomic:
         d = mean_gradient(w[u], g, scale, decay)
         if adagrad:
-            total = gained(s[u], d)
+            total = add_square(s[u], d)
             s[u] = total
-            w[u] = adapted(w[u], d, total, rate, eps)
+            w[u] = adagrad_step(w[u], d, total, rate, eps)
         else:
-            w[u] = descended(w[u], d, rate)
+            w[u] = sgd_step(w[u], d, rate)
         return
     there = place(w, u)
     if adagrad:
         state = place(s, u)
         d = mean_gradient(read(there, g), g, scale, decay)
         old = read(state, g)
-        total = gained(old, d)
+        total = add_square(old, d)
         while not compare_and_swap(state, old, total):
             old = read(state, g)
-            total = gained(old, d)
+            total = add_square(old, d)
         old = read(there, g)
-        while not compare_and_swap(there, old, adapted(old, d, total, rate, eps)):
+        while not compare_and_swap(there, old, adagrad_step(old, d, total, rate, eps)):
             old = read(there, g)
     else:
         old = read(there, g)
-        while not compare_and_swap(there, old, descended(old, mean_gradient(old, g, scale, decay), rate)):
+        while not compare_and_swap(there, old, sgd_step(old, mean_gradient(old, g, scale, decay), rate)):
             old = read(there, g)

@@ -1,13 +1,13 @@
-"""Operations and bytes of kernels, counted from their formulas: how many flops an element costs for each byte it moves.
+"""Arithmetic intensity of kernels: flops and bytes moved, counted from their formulas.
 
     flops = per_element * elements + per_row * rows       bytes = passes * elements * bytes of an element
 
 One flop: an addition, subtraction, multiplication, division, comparison, square root or logarithm, as often as the
-kernel's text has it; changes of sign, conversions and whole numbers are free. An exponential is the 26 flops of
-elementary.py's for float32, a hyperbolic tangent the 21. passes: how often an element is read or written; vectors of a
-row's or a column's length are left out, as in the kernels' own counts.
+kernel's text has it; changes of sign, conversions and integer arithmetic count nothing. An exponential counts 26 flops,
+a hyperbolic tangent 21: those of elementary.py for float32. passes: how often an element is read or written; vectors of
+a row's or a column's length are left out.
 
-A causal kernel computes with the keys up to each query's position: (length + 1) / 2 of a row of `length` elements.
+A causal kernel computes with the keys up to each query's position: on average (length + 1) / 2 of `length` elements.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ EXP, TANH = 26, 21  # flops, float32
 
 
 class Cost(NamedTuple):
-    """What a kernel costs; formula: of an element, in the order in which it is counted; causal: half of a matrix."""
+    """Flops and passes of a kernel; formula: the operations of an element, in order; causal: half of a matrix."""
 
     formula: str
     per_element: float
@@ -25,12 +25,12 @@ class Cost(NamedTuple):
     causal: bool = False
 
     def flops(self, rows: int, columns: int = 1) -> float:
-        """Of a matrix, or of a vector of `rows` elements."""
+        """Return the flops for a matrix (rows, columns), or for a vector of `rows` elements."""
         elements = rows * (columns + 1) / 2 if self.causal else rows * columns
         return self.per_element * elements + self.per_row * rows
 
     def moved(self, rows: int, columns: int = 1, itemsize: int = 4) -> float:
-        """Bytes."""
+        """Return the bytes moved for a matrix (rows, columns) of elements of `itemsize` bytes."""
         return self.passes * rows * columns * itemsize
 
 
@@ -76,14 +76,14 @@ COSTS = {
         "z > top; e = exp(z - top); total + e; e / total; a row: 1 / total, dz - 1, log(total) + (top - z), loss",
         1 + 1 + EXP + 2,
         2,
-        6 - 1,  # the first element is compared with none
+        6 - 1,  # no comparison for the first element
     ),
     "causal_softmax": Cost("c s; top; e = exp(s - top); total + e; e / total", 1 + 1 + 1 + EXP + 2, 1.5, 1, True),
     "causal_softmax_backward": Cost("t + p dp; c p (dp - t)", 2 + 3, 2, 0, True),
     "squared": Cost("d = z - y; total + d d", 3, 3),
     "add_float16": Cost("x + y", 1, 2.5),
     "add_bfloat16": Cost("x + y", 1, 2.5),
-    # For the layers: no arithmetic, or one addition.
+    # Kernels of layers, with at most one addition.
     "embed": Cost("copied", 0, 2),
     "embed_backward": Cost("g + dy", 1, 3),
     "add_positions": Cost("y + p", 1, 2),

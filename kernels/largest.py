@@ -1,13 +1,13 @@
-"""The largest element of a part of a row, vectorized.
+"""Maximum of the first elements of a row, vectorized.
 
-A maximum of floating-point numbers is not vectorized while NaN counts; one of integers is. Read as an integer, a number
-from zero up grows with its bits, and a negative one falls; with the bits below the sign turned over where the sign is
-set, the order of the integers is that of the numbers:
+A compiler vectorizes a maximum of integers, but not of floating-point numbers that may be NaN. The bits of positive
+numbers, read as integers, have the order of the numbers; those of negative numbers have the reverse order. With the
+bits below the sign inverted where the sign is set, the order of the integers is that of the numbers:
 
     key(x) = b ^ ((b >> all bits but one) & the largest integer),  b the bits of x        value(key(x)) = x
 
-NaN is passed over: its key is the smallest integer, which no other number has. The largest element of nothing is
--infinity. (-0 is below +0 in this order; they compare equal wherever the result is used.)
+NaN is ignored: its key is the smallest integer, which no other number has. The maximum of no elements is -infinity.
+(-0 is below +0 in this order; callers of `largest` treat them as equal.)
 """
 
 import numba
@@ -19,21 +19,21 @@ FLAGS = {"error_model": "numpy", "forceinline": True}
 compiled = numba.njit(**FLAGS)
 
 
-def order(real, integer):
-    """largest(z, i, count) for a matrix of `real` numbers, which have as many bits as `integer`."""
+def make_largest(real, integer):
+    """Return largest(z, i, count) for matrices of type `real`, which has as many bits as `integer`."""
     shift, below, smallest = integer(8 * integer().itemsize - 1), np.iinfo(integer).max, np.iinfo(integer).min
     infinity = integer(real(-np.inf).view(integer) ^ integer(below))  # the key of -infinity
     below, smallest = integer(below), integer(smallest)
 
     @compiled
-    def turned(bits):
-        """Number to key, and back."""
+    def flip(bits):
+        """Return the key of a number's bits, or the bits of a key."""
         return integer(bits ^ integer(integer(bits >> shift) & below))
 
     @compiled
     def key_of(x):
-        """A function of its own: within the loop, the two cases would be branches."""
-        key = turned(real(x).view(integer))
+        """Return the key of x; as a function, for within the loop the two cases would become branches."""
+        key = flip(real(x).view(integer))
         return smallest if x != x else key
 
     @compiled
@@ -42,16 +42,16 @@ def order(real, integer):
         for j in range(count):
             key = key_of(z[i, j])
             top = key if key > top else top
-        return integer(turned(top)).view(real)
+        return integer(flip(top)).view(real)
 
     return largest
 
 
-largest32, largest64 = order(np.float32, np.int32), order(np.float64, np.int64)
+largest32, largest64 = make_largest(np.float32, np.int32), make_largest(np.float64, np.int64)
 
 
 def largest(z, i, count):
-    """The largest of z[i, 0] .. z[i, count - 1], NaN passed over; -infinity where nothing is left."""
+    """Return the largest of z[i, 0] .. z[i, count - 1]; NaN is ignored, and the maximum of nothing is -infinity."""
     part = z[i, :count]
     return np.max(part, initial=-np.inf, where=part == part)
 

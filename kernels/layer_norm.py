@@ -6,21 +6,21 @@
     backward    d = dy gain             dx = rstd (d - sum d / n - h sum (d h) / n)
                 dgain += sum over rows of dy h        dbias += sum over rows of dy
 
-x, y, dy, dx are (rows, n), gain, bias and their gradients (n,); mean and rstd (rows,) are kept from forward for
-backward, which finds h again. The variance takes a pass of its own over the row, which lies in a cache: the difference
-of two large sums would lose all digits where the mean is large.
+x, y, dy, dx are (rows, n), gain, bias and their gradients (n,). forward writes mean and rstd (rows,) for backward,
+which recomputes h. The variance takes a second pass over the row, which is in a cache by then: as a difference of two
+sums it would lose all digits if the mean is large.
 """
 
 import math
 
 from hpcdl.kernels.bind import block
 
-EPS = 1e-5  # for rows whose elements are all alike
+EPS = 1e-5  # for rows of equal elements
 
 
 @block("T[:, ::1], T[::1], T[::1], T[:, ::1], T[::1], T[::1]")
 def layer_norm(x, gain, bias, y, mean, rstd):
-    """y = (x - mean) rstd gain + bias, and mean and rstd of each row.
+    """y = (x - mean) rstd gain + bias; mean and rstd of each row are written too.
 
     Bytes moved per element of b bytes: 2b; memory bandwidth bounds it.
     """
@@ -40,14 +40,14 @@ def layer_norm(x, gain, bias, y, mean, rstd):
 
 @block("T[:, ::1], T[:, ::1], T[::1], T[::1], T[::1], T[:, ::1], T[::1], T[::1]")
 def layer_norm_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
-    """dx, which may be dy itself; dgain and dbias are added to.
+    """Write dx, which may be dy itself, and add to dgain and dbias.
 
     Bytes moved per element of b bytes: 3b; memory bandwidth bounds it.
     """
     n, apart = x.dtype.type(x.shape[1]), dx.ctypes.data != dy.ctypes.data
     for i in range(x.shape[0]):
         center, factor = mean[i], rstd[i]
-        if apart:  # then dx takes dy's place in what follows, which reads and writes one array and so vectorizes
+        if apart:  # below only dx is used: a loop that reads and writes one array vectorizes
             for j in range(x.shape[1]):
                 dx[i, j] = dy[i, j]
         along, across = x.dtype.type(0), x.dtype.type(0)

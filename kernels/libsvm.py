@@ -1,16 +1,14 @@
-"""Lines of libsvm's text, LABEL INDEX:VALUE INDEX:VALUE ..., into sparse rows: one pass over the bytes.
+"""Parser of libsvm's text, LABEL INDEX:VALUE INDEX:VALUE ..., into sparse rows, in one pass over the bytes. CPU only.
 
-    +1 3:0.5 17:1e-3 # a comment            a row; its indices rise
-    -1 qid:7 4:2                            what follows qid: is left out, and counted
-                                            empty lines, and those of a comment alone, are no rows
+    +1 3:0.5 17:1e-3 # a comment            a row; its indices ascend
+    -1 qid:7 4:2                            qid:N is left out, and counted
+                                            empty lines and lines of a comment alone are no rows
 
-A number of up to 19 digits is read as m 10^e, m < 2^64, |e| <= 22: 10^|e| is a float64 to the bit, so one division
-is rounded correctly where m is one, too (Clinger, "How to read floating point numbers accurately", 1990). For larger m
-the quotient is computed to twice the digits, q + r, and taken where r's error cannot change the sum (Ziv, "Fast
-evaluation of elementary mathematical functions with correctly rounded last bit", 1991). Where neither holds, the
-number's place in the text is noted for the caller, who reads it by other means; so every number is rounded correctly.
-
-On the CPU only: a file is prepared before anything is on a GPU. Bytes read: each once.
+A number of up to 19 digits is read as m 10^e, m < 2^64, |e| <= 22. 10^|e| is exact in float64; if m is exact too, one
+division is rounded correctly (Clinger, "How to read floating point numbers accurately", 1990). For larger m the
+quotient is computed to twice the digits, q + r, and accepted if r's error cannot change the sum (Ziv, "Fast evaluation
+of elementary mathematical functions with correctly rounded last bit", 1991). The positions of all other numbers are
+returned to the caller, which reads them by other means; so every number is rounded correctly.
 """
 
 from functools import cache
@@ -20,19 +18,19 @@ import numpy as np
 
 from hpcdl.kernels.bind import exact, numba_types, on_cpu, prepare
 
-# What parse ends with: all is well, or what is wrong with the token that begins at state[AT].
+# Results of parse: FINE, or the error of the token that begins at state[AT].
 FINE, NO_LABEL, BAD_LABEL, SEVERAL, BAD_PAIR, BAD_INDEX, NEGATIVE, BEYOND, REPEATED, UNSORTED, ZERO, BAD_VALUE = range(
     12
 )
 
-# Words of the state: where parse stands in the text, lines and rows and elements so far (of this text), numbers that
-# the caller must read, smallest and largest index so far (of all texts) and the line of the largest, qid: left out,
-# lines of the texts before.
+# Words of the state: AT the position in the text; LINE, ROWS, ELEMENTS of this text so far; HARD numbers that the
+# caller must read; LOW, HIGH the smallest and largest index of all texts so far, WHERE the line of HIGH; QID tokens
+# left out; BEFORE lines of earlier texts.
 AT, LINE, ROWS, ELEMENTS, HARD, LOW, HIGH, WHERE, QID, BEFORE = range(10)
 WORDS = 10
 
 TENS = np.array([10.0**e for e in range(23)])
-MOST_DIGITS = 19  # of which any number is below 2^64
+MOST_DIGITS = 19  # every number of 19 digits is below 2^64
 EXACT = np.uint64(1) << np.uint64(53)
 
 NEWLINE, RETURN, TAB, SPACE, HASH, PLUS, COMMA, MINUS, DOT, COLON, UPPER_E, LOWER_E = (
@@ -52,29 +50,29 @@ NEWLINE, RETURN, TAB, SPACE, HASH, PLUS, COMMA, MINUS, DOT, COLON, UPPER_E, LOWE
 
 
 @exact
-def blank(byte):
-    """Whether it stands between the tokens of a line."""
+def is_blank(byte):
+    """True if this byte separates the tokens of a line."""
     return byte in (SPACE, TAB, RETURN)
 
 
 @exact
-def ends(byte):
-    """Whether a token ends before it."""
+def ends_token(byte):
+    """True if a token ends before this byte."""
     return byte in (SPACE, TAB, RETURN, NEWLINE, HASH)
 
 
 @exact
-def digit(byte):
+def is_digit(byte):
     return 48 <= byte <= 57
 
 
 @exact
 def quotient(m, tens):
-    """(m / tens rounded correctly, True), or (about that, False) where it lies too near the middle of two numbers."""
+    """Return (m / tens, True if it is certainly rounded correctly); False near the middle of two float64 numbers."""
     low = m & np.uint64(2047)
     a, b = float(m - low), float(low)  # both exact: a has at most 53 bits
     q = a / tens
-    # What a - q tens is, exactly: the product of two numbers as the sum of two (Dekker, 1971).
+    # a - q tens, exactly: the product q tens is the sum of two numbers, product + error (Dekker, 1971).
     split = 134217729.0 * q
     q1 = split - (split - q)
     q2 = q - q1
@@ -84,20 +82,20 @@ def quotient(m, tens):
     product = q * tens
     error = ((q1 * t1 - product) + q1 * t2 + q2 * t1) + q2 * t2
     r = (((a - product) - error) + b) / tens
-    # r is right to some units of its last bit; 2^-40 of it is more than enough.
+    # r's error is some units of its last bit, far less than 2^-40 r.
     return q + r, q + r * (1 + 2.0**-40) == q + r * (1 - 2.0**-40)
 
 
 @exact
 def number(text, at, stop):
-    """The number that begins at this place: (its value, where it ends, whether it is one, whether it is exact)."""
+    """Read the number at text[at]: return (value, its end, True if it is a number, True if the value is exact)."""
     start, negative = at, False
     if at < stop and (text[at] == MINUS or text[at] == PLUS):
         negative = text[at] == MINUS
         at += 1
-    m, digits, scale, some, exact = np.uint64(0), 0, 0, False, True
-    while at < stop and digit(text[at]):
-        some = True
+    m, digits, scale, valid, exact = np.uint64(0), 0, 0, False, True
+    while at < stop and is_digit(text[at]):
+        valid = True
         if digits < MOST_DIGITS:
             m = m * np.uint64(10) + np.uint64(text[at] - 48)
             digits += m != 0
@@ -107,8 +105,8 @@ def number(text, at, stop):
         at += 1
     if at < stop and text[at] == DOT:
         at += 1
-        while at < stop and digit(text[at]):
-            some = True
+        while at < stop and is_digit(text[at]):
+            valid = True
             if digits < MOST_DIGITS:
                 m = m * np.uint64(10) + np.uint64(text[at] - 48)
                 digits += m != 0
@@ -116,20 +114,20 @@ def number(text, at, stop):
             else:
                 exact = exact and text[at] == 48
             at += 1
-    if some and at < stop and (text[at] == LOWER_E or text[at] == UPPER_E):
+    if valid and at < stop and (text[at] == LOWER_E or text[at] == UPPER_E):
         at += 1
-        down = False
+        negative_exponent = False
         if at < stop and (text[at] == MINUS or text[at] == PLUS):
-            down = text[at] == MINUS
+            negative_exponent = text[at] == MINUS
             at += 1
-        power, there = 0, False
-        while at < stop and digit(text[at]):
-            there = True
+        power, exponent_digits = 0, False
+        while at < stop and is_digit(text[at]):
+            exponent_digits = True
             power = min(power * 10 + (text[at] - 48), 100000)
             at += 1
-        some = there
-        scale += -power if down else power
-    some = some and at > start
+        valid = exponent_digits
+        scale += -power if negative_exponent else power
+    valid = valid and at > start
     if m == 0:
         value = 0.0
     elif scale == 0 and m <= EXACT:
@@ -143,30 +141,30 @@ def number(text, at, stop):
         exact = exact and safe
     else:
         value, exact = 0.0, False
-    return -value if negative else value, at, some, exact
+    return -value if negative else value, at, valid, exact
 
 
 def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state):
-    """Parse text[state[AT] : stop], whole lines, into rows; returns FINE, or what is wrong with what is at state[AT].
+    """Parse text[state[AT] : stop], complete lines, into rows; return FINE, or the error of the token at state[AT].
 
-    limit: no index may be larger. base: 0 or 1, no index may be smaller. labels (rows,), starts (rows + 1,), columns,
-    values (elements,): what is found; zeros are left out. hard (numbers, 3): for each one that the caller must read,
-    where it stands and ends, and the number of the element, or -1 - row of a label. state (WORDS,): see above.
+    limit: the largest index allowed. base: the smallest index allowed, 0 or 1. labels (rows,), starts (rows + 1,),
+    columns, values (elements,): the rows to write; zeros are left out. hard (numbers, 3): of each number that the
+    caller must read, where it begins and ends, and its element, or -1 - row for a label. state (WORDS,): see above.
     """
     at = state[AT]
     while at < stop:
         state[LINE] += 1
-        while at < stop and blank(text[at]):
+        while at < stop and is_blank(text[at]):
             at += 1
         if at < stop and text[at] != NEWLINE and text[at] != HASH:
             state[AT] = at
             row, count = state[ROWS], state[ELEMENTS]
-            label, end, some, exact = number(text, at, stop)
+            label, end, valid, exact = number(text, at, stop)
             if end < stop and text[end] == COMMA:
                 return SEVERAL
             if end < stop and text[end] == COLON:
                 return NO_LABEL
-            if not some or (end < stop and not ends(text[end])):
+            if not valid or (end < stop and not ends_token(text[end])):
                 return BAD_LABEL
             if not exact:
                 hard[state[HARD]] = at, end, -1 - row
@@ -174,7 +172,7 @@ def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state
             labels[row] = label
             at, last = end, np.int64(-1)
             while True:
-                while at < stop and blank(text[at]):
+                while at < stop and is_blank(text[at]):
                     at += 1
                 if at >= stop or text[at] == NEWLINE or text[at] == HASH:
                     break
@@ -186,18 +184,18 @@ def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state
                     and text[at + 2] == 100
                     and text[at + 3] == COLON
                 ):
-                    while at < stop and not ends(text[at]):
+                    while at < stop and not ends_token(text[at]):
                         at += 1
                     state[QID] += 1
                     continue
                 index, begin = np.int64(0), at
-                while at < stop and digit(text[at]):
+                while at < stop and is_digit(text[at]):
                     index = min(index * 10 + (text[at] - 48), np.int64(1) << 40)
                     at += 1
                 if at == begin or at >= stop or text[at] != COLON:
-                    if at == begin and at + 1 < stop and text[at] == MINUS and digit(text[at + 1]):
+                    if at == begin and at + 1 < stop and text[at] == MINUS and is_digit(text[at + 1]):
                         return NEGATIVE
-                    return BAD_PAIR if at == begin or at >= stop or ends(text[at]) else BAD_INDEX
+                    return BAD_PAIR if at == begin or at >= stop or ends_token(text[at]) else BAD_INDEX
                 if index > limit:
                     return BEYOND
                 if index < base:
@@ -205,8 +203,8 @@ def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state
                 if index <= last:
                     return REPEATED if index == last else UNSORTED
                 last = index
-                value, end, some, exact = number(text, at + 1, stop)
-                if not some or (end < stop and not ends(text[end])):
+                value, end, valid, exact = number(text, at + 1, stop)
+                if not valid or (end < stop and not ends_token(text[end])):
                     return BAD_VALUE
                 if not exact:
                     hard[state[HARD]] = at + 1, end, count
@@ -229,11 +227,11 @@ def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state
 
 
 def _count(text, stop):
-    """(lines, rows) of text[:stop], without a look at what rows hold."""
+    """Return (lines, rows) of text[:stop]; rows are not checked."""
     lines, rows, at = 0, 0, 0
     while at < stop:
         lines += 1
-        while at < stop and blank(text[at]):
+        while at < stop and is_blank(text[at]):
             at += 1
         if at < stop and text[at] != NEWLINE and text[at] != HASH:
             rows += 1
@@ -250,15 +248,15 @@ SIGNATURES = {_parse: f"{_BYTES}, int64, int64, {_ROWS}", _count: _BYTES}
 
 @cache
 def compiled(body: Any) -> Any:
-    """The compiled version of one of these loops, from the cache on disk where it is there."""
+    """Return a loop of this file compiled, or loaded from the cache on disk."""
     return prepare(on_cpu(body), *numba_types(SIGNATURES[body], "float64"))
 
 
 def parse(*arguments: Any) -> int:
-    """See `_parse`."""
+    """Parse a text by `_parse`, compiled."""
     return compiled(_parse)(*arguments)
 
 
 def count(text: np.ndarray, stop: int) -> tuple[int, int]:
-    """See `_count`."""
+    """Return (lines, rows) of text[:stop]."""
     return compiled(_count)(text, stop)

@@ -1,10 +1,10 @@
-"""The loss of one example of a linear model, and its slope by the output: what the kernels of such models share.
+"""Losses of linear models and their derivatives by the output, for one example.
 
-loss         of an output z and a target y            slope by z
+loss         of an output z and a target y            slope: its derivative by z
 SQUARED      (z - y)^2 / 2                            z - y
 LOGISTIC     log(1 + exp(-s z)),  s = 2y - 1          1 / (1 + exp(-z)) - y
 HINGE        max(0, 1 - s z)                          -s where s z < 1, else 0
-SOFTMAX      of all outputs together: whoever has them calls softmax_cross_entropy (loss.py)
+SOFTMAX      of all outputs together: callers use softmax_cross_entropy (loss.py)
 """
 
 from hpcdl.kernels.bind import function
@@ -15,7 +15,7 @@ SQUARED, LOGISTIC, HINGE, SOFTMAX = range(4)
 
 @function
 def loss_and_slope(kind, z, y, one):
-    """(loss, slope) of one output; y is a label, 0 or 1, in z's type, or the value to predict; one is 1 in z's type."""
+    """Return (loss, slope) of an output z; y: a label 0 or 1, or the value to predict; one: 1 in z's type."""
     if kind == LOGISTIC:
         loss, slope, _ = logistic_row(z, y, one)
         return loss, slope

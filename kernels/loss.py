@@ -1,4 +1,4 @@
-"""Losses with their gradient and score, in one pass over the rows.
+"""Losses with gradient and score, in one pass over the rows.
 
                              loss of a row                      gradient dz             score (summed over rows)
     softmax_cross_entropy    log(sum_j exp z_j) - z_y           softmax(z) - onehot(y)  1 if argmax z is y
@@ -8,19 +8,19 @@
                              else d (|e| - d / 2)
     hinge (s = 2y - 1)       max(0, 1 - s z)                    -s where s z < 1        1 if z > 0 is y = 1
 
-Each writes dz and returns (sum of losses, sum of scores); the losses are summed in float64. No exponential overflows:
-the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
-with NaN has a NaN loss and never counts as correct. A label that is not a class makes the score -1, for the caller to
-report; nothing is read out of bounds.
+Each kernel writes dz and returns (sum of losses, sum of scores); the losses are summed in float64. No exponential
+overflows: the largest z of a row is subtracted first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
+with NaN has a NaN loss and never counts as correct. If a label is not a class, the kernel returns the score -1, which
+the caller reports; nothing is read out of bounds.
 
-Where the classes are cut over ranks (Shoeybi et al., "Megatron-LM", 2019), z (rows, own) holds the classes first ..
-first + own - 1 of all, own may be 0, and softmax_cross_entropy comes in three parts, with sums over ranks in between:
+Where ranks share the classes (Shoeybi et al., "Megatron-LM", 2019), z (rows, own) holds the classes first .. first +
+own - 1, where own may be 0. softmax_cross_entropy then has three parts, with all-reduces between them:
 
-    row_max            top = max_j z_j                                        then all-reduce the tops, the largest
+    row_max            top = max_j z_j                                        then all-reduce the tops by max
     partial_softmax    dz = exp(z - top)      sums = (sum_j dz_j, z_y - top)  then all-reduce the sums
     finish_softmax     dz <- dz / sums_0 - onehot(y)      loss = log(sums_0) - sums_1      score: 1 if sums_1 is 0
 
-z_y - top is taken to be 0 by the ranks that do not hold the class y.
+A rank that does not hold the class y contributes 0 for z_y - top.
 """
 
 import math
@@ -65,9 +65,9 @@ def softmax_cross_entropy(z, labels, dz):
 
 @block("T[:, ::1], T[::1]")
 def row_max(z, tops):
-    """tops[i] = the largest z[i, j], NaN passed over; -infinity where there is none.
+    """tops[i] = the largest z[i, j]; NaN is ignored, and the maximum of nothing is -infinity.
 
-    Bytes moved per element of b bytes: b; arithmetic bounds it while in the caches, then memory bandwidth.
+    Bytes moved per element of b bytes: b; arithmetic bounds it in the caches, memory bandwidth beyond.
     """
     for i in range(z.shape[0]):
         tops[i] = largest(z, i, z.shape[1])
@@ -75,7 +75,7 @@ def row_max(z, tops):
 
 @block("T[:, ::1], int64[::1], int64, T[::1], T[:, ::1], T[:, ::1]")
 def partial_softmax(z, labels, first, tops, dz, sums):
-    """dz = exp(z - top); sums (rows, 2) = the sum of dz over these classes, and z_y - top if y is one of them, else 0.
+    """dz = exp(z - top); sums (rows, 2) = the sum of dz over these classes, and z_y - top or, without class y, 0.
 
     Bytes moved per element of b bytes: 2b; arithmetic bounds it, an exponential for each element.
     """
@@ -93,15 +93,15 @@ def partial_softmax(z, labels, first, tops, dz, sums):
 
 @block("T[:, ::1], int64[::1], int64, int64, T[:, ::1]")
 def finish_softmax(dz, labels, first, classes, sums):
-    """dz <- dz / total - onehot(y); (sum of losses, number correct), as softmax_cross_entropy of all classes has them.
+    """dz <- dz / total - onehot(y); return (sum of losses, number correct), as softmax_cross_entropy of all classes.
 
-    The summed sums give the same two numbers on every rank. A label counts as correct if no class has a larger z; among
-    several largest softmax_cross_entropy wants the first.
+    All ranks return the same two numbers. A label is correct if no class has a larger z; among equal ones,
+    softmax_cross_entropy accepts only the first.
 
     Bytes moved per element of b bytes: 2b; memory bandwidth bounds it.
     """
     one, own, loss, correct, invalid = dz.dtype.type(1), dz.shape[1], 0.0, 0, 0
-    for i in range(dz.shape[0]):  # apart from dz: so the order of the additions, too, is the same on every rank
+    for i in range(dz.shape[0]):  # without dz: so all ranks add in the same order
         invalid += (labels[i] < 0) | (labels[i] >= classes)
         row = math.log(np.float64(sums[i, 0])) - np.float64(sums[i, 1])
         loss += row
@@ -117,7 +117,7 @@ def finish_softmax(dz, labels, first, classes, sums):
 
 @function
 def logistic_row(z, label, one):
-    """(loss, gradient, whether correct) of one output z and its label 0 or 1; one is 1 in z's type."""
+    """Return (loss, gradient, True if correct) of one output z and its label 0 or 1; one: 1 in z's type."""
     small = exp(-abs(z))
     probability = (one if z > 0 else small) / (one + small)
     wrong = z if label == 0 else -z  # -s z
@@ -143,7 +143,7 @@ def logistic(z, labels, dz):
 
 @function
 def hinge_row(z, label, one):
-    """(loss, gradient, whether correct) of one output z and its label 0 or 1; one is 1 in z's type."""
+    """Return (loss, gradient, True if correct) of one output z and its label 0 or 1; one: 1 in z's type."""
     sign = one if label == 1 else -one
     short = one - sign * z
     zero = one - one
@@ -171,7 +171,7 @@ def hinge(z, labels, dz):
 
 @block("T[:, ::1], T[::1], T[:, ::1]")
 def squared(z, y, dz):
-    """Half the squared error of z (rows, 1) against y (rows,).
+    """Half of the squared error of z (rows, 1) against y (rows,).
 
     Bytes moved per row, b bytes an element: 3b; memory bandwidth bounds it.
     """
@@ -184,7 +184,7 @@ def squared(z, y, dz):
 
 @function
 def huber_row(error, delta):
-    """(loss, gradient) of one error: with the gradient g, g (e - g / 2) is both branches of the loss. NaN stays."""
+    """Return (loss, gradient) of one error e: with the gradient g, both branches are g (e - g / 2). NaN stays NaN."""
     gradient = delta if error > delta else error
     gradient = -delta if error < -delta else gradient
     return gradient * (error - gradient / 2), gradient
@@ -192,7 +192,7 @@ def huber_row(error, delta):
 
 @block("T[:, ::1], T[::1], T, T[:, ::1]")
 def huber(z, y, delta, dz):
-    """Huber's loss of z (rows, 1) against y (rows,): squared up to an error of delta, from there on linear.
+    """Huber's loss of z (rows, 1) against y (rows,): squared up to an error of delta, linear beyond.
 
     (Huber, "Robust estimation of a location parameter", 1964.) Bytes moved per row, b bytes an element: 3b; memory
     bandwidth bounds it.

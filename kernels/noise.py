@@ -1,13 +1,13 @@
-"""Gaussian noise from a counter: the noise of a coordinate depends on what it is for, never on who computes it.
+"""Gaussian noise from a counter-based generator: it depends on the step and the coordinate, not on the rank.
 
     Philox4x32-10        (counter of 4 words, key of 2 words) -> 4 random words of 32 bits; in each of 10 rounds
-        hi, lo <- the halves of 0xD2511F53 c0;   hi', lo' <- those of 0xCD9E8D57 c2
+        hi, lo <- the halves of 0xD2511F53 c0;   hi', lo' <- the halves of 0xCD9E8D57 c2
         c <- (hi' ^ c1 ^ k0, lo', hi ^ c3 ^ k1, lo);   k0 <- k0 + 0x9E3779B9,  k1 <- k1 + 0xBB67AE85
-    counter              the coordinate's number, the step's number, of two words each
-    Box-Muller           u, v uniform of 53 bits, from two words each      z = sqrt(-2 log u) cos(2 pi v)
+    counter              the coordinate's number and the step's number, two words each
+    Box-Muller           u, v uniform with 53 bits, from two words each    z = sqrt(-2 log u) cos(2 pi v)
 
-So a vector may be cut anywhere, and be held by any number of ranks: each coordinate gets the same noise. (Salmon et
-al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; Box and Muller, Annals of Mathematical Statistics 1958)
+So each coordinate gets the same noise, however a vector is divided and on any number of ranks. (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011; Box and Muller, Annals of Mathematical Statistics 1958)
 """
 
 import math
@@ -19,13 +19,17 @@ from hpcdl.kernels.bind import elementwise, function
 WORD, BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 FACTOR0, FACTOR1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 WEYL0, WEYL1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-LOST, UNIT, ONE = np.uint64(11), 2.0**-53, np.uint64(1)  # of 64 bits, a float64 between 0 and 1 has room for 53
+LOST, UNIT, ONE = (
+    np.uint64(11),
+    2.0**-53,
+    np.uint64(1),
+)  # 64 bits, of which 11 do not fit into a float64 between 0 and 1
 TURN = 2 * math.pi
 
 
 @function
 def philox(c0, c1, c2, c3, k0, k1):
-    """Four random words; all arguments and results are uint64 numbers below 2^32."""
+    """Return four random words; all arguments and results are uint64 numbers below 2^32."""
     for _ in range(10):
         p0, p1 = FACTOR0 * c0, FACTOR1 * c2
         c0, c1, c2, c3 = (p1 >> BITS) ^ c1 ^ k0, p1 & WORD, (p0 >> BITS) ^ c3 ^ k1, p0 & WORD
@@ -35,7 +39,7 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 @function
 def normal(coordinate, step, key0, key1):
-    """A standard normal number, float64; all arguments are uint64."""
+    """Return a standard normal number, float64; all arguments are uint64."""
     a, b, c, d = philox(coordinate & WORD, coordinate >> BITS, step & WORD, step >> BITS, key0, key1)
     u = np.float64((((a << BITS) | b) >> LOST) + ONE) * UNIT  # never 0
     v = np.float64(((c << BITS) | d) >> LOST) * UNIT
@@ -44,7 +48,7 @@ def normal(coordinate, step, key0, key1):
 
 @elementwise("T[::1], T[::1], T, T, T, T, int64, int64, int64, int64")
 def langevin(i, w, g, rate, scale, decay, deviation, first, step, key0, key1):
-    """w <- w - rate d + deviation z, with d = scale g + decay w and z the noise of coordinate first + i at this step.
+    """w <- w - rate d + deviation z, d = scale g + decay w, z the noise of coordinate first + i at this step.
 
     key0, key1: numbers below 2^32. Bytes moved per element of b bytes: 3b (w and g read, w written).
     """

@@ -1,11 +1,11 @@
-"""Workers and a parameter server as a closed queue: who waits for whom, step by step. CPU only.
+"""Simulation of workers and a parameter server as a closed queue, event by event. CPU only.
 
-    worker, for ever     compute c; the push waits for the server's port in, takes s; the answer waits for its port out,
-                         takes s; latency each way
-    ssp                  ... but it may compute its clock k only when the slowest has made k - bound pushes
+    a worker, repeatedly    computes for c seconds; its push waits for the server's input port and takes s there; the
+                            reply waits for the output port and takes s there; latency each way
+    ssp                     a worker may begin its clock k only when the slowest worker has made k - bound pushes
 
-All servers hold as much and are asked at the same times, so that one stands for all. What comes first is served first:
-a heap of the times at which the workers' pushes come. (Ho et al., NeurIPS 2013, for ssp)
+All servers hold slices of one size and get requests at the same times, so one server stands for all. It serves first
+come, first served; a heap holds the times of arrival. (ssp: Ho et al., NeurIPS 2013)
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from hpcdl.kernels.bind import exact, on_cpu
 
 @exact
 def sift_down(times, workers, count):
-    """Bring the first of a heap of (time, worker) to its place."""
+    """Restore the order of a heap of (time, worker) whose first entry was replaced."""
     at = 0
     while True:
         child = 2 * at + 1
@@ -32,7 +32,7 @@ def sift_down(times, workers, count):
 
 @exact
 def sift_up(times, workers, at):
-    """Bring the last of a heap to its place."""
+    """Restore the order of a heap whose entry `at` was appended."""
     while at > 0:
         parent = (at - 1) // 2
         if times[parent] <= times[at]:
@@ -43,9 +43,9 @@ def sift_up(times, workers, at):
 
 
 @on_cpu
-def _queue(compute, service, latency, bound, times, workers, clocks, pulled, waiting, counts, told):
+def _queue(compute, service, latency, bound, times, workers, clocks, pulled, waiting, counts, results):
     ranks, steps = compute.shape
-    inwards = outwards = 0.0  # when the ports are free
+    inwards = outwards = 0.0  # when the input port and the output port are free
     count, slowest, applied, ended, stale, parked = 0, 0, 0, 0.0, 0.0, 0
     for worker in range(ranks):
         times[count], workers[count] = compute[worker, 0] + latency, worker
@@ -81,7 +81,7 @@ def _queue(compute, service, latency, bound, times, workers, clocks, pulled, wai
                 sift_up(times, workers, count)
                 count += 1
         if slowest > released and parked > 0:
-            for other in range(ranks):  # those that waited for the slowest; now is when they hear of it
+            for other in range(ranks):  # workers that waited for the slowest go on now
                 k = clocks[other]
                 if (
                     other != worker
@@ -95,20 +95,20 @@ def _queue(compute, service, latency, bound, times, workers, clocks, pulled, wai
                     times[count], workers[count] = max(back, waiting[other]) + compute[other, k] + latency, other
                     sift_up(times, workers, count)
                     count += 1
-    told[0], told[1], told[2] = ended, stale / max(1, applied), applied
+    results[0], results[1], results[2] = ended, stale / max(1, applied), applied
 
 
 def queue(compute: np.ndarray, service: float, latency: float, bound: float) -> tuple[float, float]:
-    """(seconds until all have ended, mean staleness in updates) of compute (ranks, steps) seconds.
+    """Return (seconds until all workers have ended, mean staleness in updates); compute: (ranks, steps) seconds.
 
-    service: seconds of the server's port for a push, and for its answer. bound: of ssp, in clocks; infinite: async.
+    service: seconds of a port for a push, and for a reply. bound: that of ssp in clocks; infinite: asynchronous.
     """
     ranks, steps = compute.shape
     limit = steps if bound == np.inf else int(bound)
-    told = np.zeros(3)
+    results = np.zeros(3)
     _queue(
         np.ascontiguousarray(compute, np.float64), float(service), float(latency), limit, np.zeros(ranks + 1),
         np.zeros(ranks + 1, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks, np.int64), np.full(ranks, -1.0),
-        np.zeros(steps + 1, np.int64), told,
+        np.zeros(steps + 1, np.int64), results,
     )  # fmt: skip
-    return float(told[0]), float(told[1])
+    return float(results[0]), float(results[1])

@@ -1,4 +1,4 @@
-"""Reductions of two vectors into the first, which an all-reduce does with each message that arrives; sums with weights.
+"""Reductions of two vectors into the first, as an all-reduce does with each message; scaled sums.
 
 Memory bandwidth bounds all of them.
 """
@@ -14,14 +14,14 @@ def add_into(i, into, values):
 
 @elementwise("T[::1], T[::1]")
 def max_into(i, into, values):
-    """into[i] = max(into[i], values[i]), NaN where either is; bytes moved per element of b bytes: 3b."""
+    """into[i] = max(into[i], values[i]), NaN if either is NaN; bytes moved per element of b bytes: 3b."""
     a, b = into[i], values[i]
-    into[i] = b if b > a or b != b else a  # written in any case, or the loop would not vectorize
+    into[i] = b if b > a or b != b else a  # an unconditional write, so that the loop vectorizes
 
 
 @elementwise("T[::1], T[::1]")
 def min_into(i, into, values):
-    """into[i] = min(into[i], values[i]), NaN where either is; bytes moved per element of b bytes: 3b."""
+    """into[i] = min(into[i], values[i]), NaN if either is NaN; bytes moved per element of b bytes: 3b."""
     a, b = into[i], values[i]
     into[i] = b if b < a or b != b else a
 

@@ -1,7 +1,4 @@
-"""What each kernel does, as a user of numpy would write it: the same arguments, changed in the same way.
-
-The tests take these for the truth, and the benchmarks for what a kernel is to be faster than.
-"""
+"""Each kernel in plain numpy, with the same arguments and results: tests compare with it, and so do benchmarks."""
 
 import numpy as np
 
@@ -18,7 +15,7 @@ def sgd(w, g, rate, scale, decay):
 
 
 def philox(counter, key):
-    """Philox4x32-10 of Salmon et al.: arrays of the four words of the counter, the two of the key -> four of words."""
+    """Return the four words of Philox4x32-10 (Salmon et al., 2011); counter: four arrays of words, key: two words."""
     word = np.uint64(0xFFFFFFFF)
     a, b, c, d = (np.asarray(each, np.uint64) for each in counter)
     k0, k1 = (int(each) for each in key)
@@ -31,12 +28,12 @@ def philox(counter, key):
 
 
 def normals(count, first, step, key0, key1):
-    """Box and Muller's normal numbers of so many coordinates from `first` on."""
+    """Return the normal numbers (Box and Muller, 1958) of the coordinates first .. first + count - 1."""
     at = [first + i for i in range(count)]
     low, high = (np.array([each >> shift & 0xFFFFFFFF for each in at], np.uint64) for shift in (0, 32))
     words = philox((low, high, step & 0xFFFFFFFF, step >> 32), (key0, key1))
-    whole = [(words[k] << np.uint64(21)) | (words[k + 1] >> np.uint64(11)) for k in (0, 2)]  # 53 bits of each pair
-    u, v = (whole[0] + np.uint64(1)) * 2.0**-53, whole[1] * 2.0**-53
+    bits53 = [(words[k] << np.uint64(21)) | (words[k + 1] >> np.uint64(11)) for k in (0, 2)]  # of each pair of words
+    u, v = (bits53[0] + np.uint64(1)) * 2.0**-53, bits53[1] * 2.0**-53
     return np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
 
 
@@ -46,7 +43,7 @@ def langevin(w, g, rate, scale, decay, deviation, first, step, key0, key1):
 
 
 def split_mix(state):
-    """SplitMix64's output for states, uint64."""
+    """Return SplitMix64's outputs for an array of states, uint64."""
     z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

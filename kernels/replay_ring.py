@@ -1,21 +1,24 @@
-"""The ring of a replay memory: each frame stored once, and beside it the step that was taken from it. CPU only.
+"""Ring buffer of a replay memory: each frame is stored once, with the step that was taken from it. CPU only.
 
     slot        0      1      2      3      4      5  ...        serial: the number of a frame since the beginning;
     frame       a0     b0     a1     b1     a2    (a3)           its slot is serial modulo the capacity
-    back        0      0      2      2      2      2             frames ago: the one before in its episode; 0: none
-    ahead       4      -      .      .      .      -             frames on: the observation n steps later
+    back        0      0      2      2      2      2             distance to the previous frame of the episode; 0: none
+    ahead       4      -      .      .      .      -             distance to the observation n steps later
 
 Streams (a, b: one for each environment) share the ring, in the order in which their frames come. An observation is a
-frame, or a stack of the last few of its episode, found along `back`; before the first, the first is repeated. A step
-becomes a transition, which can be sampled, when its return is complete: n steps later, or at its episode's end:
+frame, or a stack of the last frames of its episode, found along `back`; before an episode's first frame, that frame is
+repeated. A step becomes a transition, which can be sampled, when its return is complete: n steps later, or at the end
+of its episode:
 
-    it goes on          r_t + ... + gamma^(n-1) r_{t+n-1}, discount = gamma^n, ahead to the frame of step t + n
-    it was cut          m <= n rewards, discount = gamma^m, ahead to the true last frame, which takes a slot of its own
-    it has terminated   m <= n rewards, discount = 0; what comes after counts nothing: the step's own frame stands in
+    the episode
+    goes on             r_t + ... + gamma^(n-1) r_{t+n-1}, discount = gamma^n, ahead to the frame of step t + n
+    was truncated       m <= n rewards, discount = gamma^m, ahead to the true last frame, which takes a slot of its own
+    has terminated      m <= n rewards, discount = 0; the next observation has no effect: ahead to the step's own frame
 
-What overwrites a frame first takes the transitions out whose observation has it: its own, and those of the next few
-frames (`after`). What comes after a step is always younger than the step, so it is still there. A step whose earlier
-frames went before its return was complete never becomes a transition. So whatever can be sampled is whole.
+Before a frame is overwritten, the transitions whose observations contain it are removed: its own, and those of the next
+frames (`after`). The frames after a step are younger than the step, so they are not overwritten before it. A step never
+becomes a transition if frames of its observation are overwritten before its return is complete. So all frames of a
+transition are there.
 """
 
 from functools import cache
@@ -28,7 +31,7 @@ from hpcdl.kernels.bind import exact, on_cpu, prepare
 from hpcdl.kernels.gather import prefetch
 from hpcdl.kernels.td import step_back
 
-# What lies beside a frame: half a cache line, so that a transition is read at once.
+# The record of a step: 32 bytes, so that it lies in one cache line.
 STEP = np.dtype(
     {
         "names": ["action", "reward", "returns", "discount", "back", "after", "ahead"],
@@ -36,40 +39,42 @@ STEP = np.dtype(
         "itemsize": 32,
     }
 )
-WRITTEN, SIZE, TOUCHED, COMPLETED = range(4)  # counts: frames, transitions; of the last call the entries of its lists
+WRITTEN, SIZE, TOUCHED, COMPLETED = range(
+    4
+)  # positions in `counts`: frames, transitions; the lengths of the last call's two lists
 TERMINATED, TRUNCATED = 1, 2  # flags of a step
-AHEAD = 6
+AHEAD = 6  # transitions between a prefetch and its use
 
 
 @exact
 def back_by(slot, gap, capacity):
-    """The slot so many frames before."""
+    """Return the slot `gap` frames before."""
     return slot - gap if slot >= gap else slot - gap + capacity
 
 
 @exact
 def on_by(slot, gap, capacity):
-    """The slot so many frames later."""
+    """Return the slot `gap` frames later."""
     return slot + gap if slot + gap < capacity else slot + gap - capacity
 
 
 @exact
-def touch(counts, slots, values, slot, value):
-    """List a slot whose priority changes; later entries count."""
+def set_priority(counts, slots, values, slot, value):
+    """List a slot and its new priority; of several entries of a slot the last counts."""
     slots[counts[TOUCHED]] = slot
     values[counts[TOUCHED]] = value
     counts[TOUCHED] += 1
 
 
 @exact
-def forget(steps, counts, slots, values, slot, stack):
-    """Take out the transitions whose observation has the frame of this slot."""
+def remove_transitions(steps, counts, slots, values, slot, stack):
+    """Remove the transitions whose observations contain the frame of this slot."""
     capacity, at = len(steps), slot
     for _ in range(stack):
         if steps[at].ahead >= 0:
             steps[at].ahead = -1
             counts[SIZE] -= 1
-            touch(counts, slots, values, at, 0.0)
+            set_priority(counts, slots, values, at, 0.0)
         if steps[at].after == 0:
             break
         at = on_by(at, steps[at].after, capacity)
@@ -77,18 +82,18 @@ def forget(steps, counts, slots, values, slot, stack):
 
 @exact
 def write(frames, steps, counts, slots, values, source, row, previous, stack):
-    """Store a frame, which follows the one with the serial `previous`, or none (-1); returns its serial."""
+    """Store a frame and return its serial; previous: serial of the previous frame of its episode, or -1."""
     capacity, serial, width = len(steps), counts[WRITTEN], frames.shape[1]
     slot = serial % capacity
     if serial >= capacity:
-        forget(steps, counts, slots, values, slot, stack)
+        remove_transitions(steps, counts, slots, values, slot, stack)
     for b in range(width):
         frames[np.uintp(slot), np.uintp(b)] = source[np.uintp(row), np.uintp(b)]
     step, gap = steps[slot], min(serial - previous, capacity)
     step.after, step.ahead, step.back, step.action = 0, -1, 0, 0
     step.reward = step.returns = step.discount = 0.0
     if previous >= 0:
-        step.back = gap  # the capacity: it is not there any more
+        step.back = gap  # the capacity if the previous frame is overwritten
         if gap < capacity:
             steps[previous % capacity].after = gap
     counts[WRITTEN] = serial + 1
@@ -96,8 +101,8 @@ def write(frames, steps, counts, slots, values, source, row, previous, stack):
 
 
 @exact
-def whole(steps, counts, serial, stack):
-    """Whether the frames of this observation are all there."""
+def frames_are_there(steps, counts, serial, stack):
+    """True if no frame of this observation is overwritten."""
     capacity = len(steps)
     for _ in range(stack - 1):
         gap = steps[serial % capacity].back
@@ -110,23 +115,23 @@ def whole(steps, counts, serial, stack):
 
 
 @exact
-def given(priorities, counts, priority):
-    """The priority of what becomes complete now; where they are too few the caller sees it afterwards."""
+def next_priority(priorities, counts, priority):
+    """Return the priority of the next complete transition; the caller detects later if `priorities` is too short."""
     return priorities[min(counts[COMPLETED], len(priorities) - 1)] if len(priorities) else priority
 
 
 @exact
 def complete(steps, counts, slots, values, completed, serial, ahead, total, discount, stack, priority):
-    """A step becomes a transition, where its frames are there; -1 is listed as completed where not."""
+    """Make a step a transition if its frames are there, and list its serial in `completed`; else list -1."""
     number = counts[COMPLETED]
     counts[COMPLETED] = number + 1
     completed[number] = -1
-    if serial >= counts[WRITTEN] - len(steps) and whole(steps, counts, serial, stack):
+    if serial >= counts[WRITTEN] - len(steps) and frames_are_there(steps, counts, serial, stack):
         slot = serial % len(steps)
         step = steps[slot]
         step.returns, step.discount, step.ahead = total, discount, ahead
         counts[SIZE] += 1
-        touch(counts, slots, values, slot, priority)
+        set_priority(counts, slots, values, slot, priority)
         completed[number] = serial
 
 
@@ -135,17 +140,17 @@ def add(
     frames, steps, counts, last, ages, source, finals, actions, rewards, flags, first, streams, stack, n,
     gamma, priorities, priority, slots, values, completed,
 ):  # fmt: skip
-    """Add steps of `streams` streams from the number `first` on, row by row: one of each, then the next of each, ...
+    """Add steps of the streams first .. first + streams - 1: row by row, one step of each stream in turn.
 
-    source (rows, bytes): the newest frame of each observation. finals: the true last frames of the
-    episodes that were cut, in the order of their rows. actions, rewards, flags (rows,). last, ages: of each stream the
-    serial of its last frame, -1 at an episode's beginning, and the steps since then.
+    source (rows, bytes): the newest frame of each observation. finals: the true last frames of the truncated episodes,
+    in the order of their rows. actions, rewards, flags (rows,). last, ages: of each stream the serial of its last frame
+    (-1 at the beginning of an episode), and the steps of the episode so far.
 
-    priorities: of the transitions that become complete, in this order; where there are none, `priority`. Into slots and
-    values go the slots whose priority changes, and to what; into completed, the serials of those transitions.
+    priorities: of the transitions that become complete, in this order; if empty, all get `priority`. The lists to
+    write: slots and values, the changed priorities; completed, the serials of the new transitions.
     """
     counts[TOUCHED] = counts[COMPLETED] = 0
-    capacity, cut = len(steps), 0
+    capacity, truncated = len(steps), 0
     for row in range(len(actions)):
         stream = first + row % streams
         previous, age = last[stream], ages[stream]
@@ -158,7 +163,7 @@ def add(
                     total, discount = step_back(total, discount, np.float64(steps[start % capacity].reward), gamma)
                     if k < n - 1:
                         start -= steps[start % capacity].back
-            value = given(priorities, counts, priority)
+            value = next_priority(priorities, counts, priority)
             complete(
                 steps, counts, slots, values, completed, start if there else -1, serial - start, total, discount,
                 stack, value,
@@ -168,8 +173,8 @@ def add(
         if flags[row]:
             terminated, end = flags[row] & TERMINATED != 0, serial
             if not terminated:
-                end = write(frames, steps, counts, slots, values, finals, cut, serial, stack)
-                cut += 1
+                end = write(frames, steps, counts, slots, values, finals, truncated, serial, stack)
+                truncated += 1
             start, total, discount, there = serial, 0.0, 1.0, True
             for _ in range(min(age + 1, n)):
                 there = there and start >= counts[WRITTEN] - capacity
@@ -178,7 +183,7 @@ def add(
                     step = steps[start % capacity]
                     total, discount = step_back(total, discount, np.float64(step.reward), gamma)
                     gap = np.int64(step.back)
-                value = given(priorities, counts, priority)
+                value = next_priority(priorities, counts, priority)
                 complete(
                     steps, counts, slots, values, completed, start if there else -1, 0 if terminated else end - start,
                     total, 0.0 if terminated else discount, stack, value,
@@ -200,7 +205,7 @@ def copy_stack(frames, steps, slot, stack, out, row):
 
 @on_cpu
 def gather(frames, steps, counts, index, stack, serial, x, actions, returns, discounts, y):
-    """The transitions in the slots `index` (n,): serials, observations x and y (n, bytes), and what lies between."""
+    """Gather the transitions in the slots `index` (n,): x and y (n, bytes) are the observations before and after."""
     capacity, n = len(steps), len(index)
     newest = counts[WRITTEN] - 1
     for i in range(n):
@@ -222,15 +227,12 @@ def gather(frames, steps, counts, index, stack, serial, x, actions, returns, dis
 
 @cache
 def loops() -> tuple[Any, Any]:
-    """`add` and `gather`, compiled."""
+    """Return `add` and `gather`, compiled."""
     t = numba.types
-    steps, whole, number, frames = numba.from_dtype(STEP)[::1], t.int64, t.float64, t.uint8[:, ::1]
-    flags, singles = t.uint8[::1], t.float32[::1]
-    wholes, numbers = whole[::1], number[::1]
+    steps, i8, f8, frames = numba.from_dtype(STEP)[::1], t.int64, t.float64, t.uint8[:, ::1]
+    flags, f4s = t.uint8[::1], t.float32[::1]
+    i8s, f8s = i8[::1], f8[::1]
     adding = prepare(
-        add, frames, steps, wholes, wholes, wholes, frames, frames, wholes, singles, flags, whole, whole, whole, whole,
-        number, numbers, number, wholes, numbers, wholes,
-    )  # fmt: skip
-    return adding, prepare(
-        gather, frames, steps, wholes, wholes, whole, wholes, frames, wholes, singles, singles, frames
+        add, frames, steps, i8s, i8s, i8s, frames, frames, i8s, f4s, flags, i8, i8, i8, i8, f8, f8s, f8, i8s, f8s, i8s
     )
+    return adding, prepare(gather, frames, steps, i8s, i8s, i8, i8s, frames, i8s, f4s, f4s, frames)

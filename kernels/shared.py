@@ -1,29 +1,29 @@
-"""All-reduce in memory that the ranks of a node share: flags, sums over all ranks' vectors, and the waiting between.
+"""All-reduce in shared memory of the ranks of a node: flags, waits, and sums over all ranks' vectors.
 
-Each rank owns a line of 64 bytes that all others can read: a flag, which only counts upwards, and the place of the
-vector that the rank offers. A rank posts by raising its flag (a release store: whoever sees the flag sees what was
-written before it) and waits until the flags of all have come as far (acquire loads). One post and one wait are a
-barrier, without a message and without a lock.
+Each rank owns a line of 64 bytes that all ranks can read: a flag, which only increases, and the position of the vector
+that the rank offers. A rank posts by incrementing its flag (a release store: a rank that reads the flag sees what was
+written before it), and waits until the flags of all ranks are as large (acquire loads). One post and one wait are a
+sync: a barrier without message and lock.
 
     word of a line    0 flag    1 window, or 0: the rank's own scratch block    2 offset in bytes    3 pieces complete
-                      4, 5 what the rank calls: length, type and operation, of a sync with an even or an odd number
+                      4, 5 the rank's call (length, type and operation) at syncs with an even or an odd number
 
-Who waits for all flags compares what all call. Where calls differ, every rank sees it at the same sync, the first one,
-before it reads another's vector or writes to it. A rank may be one sync ahead, so there are two such words.
+A rank that waits for the flags compares the calls of all ranks. If they differ, every rank detects it at the same sync,
+the first one, before it reads or writes another rank's vector. A rank may be one sync ahead, so there are two words.
 
-Two ways, by length; n bytes in the vector, N ranks:
+Two algorithms, by length; n bytes in the vector, N ranks:
 
                         syncs    read by a rank    written by a rank
     n <= SMALL          1        n + N n           2 n      copy in, then every rank adds all vectors
-    each block of it    2        n                 n        every rank adds its 1/N of all and writes it to all
-    not in a window              + 2 n             + 2 n    to the rank's scratch block first, and back
+    larger, by blocks   2        n                 n        every rank adds its 1/N of all and writes it to all
+    not in a window              + 2 n             + 2 n    copy to the rank's scratch block first, and back
 
-The second way's N n reads and N n writes, all ranks together, are the least that leaves the sum in all vectors; it runs
-against memory bandwidth, or in a cache against moving lines between cores. An element is added by one rank, or by all
-in the same order, so all get the same bits.
+The second algorithm's N n reads and N n writes, over all ranks, are the minimum that leaves the sum in all vectors.
+Memory bandwidth bounds it, or in a cache the movement of lines between cores. An element is added by one rank, or by
+all in the same order, so all ranks get the same bits.
 
-A short vector goes to one of two buffers in turn: a rank that posts its sync c is done with sync c - 1, so after the
-wait of c nobody reads the buffer of c - 1 any more.
+Short vectors use two buffers in turn: a rank that posts sync c has finished sync c - 1, so after the wait of sync c no
+rank reads the buffer of c - 1.
 """
 
 import numpy as np
@@ -32,30 +32,31 @@ from numba.extending import intrinsic
 
 from hpcdl.kernels.bind import block, function
 
-SUM, MAX, MIN, MEAN = range(4)  # the two lowest bits of what a rank calls; a mean is a sum that its caller divides
+SUM, MAX, MIN, MEAN = range(4)  # the two lowest bits of a call; for a mean, the caller divides the sum
 LINE = 64  # bytes of a cache line: two ranks' flags never share one
 SMALL = 8 << 10  # bytes up to which every rank adds all vectors
-BLOCK = 1 << 20  # bytes of a rank's scratch block: what is added between two syncs where a vector is in no window
-TILE = 8 << 10  # bytes that stay in the first-level cache from the adding to the writing
+BLOCK = 1 << 20  # bytes of a rank's scratch block: added between two syncs for a vector that is in no window
+TILE = 8 << 10  # bytes that stay in the first-level cache between addition and writing
 SCRATCH = LINE + 2 * SMALL  # where the scratch block begins in the memory of a rank
-BYTES = SCRATCH + BLOCK  # of that memory
+BYTES = SCRATCH + BLOCK  # of the memory of a rank
 
-# A rank's state: its flag, the phase and block it stands in, bytes written, pieces of its leader known to be complete,
-# its number, looks at flags between two offers of its core to other processes (1 where ranks outnumber cores), the
-# nanoseconds for which it has waited for flags, what it calls, how many looks are yet in naps, two words for the clock.
+# Positions in a rank's state: COUNT its flag; PHASE, START, SIZE the phase, and the block in progress; WRITTEN bytes;
+# PUBLISHED pieces of the leader that are complete; RANK; SPINS polls of a flag before it yields its core (1 if ranks
+# outnumber cores); WAITED nanoseconds of waiting for flags; CALL; NAPS polls left that sleep first; CLOCK two words
+# of the clock.
 COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, WAITED, CALL, NAPS, CLOCK = range(12)
 WORDS = CLOCK + 2
 NAP = 20  # microseconds
-NAPPING = 1000  # looks in naps, when the core was taken away
-TAKEN = 500_000  # nanoseconds between two offers of the core: it was taken away
+NAPPING = 1000  # polls that sleep first, after another process has taken the core
+TAKEN = 500_000  # nanoseconds between two yields from which on another process has taken the core
 MONOTONIC = 1  # CLOCK_MONOTONIC of Linux
 BEGIN, OFFERED, ADDED = range(3)  # phases
-WAITING, DONE, DIFFER = range(3)  # what a wait for all flags ends with
+WAITING, DONE, DIFFER = range(3)  # results of a wait for all flags
 
 
 @intrinsic
 def load(context, address):
-    """The int64 at this address; what its writer wrote before it is visible afterwards."""
+    """Return the int64 at this address, by an acquire load: what its writer wrote before is visible afterwards."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int64).as_pointer())
@@ -66,7 +67,7 @@ def load(context, address):
 
 @intrinsic
 def store(context, address, value):
-    """Write an int64 to this address, after all that was written before."""
+    """Write an int64 to this address, by a release store: after all earlier writes."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], arguments[1].type.as_pointer())
@@ -78,7 +79,7 @@ def store(context, address, value):
 
 @intrinsic
 def pointer(context, address, like):
-    """The address as a pointer to elements of the type of the array `like`."""
+    """Return the address as a pointer to elements of the type of the array `like`."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -93,7 +94,7 @@ clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32,
 
 @function
 def at(address, count, like):
-    """The array of `count` elements, of the type of `like`, that begins at this address."""
+    """Return the array of `count` elements of the type of `like` at this address."""
     return carray(pointer(address, like), (count,))
 
 
@@ -105,7 +106,7 @@ def copy(to, values):
 
 @function
 def combine(into, values, op):
-    """into <- into + values, or the larger or the smaller of the two; a NaN on either side stays a NaN."""
+    """into <- into + values, or their maximum or minimum by `op`; NaN if either is NaN."""
     if op in (SUM, MEAN):
         for i in range(into.size):
             into[i] += values[i]
@@ -121,35 +122,35 @@ def combine(into, values, op):
 
 @function
 def peer(places, rank):
-    """The address of the memory of that rank: its line, short buffers and scratch block."""
+    """Return the address of a rank's memory: its line, short buffers and scratch block."""
     return places[0, 1 + rank]
 
 
 @function
 def ranks_of(places):
-    """How many ranks share the memory."""
+    """Return how many ranks share the memory."""
     return places.shape[1] - 1
 
 
 @function
 def now(state):
-    """Nanoseconds on a clock that only goes forward."""
+    """Return nanoseconds of the monotonic clock."""
     clock_gettime(MONOTONIC, np.int64(state.ctypes.data) + 8 * CLOCK)
     return 1_000_000_000 * state[CLOCK] + state[CLOCK + 1]
 
 
 @function
-def called(line, count):
-    """The address of the word that says what a rank calls in the sync of this number."""
+def call_word(line, count):
+    """Return the address of the word for a rank's call at sync number `count`."""
     return line + 32 + 8 * (count % 2)
 
 
 @function
-def let_others(state, since):
-    """Let others on the core, after the offer at `since` (ns); returns the time of this one.
+def yield_core(state, since):
+    """Yield the core to other processes; since: time of the last yield (ns). Return the time of this one.
 
-    In naps for a while, where others have taken it: to yield does nothing for another session where the kernel groups
-    processes by them, and who has slept is the first to come on.
+    For a while after another process has taken the core, sleep instead: Linux's autogroups ignore a yield to a process
+    of another session, and a process that has slept gets a core first.
     """
     if state[NAPS] > 0:
         state[NAPS] -= 1
@@ -163,51 +164,51 @@ def let_others(state, since):
 
 
 @function
-def come(places, state, patience):
-    """Wait until the flags of all have come as far as this rank's: DONE; DIFFER where one calls something else.
+def await_flags(places, state, patience):
+    """Wait until all flags are as large as this rank's: return DONE, or DIFFER if the ranks' calls differ.
 
-    WAITING where it takes more than `patience` looks.
+    Return WAITING after `patience` polls.
     """
-    count, spins, looks = state[COUNT], state[SPINS], 0
+    count, spins, polls = state[COUNT], state[SPINS], 0
     start = since = 0
     same = True
     for rank in range(ranks_of(places)):
         line = peer(places, rank)
         while load(line) < count:
-            if looks == 0:
+            if polls == 0:
                 start = since = now(state)
-            looks += 1
-            if looks >= patience:
+            polls += 1
+            if polls >= patience:
                 state[WAITED] += now(state) - start
                 return WAITING
-            if looks % spins == 0:
-                since = let_others(state, since)
-        same = same and load(called(line, count)) == state[CALL]
-    if looks:
+            if polls % spins == 0:
+                since = yield_core(state, since)
+        same = same and load(call_word(line, count)) == state[CALL]
+    if polls:
         state[WAITED] += now(state) - start
     return DONE if same else DIFFER
 
 
 @function
 def post(places, state):
-    """Raise this rank's flag, and say what it calls."""
+    """Write this rank's call and increment its flag."""
     state[COUNT] += 1
     line = peer(places, state[RANK])
-    store(called(line, state[COUNT]), state[CALL])
+    store(call_word(line, state[COUNT]), state[CALL])
     store(line, state[COUNT])
 
 
 @function
 def share(size, lines_of, parts, part):
-    """Elements [first, last) of `size` that belong to a part: whole cache lines of `lines_of` elements each."""
+    """Return [first, last), the elements of `size` in a part: whole cache lines of `lines_of` elements each."""
     lines = (size + lines_of - 1) // lines_of
-    each = (lines + parts - 1) // parts * lines_of
-    return min(part * each, size), min((part + 1) * each, size)
+    length = (lines + parts - 1) // parts * lines_of
+    return min(part * length, size), min((part + 1) * length, size)
 
 
 @function
 def offer(places, state, address, size):
-    """Write to this rank's line where its `size` bytes at this address lie; False when they are in no window."""
+    """Write to this rank's line where its `size` bytes at this address lie; return False if they are in no window."""
     line = peer(places, state[RANK])
     for segment in range(1, places.shape[0]):
         offset = address - places[segment, 1 + state[RANK]]
@@ -222,14 +223,14 @@ def offer(places, state, address, size):
 
 @function
 def offered(places, rank):
-    """The address, in this process, of what that rank offers."""
+    """Return the address, in this process, of the vector that a rank offers."""
     line = peer(places, rank)
     return places[load(line + 8), 1 + rank] + load(line + 16)
 
 
 @function
 def add_all(vector, places, op, buffer):
-    """vector <- all ranks' short vectors combined, in the order of the ranks."""
+    """vector <- the combination of all ranks' short vectors, in the order of the ranks."""
     copy(vector, at(peer(places, 0) + buffer, vector.size, vector))
     for rank in range(1, ranks_of(places)):
         combine(vector, at(peer(places, rank) + buffer, vector.size, vector), op)
@@ -237,7 +238,7 @@ def add_all(vector, places, op, buffer):
 
 @function
 def add_share(size, like, places, rank, op):
-    """Combine this rank's share of all ranks' blocks of `size` elements, and write it to all; bytes written."""
+    """Combine this rank's share of all ranks' blocks of `size` elements, write it to all; return bytes written."""
     item, ranks = like.itemsize, ranks_of(places)
     first, last = share(size, LINE // item, ranks, rank)
     own = offered(places, rank)
@@ -255,7 +256,7 @@ def add_share(size, like, places, rank, op):
 
 @function
 def all_offer(places):
-    """Whether the vectors of all ranks lie in windows."""
+    """True if the vectors of all ranks lie in windows."""
     missing = 0
     for rank in range(ranks_of(places)):
         missing += load(peer(places, rank) + 8) == 0
@@ -264,7 +265,7 @@ def all_offer(places):
 
 @function
 def offer_block(vector, start, places, state):
-    """Offer the vector from `start` on, or a copy of its next block; raise the flag."""
+    """Offer the vector from element `start` on, or a copy of its next block; increment the flag."""
     item, rest = vector.itemsize, vector.size - start
     address = np.int64(vector.ctypes.data) + start * item
     if not offer(places, state, address, rest * item):
@@ -276,21 +277,21 @@ def offer_block(vector, start, places, state):
 
 @function
 def block_size(vector, start, places):
-    """Elements between two syncs, once all have offered: all that is left when nobody needs a scratch block."""
+    """Return the elements of the next block, after all ranks have offered: all the rest if no rank needs scratch."""
     rest = vector.size - start
     return rest if all_offer(places) else min(BLOCK // vector.itemsize, rest)
 
 
 @block("T[::1], int64[:, ::1], int64[::1], int64, int64")
 def all_reduce(vector, places, state, call, patience):
-    """Take the all-reduce of `vector` as far as the others have come; DONE when it is done, DIFFER if calls differ.
+    """Advance the all-reduce of `vector`; return DONE, WAITING for other ranks, or DIFFER if the ranks' calls differ.
 
-    Where they differ, it is to begin anew (PHASE, START).
+    After DIFFER the caller resets PHASE and START.
 
-    places (1 + windows, 1 + ranks): from column 1 on, in row 0 the addresses of all ranks' own memory and in the others
-    those of a window's parts, whose bytes are in column 0. state: where this rank stands. call: length, type and
-    operation in one number, the operation in its two lowest bits. patience: looks at flags before giving up for now,
-    0 to look just once.
+    places (1 + windows, 1 + ranks): row 0 has the addresses of all ranks' memory, each other row those of a window's
+    parts, both from column 1 on; column 0 has the bytes of a window's part. state: this rank's state. call: length,
+    type and operation in one number, the operation in its two lowest bits. patience: polls before WAITING is returned;
+    0: one.
     """
     item, op = vector.itemsize, call & 3
     state[CALL] = call
@@ -301,25 +302,25 @@ def all_reduce(vector, places, state, call, patience):
             state[WRITTEN] += vector.size * item
             post(places, state)
             state[PHASE] = OFFERED
-        found = come(places, state, patience)
-        if found == DONE:
+        status = await_flags(places, state, patience)
+        if status == DONE:
             add_all(vector, places, op, LINE + SMALL * ((state[COUNT] - 1) % 2))
             state[PHASE] = BEGIN
-        return found
+        return status
     while state[START] < vector.size:
         start = state[START]
         if state[PHASE] == BEGIN:
             offer_block(vector, start, places, state)
             state[PHASE] = OFFERED
         if state[PHASE] == OFFERED:
-            found = come(places, state, patience)
-            if found != DONE:
-                return found
-            state[SIZE] = block_size(vector, start, places)  # after the next sync others may offer something else
+            status = await_flags(places, state, patience)
+            if status != DONE:
+                return status
+            state[SIZE] = block_size(vector, start, places)  # after the next sync other ranks may offer another vector
             state[WRITTEN] += add_share(state[SIZE], vector, places, state[RANK], op)
             post(places, state)
             state[PHASE] = ADDED
-        if come(places, state, patience) == WAITING:
+        if await_flags(places, state, patience) == WAITING:
             return WAITING
         size = state[SIZE]
         if load(peer(places, state[RANK]) + 8) == 0:
@@ -331,26 +332,26 @@ def all_reduce(vector, places, state, call, patience):
     return DONE
 
 
-# What a hierarchical all-reduce needs (hpcdl/comm/allreduce/hierarchical.py): rank 0 of a node leads.
+# Kernels of the hierarchical all-reduce (hpcdl/comm/allreduce/hierarchical.py); rank 0 of a node is the leader.
 
 
 @block("T[::1], int64, int64[:, ::1], int64[::1]")
 def offer_from(vector, start, places, state):
-    """Offer the vector from element `start` on, or a copy of its next block, and raise the flag."""
+    """Offer the vector from element `start` on, or a copy of its next block; increment the flag."""
     offer_block(vector, start, places, state)
 
 
 @block("T[::1], int64, int64[:, ::1]")
 def offered_size(vector, start, places):
-    """Elements from `start` on that all ranks have offered."""
+    """Return how many elements from `start` on all ranks have offered."""
     return block_size(vector, start, places)
 
 
 @block("T[::1], int64, int64, int64[:, ::1], int64[::1], int64")
 def add_to_leader(vector, first, size, places, state, op):
-    """Combine this rank's share of `size` elements into the leader's vector, and raise the flag.
+    """Combine this rank's share of `size` elements into the leader's vector; increment the flag.
 
-    first: where they begin in what is offered. All ranks but the leader add, while the leader exchanges with others.
+    first: their first element in the offered vectors. All ranks but the leader add; the leader communicates meanwhile.
     """
     item, ranks = vector.itemsize, ranks_of(places)
     low, high = share(size, LINE // item, ranks - 1, state[RANK] - 1)
@@ -365,39 +366,39 @@ def add_to_leader(vector, first, size, places, state, op):
 
 @block("T[::1], int64, int64[:, ::1], int64[::1]")
 def copy_from_leader(into, first, places, state):
-    """into <- the leader's values, from `first` on in what it offers."""
+    """into <- the leader's values, from element `first` of its offered vector on."""
     copy(into, at(offered(places, 0) + first * into.itemsize, into.size, into))
     state[WRITTEN] += into.nbytes
 
 
 @block("T[:, ::1], T[::1], int64")
 def arrived(places, state, patience):
-    """Whether the flags of all have come as far as this rank's, as `come` has it."""
-    return come(places, state, patience)
+    """Wait for the flags of all ranks; arguments and result as for `await_flags`."""
+    return await_flags(places, state, patience)
 
 
 @block("T[:, ::1], T[::1]")
 def raise_flag(places, state):
-    """Raise this rank's flag."""
+    """Increment this rank's flag."""
     post(places, state)
 
 
 @block("T[:, ::1], T[::1]")
 def in_window(places, state):
-    """Whether what this rank offers lies in a window."""
+    """True if the vector that this rank offers lies in a window."""
     return load(peer(places, state[RANK]) + 8) > 0
 
 
 @block("T[:, ::1], T[::1]")
 def publish(places, state):
-    """The leader: one more piece of its vector is complete."""
+    """Publish, as the leader, that one more piece of its vector is complete."""
     state[PUBLISHED] += 1
     store(peer(places, 0) + 24, state[PUBLISHED])
 
 
 @block("T[:, ::1], int64")
 def published(places, count):
-    """Whether so many pieces of the leader's vector are complete."""
+    """True if `count` pieces of the leader's vector are complete."""
     return load(peer(places, 0) + 24) >= count
 
 

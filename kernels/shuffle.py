@@ -1,9 +1,8 @@
-"""Long permutations, to the bit those of numpy's Generator, in a third of its time.
+"""Random permutations of many elements, equal to those of numpy's Generator, in a third of its time. CPU only.
 
-    for i from n - 1 down to 1:    j <- a number from 0 to i, each as likely;    swap the elements i and j
+    for i from n - 1 down to 1:    j <- a uniform number from 0 to i;    swap the elements i and j
 
-j is the first word of 32 random bits that, cut to as many bits as i has, is at most i. The words are drawn all at once,
-not each by a call. On the CPU only.
+j is the first 32-bit random word that, masked to the bits of i, is at most i. All words are drawn in one call.
 
 (Durstenfeld, "Algorithm 235: random permutation", CACM 1964)
 """
@@ -15,14 +14,14 @@ import numpy as np
 
 from hpcdl.kernels.bind import on_cpu, prepare
 
-LONG = 1 << 14  # elements from which on it is worth a loop of its own
+LONG = 1 << 14  # elements from which on this loop is faster than numpy
 MOST = 1 << 31
-SPARE = 1 << 10  # words of 64 bits beside the three for four elements that are needed as a rule
+SPARE = 1 << 10  # words of 64 bits that are drawn beyond the expected number, three for four elements
 
 
 @on_cpu
 def swaps(order, words, last):
-    """The swaps of the elements `last`, last - 1, ... by these words; the element whose swap is still to come, or 0."""
+    """Swap the elements last, last - 1, ... as the words say; return the next element to swap, or 0 if all are."""
     i, mask = last, 0xFFFFFFFF
     for word in words:
         if i == 0:
@@ -31,7 +30,7 @@ def swaps(order, words, last):
             mask >>= 1
         j = word & mask
         fits = j <= i
-        j = np.uintp(j if fits else i)  # else it stays; no jump depends on it
+        j = np.uintp(j if fits else i)  # a rejected word swaps i with itself, without a branch
         order[np.uintp(i)], order[j] = order[j], order[np.uintp(i)]
         i -= int(fits)
     return i
@@ -43,17 +42,17 @@ def loop() -> Any:
 
 
 def ready(n: int) -> None:
-    """Compile what permutations of n need, before any clock runs."""
+    """Compile the loop for permutations of n, before a run's clock starts."""
     if LONG <= n < MOST:
         loop()
 
 
 def permutation(random: np.random.Generator, n: int) -> np.ndarray:
-    """The numbers 0 to n - 1 in random order, int64 (n,): what random.permutation(n) returns."""
+    """Return random.permutation(n): the numbers 0 to n - 1 in random order, int64 (n,)."""
     if not LONG <= n < MOST:
         return random.permutation(n)
-    order, last, go = np.arange(n, dtype=np.int32), n - 1, loop()
-    while last > 0:  # once more where too many words did not fit
+    order, last, swap = np.arange(n, dtype=np.int32), n - 1, loop()
+    while last > 0:  # again, if too many words were rejected
         words = random.bit_generator.random_raw(last * 3 // 4 + SPARE).astype("<u8", copy=False).view("<u4")
-        last = go(order, words, last)
+        last = swap(order, words, last)
     return order.astype(np.int64)

@@ -1,11 +1,11 @@
-"""Sparse rows (CSR) times a dense matrix, and what their gradient adds to one: a dot and a scatter-add for each row.
+"""Products of sparse rows (CSR) with a dense matrix, their gradient, and gathering of sparse rows.
 
     sparse_dot       z[i, k] = sum over e of row i: data[e] w[indices[e], k]
     scatter_add      g[indices[e], k] += data[e] dz[i, k]           for each element e of each row i
-    gather_sparse    rows of a data set, converted to the model's type and scaled, as gather does with dense ones
+    gather_sparse    copy rows of a data set, converted to the model's type and scaled; for dense rows: gather.py
 
-Row i has the elements indptr[i] ... indptr[i + 1] - 1. Where w has one column, the sum runs over four accumulators in
-an order that is fixed, compiled without leave to change it: whoever inlines `row_dot` gets the same bits.
+Row i has the elements indptr[i] ... indptr[i + 1] - 1. For a w of one column, `row_dot` adds into four accumulators in
+a fixed order, which the compiler may not change: every kernel that inlines it gets the same bits.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ _CSR = "T[::1], int32[::1], int64[::1]"
 
 @exact
 def row_dot(data, indices, first, last, w, zero):
-    """sum of data[e] w[indices[e]] for e from first to last - 1."""
+    """Return the sum of data[e] w[indices[e]] for e from first to last - 1; zero: 0 in their type."""
     a, b, c, d = zero, zero, zero, zero
     e = first
     while e + 4 <= last:  # np.uintp: no check for a negative index
@@ -37,7 +37,7 @@ def row_dot(data, indices, first, last, w, zero):
 def sparse_dot(data, indices, indptr, w, z):
     """z <- x w, for sparse x (rows, features), w (features, columns).
 
-    Bytes moved per element of x, b bytes each: b + 4 and b for each column; memory's latency bounds it where w is in no
+    Bytes moved per element of x, b bytes each: b + 4 and b for each column; memory latency bounds it where w is in no
     cache.
     """
     zero = z.dtype.type(0)
@@ -59,8 +59,8 @@ def sparse_dot(data, indices, indptr, w, z):
 def scatter_add(data, indices, indptr, dz, g):
     """g <- g + x^T dz, for sparse x (rows, features), dz (rows, columns).
 
-    Bytes moved per element of x, b bytes each: b + 4 and 2b for each column; memory's latency bounds it where g is in
-    no cache.
+    Bytes moved per element of x, b bytes each: b + 4 and 2b for each column; memory latency bounds it where g is in no
+    cache.
     """
     for i in range(dz.shape[0]):
         for e in range(indptr[i], indptr[i + 1]):
@@ -70,26 +70,26 @@ def scatter_add(data, indices, indptr, dz, g):
 
 
 @function
-def ask(array, first, last):
-    """Ask for array[first:last] to be in the cache when it is read."""
+def prefetch_slice(array, first, last):
+    """Prefetch array[first:last]."""
     base = np.uintp(array.ctypes.data)
     for address in range(base + np.uintp(first * array.itemsize), base + np.uintp(last * array.itemsize), LINE):
         prefetch(np.uintp(address))
 
 
 def _gather_sparse(source, indices, indptr, index, scale, data, columns, starts):
-    """Copy rows `index` of a source to where starts[0] says; starts (rows + 1,) is written from its second number on.
+    """Copy the rows `index` of a source to data[starts[0] :], columns[starts[0] :]; write starts[1:] (rows,).
 
-    Bytes moved per element: one of the source and one of data, and 8 for the columns; memory bandwidth bounds it. No
-    processor foresees which row comes next, so it is told where rows are far away.
+    Bytes moved per element: one of the source and one of data, and 8 for the columns; memory bandwidth bounds it. A
+    processor cannot predict the next row, so rows of a large source are prefetched.
     """
     factor, to = data.dtype.type(scale), starts[0]
-    told = len(index) - AHEAD if source.size * source.itemsize > NEAR else 0
+    prefetched = len(index) - AHEAD if source.size * source.itemsize > NEAR else 0
     for i in range(len(index)):
-        if i < told:
+        if i < prefetched:
             row = index[i + AHEAD]
-            ask(source, indptr[row], indptr[row + 1])
-            ask(indices, indptr[row], indptr[row + 1])
+            prefetch_slice(source, indptr[row], indptr[row + 1])
+            prefetch_slice(indices, indptr[row], indptr[row + 1])
         first = indptr[index[i]]
         length = indptr[index[i] + 1] - first
         for e in range(length):

@@ -1,17 +1,17 @@
-"""A sum tree: draws one of many leaves with a chance in proportion to its priority, and changes priorities.
+"""Sum tree: draws leaves with probabilities proportional to their priorities, which may change. CPU only.
 
-    level 2                      [ a + b ... ]                        one node: its eight add up to the total
+    level 2                      [ a + b ... ]                        one node: the sum of its eight is the total
     level 1      [ a = 1 + 0 + ... + 3 | b | ... ]   [ ... ]
     level 0   [ 1 | 0 | ... | 3 ]  [ ... ]  [ ... ]                   the leaves: priorities
 
-Eight children make a node, which is one cache line of 64 bytes, so that a million leaves are seven levels:
+A node has eight children, which fill one cache line of 64 bytes; a million leaves make seven levels.
 
-    assign    leaves <- values, then level by level: the sum of each node above one that has changed
-    draw      from the top: of the node's eight, the first at which the sum of them so far is beyond what is left
+    assign    leaves <- values, then level by level: the sum of each node with a changed child
+    draw      from the top down: the first of a node's eight children whose running sum exceeds the rest of the target
 
-A sum is that of its eight children as they are, in one order, never the old sum and a difference: so nothing drifts,
-and a tree depends on its leaves alone, not on how they came to be so. A leaf of priority 0 is never drawn. Both cost
-8 log_8(leaves) additions. `NumpySumTree` does the same in plain NumPy, to the bit. CPU only.
+A sum is always computed from its eight children, in a fixed order, never from the old sum and a difference. So rounding
+errors do not accumulate, and a tree depends only on its leaves, not on their history. A leaf of priority 0 is never
+drawn. Both operations cost 8 log_8(leaves) additions. `NumpySumTree` gives the same bits in plain NumPy.
 
 (Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay", ICLR 2016, appendix B.2.1)
 """
@@ -32,26 +32,26 @@ MOST = 1e200  # the largest priority: sums of so many stay finite
 
 @exact
 def node_sum(tree, first):
-    """The sum of the eight numbers from `first` on."""
+    """Return the sum of the eight numbers from `first` on."""
     left = (tree[first] + tree[first + 1]) + (tree[first + 2] + tree[first + 3])
     return left + ((tree[first + 4] + tree[first + 5]) + (tree[first + 6] + tree[first + 7]))
 
 
 @on_cpu
 def assign(tree, starts, index, values):
-    """Leaves <- values (n,) at index (n,), the last counts; how many are no priorities: then nothing has changed."""
-    wrong = 0
+    """Leaves[index] <- values, both (n,); return how many values are invalid: if any, nothing has changed."""
+    invalid = 0
     for i in range(len(values)):
-        wrong += not (values[i] >= 0.0 and values[i] <= MOST)
-    if wrong > 0:
-        return wrong
+        invalid += not (values[i] >= 0.0 and values[i] <= MOST)
+    if invalid > 0:
+        return invalid
     for i in range(len(index)):
         tree[np.uintp(index[i])] = values[i]
     for level in range(1, len(starts)):
         below, here, shift, before = starts[level - 1], starts[level], BITS * level, np.int64(-1)
         for i in range(len(index)):
             node = index[i] >> shift
-            if node != before:  # neighbours come one after another
+            if node != before:  # leaves of one node often follow each other
                 tree[np.uintp(here + node)] = node_sum(tree, np.uintp(below + FAN * node))
                 before = node
     return 0
@@ -59,21 +59,21 @@ def assign(tree, starts, index, values):
 
 @on_cpu
 def draw(tree, starts, left, index):
-    """index (n,) <- the leaves at which the sum of priorities passes left (n,), from 0 to below the total.
+    """index (n,) <- the leaves whose running sums first exceed `left` (n,): targets from 0 to below the total.
 
-    A level at a time for all of them, so that many are under way; left is what is left of each.
+    All draws descend together, a level at a time, so that their memory accesses overlap; left: the rest of each target.
     """
     index[:] = 0
     for level in range(len(starts) - 1, -1, -1):
         for i in range(len(left)):
             node = np.uintp(starts[level]) + np.uintp(FAN) * np.uintp(index[i])
             passed, chosen, before = 0.0, 0, 0.0
-            for c in range(FAN):  # no jump depends on the numbers
+            for c in range(FAN):  # without a branch that depends on the numbers
                 passed += tree[node + np.uintp(c)]
                 beyond = left[i] >= passed
                 chosen += beyond
                 before = passed if beyond else before
-            if chosen == FAN:  # rounded: the last that is not 0, to its end
+            if chosen == FAN:  # by rounding the target exceeds the sum: take the last child that is not 0
                 while tree[node + np.uintp(chosen - 1)] == 0.0 and chosen > 1:
                     chosen -= 1
                 chosen, before = chosen - 1, 0.0
@@ -85,13 +85,13 @@ def draw(tree, starts, left, index):
 
 @cache
 def loops() -> tuple[Any, Any]:
-    """`assign` and `draw`, compiled."""
-    number, whole = np.empty(0), np.empty(0, np.int64)
-    return prepare(assign, number, whole, whole, number), prepare(draw, number, whole, number, whole)
+    """Return `assign` and `draw`, compiled."""
+    f8, i8 = np.empty(0), np.empty(0, np.int64)
+    return prepare(assign, f8, i8, i8, f8), prepare(draw, f8, i8, f8, i8)
 
 
 def level_sizes(leaves: int) -> list[int]:
-    """The numbers of each level, from the leaves on, filled up to whole nodes."""
+    """Return the sizes of the levels from the leaves up, rounded up to whole nodes."""
     sizes = [-(-leaves // FAN) * FAN]
     while sizes[-1] > FAN:
         sizes.append(-(-sizes[-1] // FAN**2) * FAN)
@@ -99,12 +99,12 @@ def level_sizes(leaves: int) -> list[int]:
 
 
 def bytes_needed(leaves: int) -> int:
-    """The bytes of the tree's numbers."""
+    """Return the bytes of a tree's numbers."""
     return 8 * sum(level_sizes(leaves))
 
 
 class SumTree:
-    """Priorities of so many leaves, all 0 at first."""
+    """Priorities of `leaves` leaves, all 0 at first."""
 
     def __init__(self, leaves: int):
         self.sizes = level_sizes(leaves)
@@ -114,12 +114,12 @@ class SumTree:
         self.prepare()
 
     def prepare(self) -> None:
-        """Compile what it needs, before any clock runs."""
+        """Compile its loops, before a run's clock starts."""
         self._assign, self._draw = loops()
 
     @property
     def leaves(self) -> np.ndarray:
-        """The priorities, a view (leaves,) to be read."""
+        """The priorities: a view (leaves,), which callers only read."""
         return self.tree[: self.count]
 
     @property
@@ -128,17 +128,17 @@ class SumTree:
         return float(node_sum_numpy(self.tree[-FAN:])[0])
 
     def assign(self, index: np.ndarray, values: np.ndarray) -> None:
-        """The priorities at index int64 (n,) become values float64 (n,); of one that is named twice, the last.
+        """Set the priorities at `index`, int64 (n,), to `values`, float64 (n,); for a repeated index the last counts.
 
-        Raises ValueError, and changes nothing, where one is NaN, negative or beyond 1e200.
+        Raises ValueError, and changes nothing, if a value is NaN, negative or above 1e200.
         """
         if self._assign(self.tree, self.starts, index, values):
             raise ValueError("a priority is negative, infinite or NaN")
 
     def draw(self, targets: np.ndarray) -> np.ndarray:
-        """The leaves, int64 (n,), at which the running sum of priorities passes the targets, float64 (n,).
+        """Return the leaves, int64 (n,), whose running sums of priorities first exceed the targets, float64 (n,).
 
-        targets: from 0 to below `total`, which must not be 0; those that are uniform draw by priority.
+        targets: from 0 to below `total`, which must not be 0; uniform targets draw leaves by their priorities.
         """
         index = np.empty(len(targets), np.int64)
         self._draw(self.tree, self.starts, np.array(targets, np.float64), index)
@@ -146,20 +146,20 @@ class SumTree:
 
 
 def node_sum_numpy(nodes: np.ndarray) -> np.ndarray:
-    """Sums of nodes of eight that lie one after another, added up in the order of node_sum."""
+    """Return the sums of consecutive nodes of eight, in node_sum's order of additions."""
     pairs = nodes[0::2] + nodes[1::2]
     fours = pairs[0::2] + pairs[1::2]
     return fours[0::2] + fours[1::2]
 
 
 class NumpySumTree(SumTree):
-    """The same in plain NumPy: a level at a time for all that is changed or drawn."""
+    """A sum tree in plain NumPy, with the same bits."""
 
     def prepare(self) -> None:
-        """Nothing is compiled."""
+        """Compile nothing."""
 
     def assign(self, index: np.ndarray, values: np.ndarray) -> None:
-        """As SumTree has it."""
+        """As SumTree.assign."""
         if not ((values >= 0) & (values <= MOST)).all():
             raise ValueError("a priority is negative, infinite or NaN")
         self.tree[index] = values
@@ -169,7 +169,7 @@ class NumpySumTree(SumTree):
             self.tree[here + index] = node_sum_numpy(children.reshape(-1))
 
     def draw(self, targets: np.ndarray) -> np.ndarray:
-        """As SumTree has it."""
+        """As SumTree.draw."""
         left, at = np.array(targets, np.float64), np.zeros(len(targets), np.int64)
         for first in self.starts[::-1]:
             children = self.tree[first + FAN * at[:, None] + np.arange(FAN)]

@@ -1,26 +1,26 @@
-"""The inner loop of SVRG on single examples, for threads that share the parameters without locks; CPU only.
+"""The inner loop of SVRG on single examples, for threads that share the parameters without locks. CPU only.
 
-    for each row x with its y:
+    for each row x with its target y:
         z <- x W + b,  z' <- x W' + b'               W, b of the parameters, W', b' of the snapshot
         e <- slope of the loss at z - slope at z'     a number for each output
         w_j <- w_j - rate * (e x_j + mu_j + decay w_j)              for every coordinate j; x is 1 at the bias
 
-mu is the mean gradient at the snapshot. Of a sparse row, z, z' and e x need the coordinates that are not zero; for the
-rest of the sum, which every step has at every coordinate, a coordinate waits until a row needs it. It then makes up for
-the k steps that it has missed, all at once:
+mu is the mean gradient at the snapshot. For a sparse row, z, z' and e x need only the coordinates that are not zero.
+The terms mu_j + decay w_j change every coordinate in every step; they are applied lazily: when a row needs coordinate
+j, the k steps that it has missed are applied at once,
 
     w_j <- q^k w_j - mu_j (1 - q^k) / decay,   q = 1 - rate * decay          (decay 0: w_j - k * rate * mu_j)
 
-`when[j]` is the number of steps that coordinate j has had. The time is the number of steps that all threads have taken,
-of which each counts its own, and looks at the counts of the others now and then. With one thread the result is that of
-dense steps. With several, two of them may make up for the same steps; mu + decay w, by which that errs, goes to 0 where
-the method converges.
+`when[j]` is the number of steps that coordinate j has had. The time is the number of steps of all threads; each thread
+counts its own, and reads the counts of the others every LOOK steps. With one thread the result is that of dense steps.
+With several, two threads may apply the same missed steps; this error is proportional to mu + decay w, which goes to 0
+as the method converges.
 
 rows                   dense (rows, features), or a sparse row's data, indices and indptr
-y (rows, columns)      values, or labels in the type of the parameters; one column for softmax
+y (rows, columns)      values to predict, or labels, in the type of the parameters; one column for softmax
 w, snapshot, mean      flat vectors: the weight of feature j for output k is at j * outputs + k, then the biases
 z, e (outputs,)        scratch of the thread
-Each returns the sum of losses at the parameters as they were found.
+Each loop returns the sum of losses, each before its step.
 """
 
 import math
@@ -33,12 +33,12 @@ from hpcdl.kernels.linear import SOFTMAX, loss_and_slope
 from hpcdl.kernels.shared import load, store
 from hpcdl.kernels.sparse import row_dot
 
-LOOK = 16  # steps of a thread between two looks at the counts of the others
+LOOK = 16  # steps of a thread between two reads of the others' counts
 
 
 @function
 def slopes(kind, z, y, i, one):
-    """The loss of row i; z, the outputs, become the slopes."""
+    """Return the loss of row i with the outputs z; z <- its derivatives by the outputs."""
     if kind != SOFTMAX:
         total = one - one
         for k in range(len(z)):
@@ -59,8 +59,8 @@ def slopes(kind, z, y, i, one):
 
 
 @function
-def difference(kind, z, e, y, i, one):
-    """e, the outputs at the snapshot, becomes the difference of slopes; returns the loss of row i at z."""
+def slope_difference(kind, z, e, y, i, one):
+    """Return the loss of row i with the outputs z; e, the outputs at the snapshot, <- the difference of slopes."""
     loss = slopes(kind, z, y, i, one)
     slopes(kind, e, y, i, one)
     for k in range(len(z)):
@@ -69,15 +69,15 @@ def difference(kind, z, e, y, i, one):
 
 
 @function
-def move(w, mean, at, e, rate, decay):
-    """w_j <- w_j - rate (e_k + mu_j + decay w_j) for the coordinates j = at + k; e: times x_j."""
+def update_bias(w, mean, at, e, rate, decay):
+    """w_j <- w_j - rate (e_k + mu_j + decay w_j) for the coordinates j = at + k, at which x_j is 1."""
     for k in range(len(e)):
         w[at + k] -= rate * (e[k] + mean[at + k] + decay * w[at + k])
 
 
 @function
-def made_up(w, mean, missed, rate, decay, shrink):
-    """A coordinate with value w and mean gradient `mean` after so many steps that have no other part.
+def after_missed_steps(w, mean, missed, rate, decay, shrink):
+    """Return a coordinate's value after `missed` steps w <- w - rate (mean + decay w).
 
     shrink: log(1 - rate * decay).
     """
@@ -89,7 +89,7 @@ def made_up(w, mean, missed, rate, decay, shrink):
 
 @on_cpu
 def dense(x, y, w, snapshot, mean, rate, decay, kind, z, e):
-    """The loop over dense rows."""
+    """Take a step for each dense row; return the sum of losses."""
     one = w.dtype.type(1)
     rate, decay = w.dtype.type(rate), w.dtype.type(decay)
     outputs, bias, losses = len(z), x.shape[1] * len(z), 0.0
@@ -100,18 +100,18 @@ def dense(x, y, w, snapshot, mean, rate, decay, kind, z, e):
             for k in range(outputs):
                 z[k] += x[i, j] * w[j * outputs + k]
                 e[k] += x[i, j] * snapshot[j * outputs + k]
-        losses += difference(kind, z, e, y, i, one)
+        losses += slope_difference(kind, z, e, y, i, one)
         for j in range(x.shape[1]):
             for k in range(outputs):
                 p = j * outputs + k
                 w[p] -= rate * (e[k] * x[i, j] + mean[p] + decay * w[p])
-        move(w, mean, bias, e, rate, decay)
+        update_bias(w, mean, bias, e, rate, decay)
     return losses
 
 
 @on_cpu
 def sparse(data, indices, indptr, y, w, snapshot, mean, when, counts, thread, rate, decay, kind, z, e):
-    """The loop over sparse rows; counts (threads, 8): the steps of each thread so far, in column 0 of a cache line."""
+    """Take a step for each sparse row; return the sum of losses. counts (threads, 8): column 0, each thread's steps."""
     mine, others, line = counts[thread, 0], 0, np.int64(counts.ctypes.data)
     one = w.dtype.type(1)
     zero, shrink = one - one, w.dtype.type(math.log1p(-rate * decay))
@@ -129,7 +129,7 @@ def sparse(data, indices, indptr, y, w, snapshot, mean, when, counts, thread, ra
             if missed > 0:
                 when[j] = now
                 for at in range(j * outputs, (j + 1) * outputs):
-                    w[at] = made_up(w[at], mean[at], w.dtype.type(missed), rate, decay, shrink)
+                    w[at] = after_missed_steps(w[at], mean[at], w.dtype.type(missed), rate, decay, shrink)
         if outputs == 1:
             z[0] = w[bias] + row_dot(data, indices, indptr[i], indptr[i + 1], w, zero)
             e[0] = snapshot[bias] + row_dot(data, indices, indptr[i], indptr[i + 1], snapshot, zero)
@@ -140,14 +140,14 @@ def sparse(data, indices, indptr, y, w, snapshot, mean, when, counts, thread, ra
                 for k in range(outputs):
                     z[k] += data[p] * w[indices[p] * outputs + k]
                     e[k] += data[p] * snapshot[indices[p] * outputs + k]
-        losses += difference(kind, z, e, y, i, one)
+        losses += slope_difference(kind, z, e, y, i, one)
         for p in range(indptr[i], indptr[i + 1]):
             j = indices[p]
             when[j] = max(when[j], now + 1)
             for k in range(outputs):
                 at = j * outputs + k
                 w[at] -= rate * (e[k] * data[p] + mean[at] + decay * w[at])
-        move(w, mean, bias, e, rate, decay)
+        update_bias(w, mean, bias, e, rate, decay)
         mine += 1
         store(line + 64 * thread, mine)
     return losses
@@ -155,14 +155,14 @@ def sparse(data, indices, indptr, y, w, snapshot, mean, when, counts, thread, ra
 
 @on_cpu
 def settle(w, mean, when, steps, rate, decay, outputs):
-    """The round is over: every coordinate makes up for what it has missed of so many steps; when <- 0."""
+    """Apply to every coordinate the steps that it has missed of a round of `steps` steps; when <- 0."""
     shrink = w.dtype.type(math.log1p(-rate * decay))
     rate, decay = w.dtype.type(rate), w.dtype.type(decay)
     for j in range(len(when)):
         missed = w.dtype.type(max(0, steps - when[j]))
         if missed > 0:
             for at in range(j * outputs, (j + 1) * outputs):
-                w[at] = made_up(w[at], mean[at], missed, rate, decay, shrink)
+                w[at] = after_missed_steps(w[at], mean[at], missed, rate, decay, shrink)
         when[j] = 0
 
 
@@ -176,6 +176,6 @@ SIGNATURES: dict[Callable, str] = {
 
 
 def compile_for(dtype):
-    """Compile, or load from the cache, the three loops for this element type; before any clock runs."""
+    """Compile the three loops for this element type, or load them from the cache, before a run's clock starts."""
     for loop, signature in SIGNATURES.items():
         prepare(loop, *numba_types(signature, dtype))

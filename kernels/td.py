@@ -1,16 +1,16 @@
-"""What temporal-difference learning of Q-values needs: n-step returns, targets, errors and their weights. CPU only.
+"""Temporal-difference learning of Q-values: n-step returns, targets, Huber errors, importance weights. CPU only.
 
     n-step return     R = r_t + gamma r_{t+1} + ... + gamma^(m-1) r_{t+m-1},   m = n, or fewer where the episode ends
-    its discount      D = gamma^m; 0 where the episode has terminated, not where it was cut
-    target            y = R + D q'(s', argmax_a q(s', a))       double: chosen by the network, valued by its target
+    its discount      D = gamma^m; 0 if the episode has terminated (not if it was truncated)
+    target            y = R + D q'(s', argmax_a q(s', a))       double: the network q chooses, its target q' values
                       y = R + D max_a q'(s', a)                 not double
     error             e = q(s, a) - y
     Huber's loss      H(e) = e^2 / 2 up to |e| = delta, delta (|e| - delta / 2) beyond; delta infinite: the square alone
     slope             w clip(e, -delta, delta) for the action that was taken, 0 for the others
     weight            w = (N P)^-beta,   P = p / (sum of p), N transitions; a learner divides by the batch's largest
 
-A return is built from its last reward backwards, R <- r + gamma R, so that every suffix of an episode's end costs one
-step (`step_back`; the replay's loop uses it). Each function has a twin in plain NumPy of the same arguments, *_numpy.
+A return is built from its last reward backwards, R <- r + gamma R (`step_back`), so that the returns of an episode's
+last steps cost one step each. Each function has a twin of the same arguments in plain NumPy, *_numpy.
 
 (n-step: Sutton, 1988; Watkins, 1989; Huber in DQN: Mnih et al., Nature 2015; double: van Hasselt, Guez and Silver, AAAI
 2016; weights: Schaul et al., ICLR 2016)
@@ -27,13 +27,13 @@ from hpcdl.kernels.bind import exact, on_cpu, prepare
 
 @exact
 def step_back(total, discount, reward, gamma):
-    """(return, discount) over one step more, the one before, which had this reward; of no steps they are (0, 1)."""
+    """Return (return, discount) with the step before, which had this reward, added; for no steps they are (0, 1)."""
     return reward + gamma * total, gamma * discount
 
 
 @exact
 def argmax(q, i):
-    """The first of the largest of row i; of NaN the first, as NumPy has it."""
+    """Return the column of the first largest element of row i, or of the first NaN, as NumPy does."""
     best = 0
     for a in range(q.shape[1]):
         if q[i, a] != q[i, a]:
@@ -78,52 +78,52 @@ def _weights(priorities, total, count, beta, weights):
 
 @cache
 def loops(dtype: np.dtype) -> tuple[Any, Any, Any]:
-    """The three loops, compiled for networks of this type."""
-    T, number, whole = numba.from_dtype(dtype), numba.types.float64, numba.types.int64
+    """Return the three loops, compiled for networks of this type."""
+    T, f8, i8 = numba.from_dtype(dtype), numba.types.float64, numba.types.int64
     row, matrix = T[::1], T[:, ::1]
     return (
         prepare(_targets, matrix, matrix, row, row, row),
-        prepare(_errors, matrix, whole[::1], row, row, number, matrix, row),
-        prepare(_weights, number[::1], number, number, number, number[::1]),
+        prepare(_errors, matrix, i8[::1], row, row, f8, matrix, row),
+        prepare(_weights, f8[::1], f8, f8, f8, f8[::1]),
     )
 
 
 def ready(dtype: Any) -> None:
-    """Compile what networks of this type need, before any clock runs."""
+    """Compile the loops for networks of this type, before a run's clock starts."""
     loops(np.dtype(dtype))
 
 
 def targets(valued: np.ndarray, chosen: np.ndarray, returns: np.ndarray, discounts: np.ndarray) -> np.ndarray:
-    """The targets y (rows,), of the type of `valued`.
+    """Return the targets y (rows,), of the type of `valued`.
 
-    valued (rows, actions): the target network's values of what came after; chosen (rows, actions): those by which the
-    action is chosen, for double DQN the network's own, else `valued` again. returns, discounts (rows,).
+    valued (rows, actions): the target network's values of the next observations; chosen (rows, actions): the values
+    that choose the action: those of the network for double DQN, else `valued` again. returns, discounts (rows,).
     """
     y = np.empty(len(valued), valued.dtype)
-    given = (np.ascontiguousarray(each, valued.dtype) for each in (valued, chosen, returns, discounts))
-    loops(valued.dtype)[0](*given, y)
+    arrays = (np.ascontiguousarray(a, valued.dtype) for a in (valued, chosen, returns, discounts))
+    loops(valued.dtype)[0](*arrays, y)
     return y
 
 
 def errors(
     q: np.ndarray, actions: np.ndarray, y: np.ndarray, weights: np.ndarray, delta: float, slopes: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """(the weighted sum of Huber's losses, |e| of each row); slopes (rows, actions) become those of that sum at q.
+    """Return (the weighted sum of Huber's losses, |e| of each row); slopes (rows, actions) <- its gradient by q.
 
     q (rows, actions); actions int64 (rows,), which must be columns of q; y, weights (rows,). delta: infinity for the
-    square.
+    squared loss.
     """
-    found, dtype = np.empty(len(q), q.dtype), q.dtype
-    rows = (np.ascontiguousarray(each, dtype) for each in (y, weights))
+    sizes, dtype = np.empty(len(q), q.dtype), q.dtype
+    rows = (np.ascontiguousarray(a, dtype) for a in (y, weights))
     chosen = np.ascontiguousarray(actions, np.int64)
-    return loops(dtype)[1](np.ascontiguousarray(q), chosen, *rows, float(delta), slopes, found), found
+    return loops(dtype)[1](np.ascontiguousarray(q), chosen, *rows, float(delta), slopes, sizes), sizes
 
 
 def importance_weights(priorities: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
-    """Weights (N P)^-beta, float64 (rows,), of what was drawn by priorities float64 (rows,), none of them 0.
+    """Return the weights (N P)^-beta, float64 (rows,), of drawn transitions with `priorities`, float64 (rows,), not 0.
 
-    total: the sum of the priorities of all; count: N, how many they are. Nothing is divided by the largest weight here:
-    rows may be part of a batch, whose largest is elsewhere (Schaul et al. 2016, algorithm 1, line 10).
+    total: the sum of all priorities; count: N, how many there are. The caller divides by the batch's largest weight
+    (Schaul et al. 2016, algorithm 1, line 10): these rows may be a part of the batch.
     """
     weights = np.empty(len(priorities))
     loops(np.dtype(np.float32))[2](np.ascontiguousarray(priorities), float(total), float(count), float(beta), weights)
@@ -133,9 +133,9 @@ def importance_weights(priorities: np.ndarray, total: float, count: int, beta: f
 def n_step_numpy(
     rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, gamma: float, n: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of steps (T,) in order: (returns, discounts, how many steps each spans; 0: what is needed has not come yet).
+    """Return (returns, discounts, spans) of consecutive steps (T,); a span is the number of rewards in a return.
 
-    A step whose episode goes on beyond the last of them has n steps, or not all of its rewards.
+    A span of 0: the return is not complete, because steps after the last one belong to it.
     """
     T = len(rewards)
     returns, discounts, spans = np.zeros(T), np.zeros(T), np.zeros(T, np.int64)

@@ -1,6 +1,6 @@
 """Update rules: one pass over parameters w, gradient g and state, each element read once and written once.
 
-With d = scale g + decay w (the mean gradient, and the L2 penalty's own):
+With d = scale g + decay w (the mean gradient plus the gradient of the L2 penalty):
 
     sgd         w <- w - rate d
     momentum    v <- beta v + d        w <- w - rate v                   (Polyak, 1964)
@@ -11,49 +11,48 @@ With d = scale g + decay w (the mean gradient, and the L2 penalty's own):
                 w <- w - rate m / (sqrt(s) + eps)                    (Zaheer et al., NeurIPS 2018)
     adagrad     s <- s + d^2           w <- w - rate d / (sqrt(s) + eps) (Duchi, Hazan and Singer, JMLR 2011)
 
-Adam's caller puts the bias corrections of step t (from 1) into rate = lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
+Adam's caller passes the bias corrections of step t (from 1) as rate = lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
 AdamW (Loshchilov and Hutter, ICLR 2019) is adam with shrink = 1 - lr weight_decay and decay = 0; Adam has shrink = 1.
-FedProx adds to the sum of b gradients that of b penalties mu/2 |w - center|^2 (Li et al., MLSys 2020):
+FedProx adds to the sum of b gradients those of b penalties mu/2 |w - center|^2 (Li et al., MLSys 2020):
 
     proximal    g <- g + b mu (w - center)
 
-Of the iterates of any rule a mean may be kept (Polyak and Juditsky, "Acceleration of stochastic approximation by
-averaging", 1992; Ruppert, 1988), in which the k-th of them has the share 1 / k:
+The mean of a rule's iterates (Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992;
+Ruppert, 1988) is updated with the share 1 / k for the k-th iterate:
 
     average     a <- a + share (w - a)
 
-The rules only read g. Memory bandwidth bounds all; float64's roots and quotients bound adam and adagrad as long as
-they stay in the caches.
+The rules only read g. Memory bandwidth bounds all; in the caches, float64's roots and quotients bound adam and adagrad.
 """
 
 import math
 
 from hpcdl.kernels.bind import elementwise, exact
 
-# What sgd and adagrad are made of; exact: kernels that touch some elements only (hogwild.py) get the same bits.
+# The steps of sgd and adagrad; exact, so that kernels for some elements only (hogwild.py) get the same bits.
 
 
 @exact
 def mean_gradient(w, g, scale, decay):
-    """d = scale g + decay w."""
+    """Return d = scale g + decay w."""
     return scale * g + decay * w
 
 
 @exact
-def gained(s, d):
-    """The sum of squares with that of d."""
+def add_square(s, d):
+    """Return adagrad's sum of squares s after d."""
     return s + d * d
 
 
 @exact
-def descended(w, d, rate):
-    """w after a step of sgd."""
+def sgd_step(w, d, rate):
+    """Return w after a step of sgd."""
     return w - rate * d
 
 
 @exact
-def adapted(w, d, total, rate, eps):
-    """w after a step of adagrad, where `total` is the sum of squares with that of d."""
+def adagrad_step(w, d, total, rate, eps):
+    """Return w after a step of adagrad; total: the sum of squares after d."""
     return w - rate * (d / (math.sqrt(total) + eps))
 
 
@@ -63,7 +62,7 @@ def sgd(i, w, g, rate, scale, decay):
 
     Bytes moved per element of b bytes: 3b (w and g read, w written).
     """
-    w[i] = descended(w[i], mean_gradient(w[i], g[i], scale, decay), rate)
+    w[i] = sgd_step(w[i], mean_gradient(w[i], g[i], scale, decay), rate)
 
 
 @elementwise("T[::1], T[::1], T[::1], T, T, T, T")
@@ -93,7 +92,7 @@ def nesterov(i, w, g, v, rate, scale, decay, beta):
 def adam(i, w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, root, eps):
     """m <- beta1 m + rest1 d, s <- beta2 s + rest2 d^2, w <- shrink w - rate m / (root sqrt(s) + eps).
 
-    rest = 1 - beta, which the caller takes in double precision. Bytes moved per element of b bytes: 7b (w, g, m, s
+    rest = 1 - beta, which the caller computes in double precision. Bytes moved per element of b bytes: 7b (w, g, m, s
     read, w, m, s written).
     """
     d = scale * g[i] + decay * w[i]
@@ -108,7 +107,7 @@ def adam(i, w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, 
 def yogi(i, w, g, m, s, rate, scale, decay, beta1, rest1, rest2, eps):
     """m <- beta1 m + rest1 d, s <- s - rest2 d^2 sign(s - d^2), w <- w - rate m / (sqrt(s) + eps).
 
-    rest = 1 - beta, which the caller takes in double precision. Bytes moved per element of b bytes: 7b (w, g, m, s
+    rest = 1 - beta, which the caller computes in double precision. Bytes moved per element of b bytes: 7b (w, g, m, s
     read, w, m, s written).
     """
     d = scale * g[i] + decay * w[i]
@@ -127,9 +126,9 @@ def adagrad(i, w, g, s, rate, scale, decay, eps):
     Bytes moved per element of b bytes: 5b (w, g, s read, w, s written).
     """
     d = mean_gradient(w[i], g[i], scale, decay)
-    total = gained(s[i], d)
+    total = add_square(s[i], d)
     s[i] = total
-    w[i] = adapted(w[i], d, total, rate, eps)
+    w[i] = adagrad_step(w[i], d, total, rate, eps)
 
 
 @elementwise("T[::1], T[::1], T[::1], T")

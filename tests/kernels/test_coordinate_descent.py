@@ -23,7 +23,7 @@ def margin_after(b, before, margin, q):
 def test_a_logistic_step_reaches_the_maximum(before, label):
     for q in (1e-8, 0.01, 1.0, 50.0, 1e6, 1e12):
         for z in (-1e4, -40.0, -3.0, 0.0, 0.5, 7.0, 300.0, 1e4):
-            a = kernels.stepped(LOGISTIC, label * before, z, label, q)
+            a = kernels.dual_step(LOGISTIC, label * before, z, label, q)
             b = label * a
             assert 0 <= b <= 1
             # Where its derivative is zero. What u loses by b's own rounding, q times an eps of b, is no error of u.
@@ -39,12 +39,12 @@ def test_a_logistic_step_of_known_size():
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if middle < 1 / (1 + np.exp(2 * middle)) else (low, middle)
-    assert kernels.stepped(LOGISTIC, a, 0.0, 1.0, 2.0) == pytest.approx(low, abs=1e-15)
+    assert kernels.dual_step(LOGISTIC, a, 0.0, 1.0, 2.0) == pytest.approx(low, abs=1e-15)
 
 
 def test_a_logistic_step_that_newton_alone_never_ends():
     margin, q = 3.264618504339292, 13176248.255508061
-    b = kernels.stepped(LOGISTIC, 1.0, margin, 1.0, q)
+    b = kernels.dual_step(LOGISTIC, 1.0, margin, 1.0, q)
     low, high = 0.0, 1.0  # of 1 - b, which is the smaller
     for _ in range(2000):
         middle = (low + high) / 2
@@ -63,7 +63,7 @@ def test_no_other_value_of_the_coordinate_is_better(kind):
         def gain(to, y=y, a=a, z=z, q=q):
             return -kernels.conjugate(KINDS[kind], to, y) - (to - a) * z - q / 2 * (to - a) ** 2
 
-        best = kernels.stepped(KINDS[kind], a, z, y, q)
+        best = kernels.dual_step(KINDS[kind], a, z, y, q)
         others = best + np.concatenate([0.1 ** np.arange(8), -(0.1 ** np.arange(8))])
         if kind != "squared":
             others = y * np.clip(y * others, 0, 1)
