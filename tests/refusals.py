@@ -145,6 +145,15 @@ REFUSALS = [
     ("hardware", 1, "--seconds 0.0001", """
         --device cuda => device cuda cannot be used: CuPy is missing (No module named
     """),
+    ("report", 1, "", """
+        => the following arguments are required: folders
+        none => none: there is no such folder
+        run empty => empty: there is no run in or below it: a run's folder holds config.yaml
+        run --out a/b.html => --out a/b.html cannot be written: there is no such folder
+        run --out mine.html => --out mine.html is there, and no report has written it
+        run --picture-format pdf => --picture-format: expected one of
+        run --picture a => unrecognized arguments: --picture a (did you mean '--pictures'?)
+    """),
     ("search", 1, "", """
         --data few.h5 --space lr=log:0.001..0.5 --trials 3 --out s => the program that trains comes first
         train-alreduce --space lr=log:0.001..0.5 --trials 3 --out s => \
@@ -694,6 +703,15 @@ REFUSALS = [
     """),
     ("train_tensor_parallel", 2, "--out a", """
         --placement partitioned => --placement partitioned: ranks that share a model
+    """),
+    ("watch", 1, "", """
+        => name the folder of a run, or one with runs below it
+        nowhere => nowhere is not there
+        run/config.yaml => run/config.yaml is a file, not the folder of a run
+        empty => empty is no run's folder (metrics.jsonl is missing), and there is none below it
+        run --every 0 => --every is a number of seconds, 0.1 to 86,400, not 0
+        run --every soon => --every: expected a number, not soon
+        run --evry 1 => ... did you mean '--every'?
     """),
 ]
 # fmt: on

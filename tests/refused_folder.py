@@ -33,6 +33,8 @@ def write_folder(folder):
     write_data(folder / "same.h5", np.ones((9, 3)) * (np.arange(9) % 2)[:, None], np.arange(9) % 2, 2)
     (folder / "words.txt").write_text("the cat sat on the mat and the dog sat on the cat " * 9)
     prepare_text(str(folder / "words.txt"), Output(str(folder / "text.h5")), length=10)
+    (folder / "mine.html").write_text("mine")
+    (folder / "empty").mkdir()
     (folder / "begun").mkdir()
     (folder / "begun" / "config.yaml").touch()
     (folder / "bad.h5").write_text("x,y\n1,2\n")

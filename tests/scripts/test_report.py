@@ -24,30 +24,6 @@ def test_a_page_beside_the_run_and_pictures(tmp_path, monkeypatch, capsys):
     assert "b.html: 1 run, 9 pictures" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        ([], "report: error: the following arguments are required: folders"),
-        (["none"], "report: error: none: there is no such folder"),
-        (["run", "empty"], "report: error: empty: there is no run in or below it: a run's folder holds config.yaml"),
-        (["run", "--out", "a/b.html"], "report: error: --out a/b.html cannot be written: there is no such folder"),
-        (["run", "--out", "mine.html"], "report: error: --out mine.html is there, and no report has written it"),
-        (["run", "--picture-format", "pdf"], "report: error: --picture-format: expected one of"),
-        (["run", "--picture", "a"], "report: error: unrecognized arguments: --picture a (did you mean '--pictures'?)"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "run", steps=2, traced=False)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "mine.html").write_text("mine")
-    with pytest.raises(SystemExit) as ended:
-        report.main(arguments)
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and error.startswith(said) and error.count("\n") == 1
-    assert not (tmp_path / "run" / "report.html").exists() and (tmp_path / "mine.html").read_text() == "mine"
-
-
 def test_other_processes_draw_the_same_and_mpi_is_not_started(tmp_path):
     for number in range(5):
         write_run(tmp_path / "runs" / f"{number}", steps=5, evaluations=0, traced=False, seed=number)

@@ -126,24 +126,6 @@ def test_several_folders(folder, meanwhile, capsys):
         )
 
 
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        ([], "name the folder of a run, or one with runs below it"),
-        (["nowhere"], "nowhere is not there"),
-        (["a/config.yaml"], "a/config.yaml is a file, not the folder of a run"),
-        (["empty"], "empty is no run's folder (metrics.jsonl is missing), and there is none below it"),
-        (["a", "--every", "0"], "--every is a number of seconds, 0.1 to 86,400, not 0"),
-        (["a", "--every", "soon"], "--every: expected a number, not soon"),
-        (["a", "--evry", "1"], "did you mean '--every'?"),
-    ],
-)
-def test_bad_input_is_one_line(folder, given, words):
-    folder.with_name("empty").mkdir()
-    status, said = ends("watch", given)
-    assert status == 2 and said.count("\n") == 1 and words in said and said.startswith("watch: error: ")
-
-
 @pytest.mark.parametrize("text", ["", '{"step": 1, "train', "\0\0\0\n[]\n"])
 def test_half_of_a_run_is_shown_as_far_as_it_goes(folder, text, capsys):
     (folder / "metrics.jsonl").write_text(text)
