@@ -17,10 +17,10 @@ from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
 from hpcdl.inference.evaluation_report import as_tables, report
 from hpcdl.inference.posterior_samples import predictive
-from hpcdl.inference.prediction_input import new_rows
+from hpcdl.inference.prediction_input import prediction_rows
 from hpcdl.inference.predictions import predict_all, refuse_existing
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.machine.display import console
@@ -96,7 +96,7 @@ def main(arguments=None):
             for name in ("episodes", "render"):
                 if getattr(options, name):
                     raise UsageError(f"--{name}: {options.run} has learned from data, and acts in no environment")
-            trained = Trained(options.run, options.trust)
+            trained = TrainedModel(options.run, options.trust)
             model = trained.model(options.model)
             prompt = begun(options.prompt, model, trained) if options.sample else None
             samples = predictive(options.run, trained, model) if options.samples else None
@@ -113,7 +113,7 @@ def main(arguments=None):
 def score(world, options, trained, model, samples):
     """Print and write what the model makes of the rows of a data set."""
     with refuse_together(world):
-        rows = new_rows(options.data or trained.source, trained, options.split, world.size)
+        rows = prediction_rows(options.data or trained.source, trained, options.split, world.size)
         if not rows.labelled:
             raise UsageError(f"{rows.name} has no labels to score by; hpcdl predict predicts its rows")
         if options.probabilities and not trained.classes:

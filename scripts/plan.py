@@ -66,7 +66,7 @@ def memory(options: MemoryOptions) -> list[str]:
     if not options.lines and not options.fit:
         return memory_report.configuration(options.model) if options.model else memory_report.configurations()
     if options.fit:
-        room = fitting.bytes_of(options.fit)
+        room = fitting.parse_bytes(options.fit)
         if options.model:
             memory_report.configuration(options.model)
         batch = options.batch_size or 4 * ranks
@@ -80,16 +80,18 @@ def memory(options: MemoryOptions) -> list[str]:
             command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1"),
             ranks,
         )
-        return memory_report.of_fits(case, *fitting.fits(case, room, options.bits == "16"), room, options.bits == "16")
+        return memory_report.grid_report(
+            case, *fitting.fits(case, room, options.bits == "16"), room, options.bits == "16"
+        )
     said = []
     for text in options.lines:
         if os.path.isdir(text):
-            said += memory_report.of_run(text, options.trust)
+            said += memory_report.run_report(text, options.trust)
         else:
             if not text.lstrip().startswith(("-n", TRAINS)):
                 raise UsageError(f'{text} is neither the folder of a run nor a line, as "-n 4: train-allreduce"')
             text = text if text.lstrip().startswith("-n") else f"-n {ranks}: {text}"
-            said += memory_report.of_case(Workload.of(read_command(1, text, {}, sys.maxsize), parse))
+            said += memory_report.workload_report(Workload.of(read_command(1, text, {}, sys.maxsize), parse))
     return said
 
 
@@ -179,13 +181,13 @@ def simulate(options: SimulateOptions) -> list[str]:
     cluster = Cluster.read(options.cluster) if options.cluster else Cluster()
     work = StepWork(options.compute, 4 * options.parameters, Noise.read(options.straggler), options.seed)
     strategies = options.strategies or ["allreduce"]
-    found = scale_report.simulated(strategies, cluster, work, options.sizes, options.steps)
+    found = scale_report.simulate_all(strategies, cluster, work, options.sizes, options.steps)
     said = scale_report.table(found, options.sizes)
     if options.fails_after:
         times = options.fails_after, options.checkpoint, options.restart, options.hours
-        said += ["", *scale_report.saving(options.sizes, cluster, *times)]
+        said += ["", *scale_report.checkpoint_table(options.sizes, cluster, *times)]
     if options.picture:
-        scale_picture.write(Path(options.picture), scale_report.drawn(found), options.compute)
+        scale_picture.write(Path(options.picture), scale_report.curves(found), options.compute)
     if options.json:
         about = {"cluster": dataclasses.asdict(cluster), "options": dataclasses.asdict(options)}
         scale_report.write(Path(options.json), found, about)
@@ -286,7 +288,7 @@ def machine_for(options, lines):
     from hpcdl.errors import blamed_on
     from hpcdl.files import check_writable
     from hpcdl.planning.machine_sheet import Machine
-    from hpcdl.planning.probe_jobs import starter
+    from hpcdl.planning.probe_jobs import make_starter
     from hpcdl.planning.surveying import survey
 
     if options.machine:
@@ -295,7 +297,7 @@ def machine_for(options, lines):
         with blamed_on(f"--measure {options.measure} cannot be written"):
             check_writable(options.measure)
     cores = 0 if options.launcher else len(os.sched_getaffinity(0))
-    found = survey(lines, case_of, starter(options.launcher), cores, told, bool(options.measure))
+    found = survey(lines, case_of, make_starter(options.launcher), cores, told, bool(options.measure))
     if options.measure:
         found.write(options.measure)
     return found
@@ -311,9 +313,9 @@ def time(options: TimeOptions) -> list[str]:
     begin()
     from hpcdl.planning import forecast_error, time_report
 
-    lines = [forecast_error.placed(text, options.ranks) for text in options.lines]
+    lines = [forecast_error.parse_placement(text, options.ranks) for text in options.lines]
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
-    return time_report.times(forecast_error.foretold(lines, machine, case_of), machine)
+    return time_report.times(forecast_error.make_forecasts(lines, machine, case_of), machine)
 
 
 def best(options: BestOptions) -> list[str]:
@@ -323,26 +325,26 @@ def best(options: BestOptions) -> list[str]:
     from hpcdl.planning import autotune as finding
     from hpcdl.planning import fitting, forecast_error
     from hpcdl.planning.configurations import CONFIGURATIONS
-    from hpcdl.planning.probe_jobs import starter
+    from hpcdl.planning.probe_jobs import make_starter
 
     told_of = {"model": options.model, "data": options.data, "batch-size": options.batch_size}
     told_of |= {"optimizer": options.optimizer}
     if options.model in CONFIGURATIONS:  # whose data nobody has
         del told_of["data"]
     model = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in told_of.items())
-    room = fitting.bytes_of(options.fit) if options.fit else (available() or 1 << 62) / options.ranks
-    asked = [(f"{text} {model}", options.ranks) for text, same in finding.lines(options.ranks)]
+    room = fitting.parse_bytes(options.fit) if options.fit else (available() or 1 << 62) / options.ranks
+    asked = [(f"{text} {model}", options.ranks) for text, same in finding.program_lines(options.ranks)]
     case_of(*asked[0])  # what is wrong with the model is so for all
-    found_grids = finding.grids(model, options.ranks, room, case_of)
+    found_grids = finding.grid_lines(model, options.ranks, room, case_of)
     machine = machine_for(options, [*readable(asked), *((text, options.ranks) for text in found_grids[:1])])
     found, refused = finding.candidates(model, options.ranks, room, machine, case_of)
-    found = [each for each in found if each.same or not options.same_steps]
+    found = [each for each in found if each.same_steps or not options.same_steps]
     if not options.check:
         return finding.report(found, refused, options.ranks, model)
-    first = [each.told for each in found[:3]]
-    taken = forecast_error.tried(first, 3, options.seconds, starter(options.launcher), told)
+    first = [each.forecast for each in found[:3]]
+    taken = forecast_error.measure_forecasts(first, 3, options.seconds, make_starter(options.launcher), told)
     if failed := [each for each in taken if each.failed]:
-        raise UsageError(f"{failed[0].told.line} cannot be run: {failed[0].failed}")
+        raise UsageError(f"{failed[0].forecast.line} cannot be run: {failed[0].failed}")
     return finding.report(found, refused, options.ranks, model, [each.measured for each in taken])
 
 
@@ -358,15 +360,15 @@ def check(options: ForecastCheckOptions) -> list[str]:
     """Forecasts beside measurements."""
     begin()
     from hpcdl.planning import forecast_error
-    from hpcdl.planning.probe_jobs import starter
+    from hpcdl.planning.probe_jobs import make_starter
 
     lines = forecast_error.read_matrix(options.matrix[0]) if options.matrix else forecast_error.MATRIX
     for _, text in lines if options.matrix else ():
         refuse_untrusted(names_in_line(text), options.matrix[0], options.trust)
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
-    found = forecast_error.foretold(lines, machine, case_of)
+    found = forecast_error.make_forecasts(lines, machine, case_of)
     return forecast_error.report(
-        forecast_error.tried(found, options.repeat, options.seconds, starter(options.launcher), told)
+        forecast_error.measure_forecasts(found, options.repeat, options.seconds, make_starter(options.launcher), told)
     )
 
 

@@ -10,9 +10,9 @@ from hpcdl.checkpoint.export import check_output_file
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
 from hpcdl.inference.posterior_samples import predictive
-from hpcdl.inference.prediction_input import new_rows
-from hpcdl.inference.predictions import predict_all, refuse_existing, said
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.prediction_input import prediction_rows
+from hpcdl.inference.predictions import describe_counts, predict_all, refuse_existing
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.machine.threads import limited
@@ -53,11 +53,11 @@ def main(arguments=None):
             if of_many:
                 trained, rows, seen = opened(options, world)
             else:
-                trained = Trained(options.run, options.trust)
+                trained = TrainedModel(options.run, options.trust)
                 model = trained.model(options.model)
                 if options.samples:
                     model = predictive(options.run, trained, model)
-                rows = new_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
+                rows = prediction_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
             if options.probabilities and not (trained.reference if of_many else trained).classes:
                 raise UsageError("--probabilities: the run's model predicts values, which have none")
         stream = None if options.out else sys.stdout.buffer
@@ -69,7 +69,7 @@ def main(arguments=None):
                 counts = predict_all(world, trained, model, rows, *where, stream=stream)
         if world.rank == 0:
             where = f" -> {options.out}" if options.out else ""
-            print(f"{rows.name}: {said(counts)}{where}", file=sys.stdout if options.out else sys.stderr)
+            print(f"{rows.name}: {describe_counts(counts)}{where}", file=sys.stdout if options.out else sys.stderr)
 
 
 def opened(options, world):

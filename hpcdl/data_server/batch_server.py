@@ -1,18 +1,16 @@
-"""A training-data server: a rank that owns examples and makes batches of them for workers, which own none.
+"""The training-data server: a rank that holds examples and makes batches of them for workers, which hold none.
 
     worker    ask 1 | compute on 0 ...... | has 1: ask 2 | compute on 1 ...... | has 2: ask 3 | ...
                 v                  ^              v                  ^
     server    send 1 | make 2 .....               send 2 | make 3 .....
 
-A worker asks for its next batch before it computes on this one, and the server has guessed what it will ask for: it
-makes the batch that follows in the order while it has nothing else to do. So a worker waits no longer than for one
-transfer, and not even that where the network moves data while it computes. Who sees which example when is decided by
-the readers of hpcdl/data on the server, which makes the batches that the worker would have made itself.
+A worker requests its next batch before it computes on the current one. The server prefetches: while idle it makes the
+batch that follows in the order. So a worker waits for one transfer at most, and for none if the network moves data
+while it computes. The readers of hpcdl/data on the server make the same batches that the worker would have made itself.
 
-A server sends rows * (features * itemsize + label + 8) bytes a batch, of sparse rows elements * (itemsize + 4) + rows *
-(label + 16), and a worker one line of 64 bytes. The idea: the
-reader processes of Dean et al. ("Large scale distributed deep networks", NIPS 2012), tf.data's service (Audibert et
-al., "tf.data service", SoCC 2023).
+Bytes per batch: rows * (features * itemsize + label + 8) from the server, for sparse rows elements * (itemsize + 4) +
+rows * (label + 16); 64 from the worker. (Reader processes: Dean et al., "Large scale distributed deep networks", NIPS
+2012; Audibert et al., "tf.data service", SoCC 2023)
 """
 
 import json
@@ -45,21 +43,21 @@ from hpcdl.data_server.data_messages import (
     WORDS,
     BatchFormat,
     Outbox,
-    number,
-    words_of,
+    digest_answer,
+    number_answer,
 )
 from hpcdl.errors import UsageError, refuse_beyond
 from hpcdl.memory import available
 from hpcdl.parameter_server.request_checks import wrong
 from hpcdl.runs import signals
 
-MOST_LINES = 64  # ways to cut batches that one client asks for: it has a few
-TRUSTED = 2  # requests in sequence after which the next one is guessed
-SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all
+MOST_LINES = 64  # most (batch size, share) pairs of a client, which uses a few
+TRUSTED = 2  # consecutive requests after which the next batch is prefetched
+SETTLED = 1.0  # seconds after which a signal for all ranks has reached the workers, too
 
 
 def introduce(everyone: Communicator, opened: Data, clients: Sequence[int]) -> None:
-    """Tell the clients what the data set is; each makes its `RemoteData` meanwhile."""
+    """Send the description of the data set to the clients, which construct their `RemoteData` meanwhile."""
     text = describe(opened)
     for client in clients:
         everyone.push(np.array([len(text)]), client, ANSWER)
@@ -67,9 +65,9 @@ def introduce(everyone: Communicator, opened: Data, clients: Sequence[int]) -> N
 
 
 def serve(everyone: Communicator, opened: Data, clients: Sequence[int]) -> int:
-    """Answer the requests of the ranks `clients` of `everyone` until each has closed; returns their largest status.
+    """Answer the requests of the ranks `clients` of `everyone` until each has closed; return their largest status.
 
-    opened: a `Data` with what they will ask for. A request that cannot be answered is raised here, as a UsageError.
+    opened: the data set. A request that cannot be answered raises UsageError here.
     """
     server, status, left = BatchServer(everyone, opened, clients), 0, set(clients)
     while left:
@@ -86,8 +84,8 @@ def serve(everyone: Communicator, opened: Data, clients: Sequence[int]) -> int:
 
 
 def describe(data: Data) -> np.ndarray:
-    """What a worker knows of the data, as bytes of JSON."""
-    about = {
+    """Return the description of the data for workers, as bytes of JSON."""
+    description = {
         "name": data.name,
         "features": data.features,
         "classes": data.classes,
@@ -102,11 +100,11 @@ def describe(data: Data) -> np.ndarray:
         "source": data.source,
         "scales": data.scales,
     }
-    return np.frombuffer(json.dumps(about).encode(), np.uint8)
+    return np.frombuffer(json.dumps(description).encode(), np.uint8)
 
 
 class BatchServer:
-    """What a data server holds: the examples, and for each client the batches that it asks for in turn."""
+    """The state of a data server: the examples, and the sequences of batches of each client."""
 
     def __init__(self, everyone: Communicator, data: Data, clients: Sequence[int]):
         self.comm, self.data, self.inbox = everyone, data, Inbox(everyone, REQUEST, clients, WORDS, np.int64)
@@ -114,8 +112,8 @@ class BatchServer:
             data.train.source.width, data.dtype, data.train.source.y_kind, data.outputs, data.sparse
         )
         self.lines: dict[tuple[int, int, int, int], ClientBatches] = {}  # by (client, batch size, rank, size)
-        self.most_elements: dict[int, int] = {}  # elements that so many rows have at most, where they are sparse
-        self.sent: dict[int, Request] = {}  # the last answer by client, on its way
+        self.most_elements: dict[int, int] = {}  # by number of sparse rows: the most elements of so many
+        self.sent: dict[int, Request] = {}  # the last answer by client, in flight
         self.replies: dict[int, Callable[..., np.ndarray]] = {
             MOST_ROWS: self._most_rows,
             BATCH: self._batch,
@@ -123,36 +121,36 @@ class BatchServer:
             TAKE: self._take,
             DIGEST: self._digest,
         }
-        self.signalled: float | None = None  # when this rank had a signal
+        self.signalled: float | None = None  # time of a signal to this rank
 
     def receive(self) -> tuple[int, ...]:
-        """The next request: from which client, and its words. Batches are made while there is none."""
+        """Return the next request, (client, words); make batches while there is none."""
         arrived = self.inbox.arrived
         self.comm.wait_until(arrived, lambda: not arrived() and self.make(), patient=True)
-        client = arrived()[0]  # who was heard longest ago
+        client = arrived()[0]  # the client that was served longest ago
         request = self.inbox.take(client)
         if request[0] != CLOSE:
             self.inbox.listen(client)
         return client, *map(int, request)
 
     def make(self) -> bool:
-        """Make one batch that is likely to be asked for; False when there is none to make."""
+        """Prefetch one batch; return False if there is none to make."""
         return any(line.make() for line in self.lines.values())
 
     def answer(self, client: int, operation: int, *arguments: int) -> None:
-        """Answer one request."""
+        """Answer a request."""
         if operation not in self.replies:
             raise wrong(client, f"operation {operation}, and there are {len(self.replies) + 1}")
         if client in self.sent:
-            self.sent[client].wait()  # its memory may be what the next batch is made in
+            self.sent[client].wait()  # its buffer may be reused for the next batch
         message = self.replies[operation](client, *arguments)
         message[:HEADER].view(np.int64)[SIGNAL] = self._signal()
         if self.data.sparse and operation in (ROWS, TAKE):
-            self.comm.ipush(message[:HEADER], client, ANSWER).wait()  # how much is to come
+            self.comm.ipush(message[:HEADER], client, ANSWER).wait()  # the size of the answer
         self.sent[client] = self.comm.ipush(message, client, ANSWER)
 
     def _signal(self) -> int:
-        """The number of a signal that only this rank may have received; 0: none."""
+        """Return the number of a signal that only this rank may have received; 0: none."""
         if not signals.received:
             return 0
         self.signalled = self.signalled or time.monotonic()
@@ -162,13 +160,13 @@ class BatchServer:
     def _most_rows(self, client: int, batch_size: int, rank: int, size: int, *_: int) -> np.ndarray:
         rows = self.data.most_rows(batch_size, (rank, size))
         if not self.data.sparse:
-            return number(rows)
+            return number_answer(rows)
         if rows not in self.most_elements:
             self.most_elements[rows] = self.data.train.source.most_elements(rows)
-        return number(rows, self.most_elements[rows])
+        return number_answer(rows, self.most_elements[rows])
 
     def _digest(self, client: int, *_: int) -> np.ndarray:
-        return words_of(self.data.digest)
+        return digest_answer(self.data.digest)
 
     def _batch(
         self, client: int, batch_size: int, rank: int, size: int, ahead: int, epoch: int, step: int, *_: int
@@ -200,11 +198,11 @@ class BatchServer:
         return self._taken(split, index)
 
     def _examples(self, client: int, split: int) -> int:
-        """The rows of a split that a client asks for."""
-        found = getattr(self.data, SPLITS[split]) if 0 <= split < len(SPLITS) else None
-        if found is None:
+        """Return the number of examples of a split; an error for the client if there is no such split."""
+        examples = getattr(self.data, SPLITS[split]) if 0 <= split < len(SPLITS) else None
+        if examples is None:
             raise wrong(client, f"rows of split {split}, which there is not")
-        return int(found.examples)
+        return int(examples.examples)
 
     def _taken(self, split: int, index: np.ndarray) -> np.ndarray:
         if self.data.sparse:
@@ -219,7 +217,7 @@ class BatchServer:
         return message[: self.form.places(len(index))[1]]
 
     def close(self) -> None:
-        """Complete what was sent, and end the threads."""
+        """Complete the sends, and end the threads."""
         for sent in self.sent.values():
             sent.wait()
         for line in self.lines.values():
@@ -227,46 +225,48 @@ class BatchServer:
 
 
 class ClientBatches:
-    """The batches that one client asks for, step after step: the next one is guessed, and made before it is asked for.
+    """The sequence of batches of a client, with prefetching of the next one.
 
-    A client that jumps (asynchronous workers draw their steps) is not guessed at, and its batches are made without a
-    thread that runs ahead.
+    There is no prefetching, and no thread, for a client whose steps are not consecutive (asynchronous workers draw
+    their steps).
     """
 
     expected: tuple[int, int] | None
-    guess: tuple[int, int] | None
-    made: np.ndarray | None
+    predicted: tuple[int, int] | None
+    ready: np.ndarray | None
 
     def __init__(self, data: Any, form: BatchFormat, batch_size: int, share: tuple[int, int]):
         self.make_cursor = lambda ahead: data.cursor(batch_size, share, ahead, lambda count: Outbox(form, count))
         self.steps = data.steps_per_epoch(batch_size)
-        self.cursors: dict[bool, Any] = {}  # of `data`, whose batches are messages
-        self.row = TRUSTED  # requests in sequence, up to now
-        self.expected = self.guess = self.made = None
+        self.cursors: dict[bool, Any] = {}  # by `ahead`; their batches are messages
+        self.consecutive = TRUSTED  # consecutive requests so far
+        self.expected = self.predicted = self.ready = None
 
     def take(self, epoch: int, step: int, ahead: bool) -> np.ndarray:
-        """The message with this batch. ahead: the client means to take the steps in sequence."""
+        """Return the message with this batch. ahead: the client takes consecutive steps."""
         if self.expected is not None:
-            self.row = self.row + 1 if self.expected == (epoch, step) else 0
-        message = self.made if self.guess == (epoch, step) and self.made is not None else self._take(epoch, step, ahead)
+            self.consecutive = self.consecutive + 1 if self.expected == (epoch, step) else 0
+        message = (
+            self.ready if self.predicted == (epoch, step) and self.ready is not None else self._take(epoch, step, ahead)
+        )
         self.expected = next_position(epoch, step, self.steps)
-        self.guess, self.made = self.expected if ahead and self.row >= TRUSTED else None, None
+        self.predicted, self.ready = self.expected if ahead and self.consecutive >= TRUSTED else None, None
         return message
 
     def _take(self, epoch: int, step: int, ahead: bool) -> np.ndarray:
-        ahead = ahead and self.row >= TRUSTED
+        ahead = ahead and self.consecutive >= TRUSTED
         if ahead not in self.cursors:
             self.cursors[ahead] = self.make_cursor(ahead)
         return self.cursors[ahead].take(epoch, step)
 
     def make(self) -> bool:
-        """Make what is guessed; False when that is done or nothing is."""
-        if self.guess is None or self.made is not None:
+        """Make the expected batch; return False if it is made already, or none is expected."""
+        if self.predicted is None or self.ready is not None:
             return False
         try:
-            self.made = self._take(*self.guess, True)
-        except UsageError:  # a damaged file, which is told when the batch is asked for
-            self.guess = None
+            self.ready = self._take(*self.predicted, True)
+        except UsageError:  # a damaged file: raised again when the batch is requested
+            self.predicted = None
         return True
 
     def close(self) -> None:

@@ -1,26 +1,26 @@
-"""What a worker and its data server say to each other: typed buffers, one message each way for a batch.
+"""The messages between a worker and its data server: typed buffers, one message each way for a batch.
 
 request   8 int64: operation, then its arguments
 
-    MOST_ROWS  batch size, rank, size                     how many rows a batch of this share has at most
-    BATCH      batch size, rank, size, ahead, epoch, step that batch
-    ROWS       split, first, last                         these rows of train, test or validation
-    TAKE       split, count                               the rows whose numbers follow in a message of their own
-    CLOSE      status                                     nothing: the worker has ended
+    MOST_ROWS  batch size, rank, size                     returns the most rows of a batch of this share
+    BATCH      batch size, rank, size, ahead, epoch, step returns the batch
+    ROWS       split, first, last                         returns rows of train, test or validation
+    TAKE       split, count                               returns the rows whose numbers follow in a second message
+    CLOSE      status                                     no answer: the worker has ended
 
 answer    one buffer of bytes, each part of which begins on a cache line
 
     | 8 int64: rows, total, epoch, step, signal | x (rows, features) | y (rows,) | index (rows,) int64 |
 
-so that the server gathers a batch into the message itself, and the worker computes on what it has received. The index
-is there for a BATCH only. Before all that the server has told what the data set is: the length of a text, and the text.
+so the server gathers a batch into the message itself, and the worker computes on the received buffer. Only a BATCH has
+an index. At the start the server sends the description of the data set: the length of a text, and the text.
 
-Of sparse rows (hpcdl/csr.py) the header also says how many elements there are, and three parts stand for x:
+For sparse rows (hpcdl/csr.py) the header also holds the number of elements, and three parts stand for x:
 
     | header | indptr (rows + 1,) int64 | y | index | columns (elements,) int32 | elements |
 
-A worker has room for a batch of the longest rows, which MOST_ROWS tells it. To ROWS and TAKE the server answers by the
-header alone first, so that the worker makes the room that is needed, and then by the whole.
+A worker's buffer fits a batch of the longest rows, by MOST_ROWS. The answer to ROWS and TAKE is the header first, so
+that the worker can allocate, and then the whole message.
 """
 
 import math
@@ -42,7 +42,7 @@ TOTAL, EPOCH, STEP, SIGNAL, ELEMENTS = range(1, 6)  # words of the header, after
 
 
 def up(size: int) -> int:
-    """The next multiple of a cache line."""
+    """Return the next multiple of a cache line."""
     return -(-size // LINE) * LINE
 
 
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 class BatchFormat:
-    """How examples of so many features and of these types lie in an answer; outputs: the shape of a row's y."""
+    """The layout of an answer. width: features of a row; outputs: shape of a row's y."""
 
     def __init__(
         self, width: int, dtype: np.dtype, y_dtype: np.dtype, outputs: tuple[int, ...] = (), sparse: bool = False
@@ -65,28 +65,28 @@ class BatchFormat:
         self.y_bytes, self.sparse = math.prod(outputs) * self.y_dtype.itemsize, sparse  # of a row
 
     def places(self, rows: int) -> tuple[int, int, int]:
-        """Where y and the index of so many rows begin, and where the index ends: bytes."""
+        """Return the offsets of y and the index, and the end of the index, in bytes."""
         x = START.itemsize * (rows + 1) if self.sparse else rows * self.width * self.dtype.itemsize
         y = HEADER + up(x)
         index = y + up(rows * self.y_bytes)
         return y, index, index + 8 * rows
 
     def elements(self, rows: int, elements: int) -> tuple[int, int, int]:
-        """Where the columns and the elements of sparse rows begin, and where they end: bytes."""
+        """Return the offsets of the columns and the elements of sparse rows, and the end, in bytes."""
         columns = up(self.places(rows)[-1])
         data = columns + up(elements * COLUMN.itemsize)
         return columns, data, data + elements * self.dtype.itemsize
 
     def size(self, rows: int, elements: int = 0) -> int:
-        """Bytes of a message with so many rows; elements: of sparse ones."""
+        """Return the bytes of a message; elements: of sparse rows."""
         return self.elements(rows, elements)[-1] if self.sparse else self.places(rows)[-1]
 
     def empty(self, rows: int, device: Device = CPU, elements: int = 0) -> np.ndarray:
-        """A message with room for so many rows; copies from it to the device are fast."""
+        """Return a message buffer for `rows` rows, in memory with fast copies to the device."""
         return device.pinned(self.size(rows, elements), np.uint8)
 
     def parts(self, message: np.ndarray, rows: int, elements: int = 0) -> Answer:
-        """The parts of a message with so many rows."""
+        """Return the parts of a message with `rows` rows."""
         y, index, end = self.places(rows)
         return Answer(
             message[:HEADER].view(np.int64),
@@ -105,7 +105,7 @@ class BatchFormat:
         return CSR(message[data:end].view(self.dtype), indices, starts, (rows, self.width))
 
     def packed(self, x: CSR, y: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, Answer]:
-        """A message with these sparse rows, and its parts."""
+        """Return a message with these sparse rows, and its parts."""
         message = self.empty(len(y), elements=x.nnz)
         answer = self.parts(message, len(y), x.nnz)
         answer.x.indptr[0] = 0
@@ -116,27 +116,27 @@ class BatchFormat:
         return message, answer
 
 
-def number(value: int, elements: int = 0) -> np.ndarray:
-    """An answer that is a number, in the place of the rows, or two, and nothing else."""
+def number_answer(value: int, elements: int = 0) -> np.ndarray:
+    """Return an answer of one number, in place of the rows, or two."""
     words = np.zeros(WORDS, np.int64)
     words[0], words[ELEMENTS] = value, elements
     return words.view(np.uint8)
 
 
-def words_of(digest: str) -> np.ndarray:
-    """An answer that is the digest of a data set, in the place of the rows and the examples, and nothing else."""
+def digest_answer(digest: str) -> np.ndarray:
+    """Return an answer with the digest of a data set, in place of rows and total."""
     words = np.zeros(WORDS, np.int64)
     words[:2].view(np.uint8)[:] = list(bytes.fromhex(digest))
     return words.view(np.uint8)
 
 
 def digest_of(words: np.ndarray) -> str:
-    """The digest that such an answer holds."""
+    """Return the digest of an answer."""
     return words[:2].tobytes().hex()
 
 
 class Outbox:
-    """Messages that batches are made in, in the place of `hpcdl.data.batch.DeviceBuffers`: so many, used in turn."""
+    """`count` message buffers, used in turn, with the interface of `hpcdl.data.batch.DeviceBuffers`."""
 
     def __init__(self, form: BatchFormat, count: int):
         self.form, self.host, self.turn = form, self, 0
@@ -146,7 +146,7 @@ class Outbox:
         self.sparse = BatchBuffers(count, *about, outputs=form.outputs, sparse=True) if form.sparse else None
 
     def next(self, rows: int) -> tuple[Any, np.ndarray]:
-        """x and y of the next message; of sparse rows, whose elements are not counted yet, such as go into it."""
+        """Return x and y of the next message; for sparse rows buffers that `hand_out` copies into a message."""
         if self.sparse is not None:
             return self.sparse.next(rows)
         self.turn = (self.turn + 1) % len(self.messages)
@@ -159,7 +159,7 @@ class Outbox:
         return answer.x, answer.y
 
     def hand_out(self, batch: Batch) -> np.ndarray:
-        """The message in which this batch was made, complete."""
+        """Return the complete message of this batch."""
         if self.sparse is not None:
             message, answer = self.form.packed(batch.x, batch.y, batch.index)
             answer.header[: SIGNAL + 1] = len(batch.y), batch.total, batch.epoch, batch.step, 0

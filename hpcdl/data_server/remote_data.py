@@ -1,6 +1,6 @@
-"""A data set that a data server holds: on a worker, in the place of `hpcdl.data.Data`, with the same members.
+"""A worker's view of a data set that a data server holds, with the interface of `hpcdl.data.Data`.
 
-The worker has room for three batches: the one in use, the one before it, which is still valid, and the one on its way.
+The worker has buffers for three batches: the current one, the previous one, which is still valid, and the next one.
 """
 
 import contextlib
@@ -49,10 +49,10 @@ class RemoteData(Data):
     `close` tells the server that this worker has ended.
     """
 
-    train: Any  # RemoteSplit, and of the two that follow None where there is none
+    train: Any  # RemoteSplit; test and validation may be None
     test: Any
     validation: Any
-    _free: Any  # what an epoch was asked for, and its cursor
+    _free: Any  # arguments of the last epoch, and its cursor
 
     def __init__(self, everyone: Communicator, server: int):
         self.comm, self.server, self.closed = everyone, server, False
@@ -61,10 +61,18 @@ class RemoteData(Data):
         text = np.empty(length[0], np.uint8)
         everyone.wait(text, server, ANSWER)
         about = json.loads(text.tobytes())
-        self.name, self.features, self.classes = about["name"], tuple(about["features"]), about["classes"]
+        self.name, self.features, self.classes = (
+            about["name"],
+            tuple(about["features"]),
+            about["classes"],
+        )
         self.order, self._digest = about["order"], None
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
-        self.outputs, self.source, self.sparse = tuple(about["outputs"]), about["source"], about["sparse"]
+        self.outputs, self.source, self.sparse = (
+            tuple(about["outputs"]),
+            about["source"],
+            about["sparse"],
+        )
         self.schema, self._scales = Schema.read(about["meaning"], "a data server"), about["scales"]
         self.form = BatchFormat(int(np.prod(self.features)), self.dtype, about["y_dtype"], self.outputs, self.sparse)
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
@@ -76,8 +84,8 @@ class RemoteData(Data):
         self._shares, self._free = None, []
         self._cursors: weakref.WeakSet[RemoteCursor] = weakref.WeakSet()
 
-    def ask(self, message: np.ndarray, operation: int, *arguments: int) -> Request:
-        """Send a request, and be ready for its answer in `message`; the request to wait for."""
+    def request(self, message: np.ndarray, operation: int, *arguments: int) -> Request:
+        """Send a request, and post the receive of its answer into `message`; return the pending receive."""
         request = np.zeros(WORDS, np.int64)
         request[: 1 + len(arguments)] = operation, *arguments
         coming = self.comm.iwait(message, self.server, ANSWER)
@@ -86,33 +94,33 @@ class RemoteData(Data):
 
     @property
     def digest(self) -> str:
-        """What tells these data from others; the server makes it, when it is asked for."""
+        """The digest of the data, computed by the server on demand."""
         if self._digest is None:
             header = np.empty(WORDS, np.int64)
-            self.ask(header, DIGEST).wait()
-            self.heed(int(header[SIGNAL]))
+            self.request(header, DIGEST).wait()
+            self.record_signal(int(header[SIGNAL]))
             self._digest = digest_of(header)
         return self._digest
 
     @property
     def scales(self) -> tuple[float, float, float] | None:
-        """As the server has told."""
+        """Scales of features and targets, from the server."""
         return self._scales
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
-        """No batch of this share has more rows."""
-        return self.most(batch_size, share)[0]
+        """Return the largest number of rows of a batch of this share."""
+        return self.largest_batch(batch_size, share)[0]
 
-    def most(self, batch_size: int, share: tuple[int, int]) -> tuple[int, int]:
-        """No batch of this share has more rows, nor, where they are sparse, more elements."""
+    def largest_batch(self, batch_size: int, share: tuple[int, int]) -> tuple[int, int]:
+        """Return the largest numbers of rows, and of elements of sparse rows, of a batch of this share."""
         header = np.empty(WORDS, np.int64)
-        self.ask(header, MOST_ROWS, batch_size, *share).wait()
+        self.request(header, MOST_ROWS, batch_size, *share).wait()
         return int(header[0]), int(header[ELEMENTS])
 
     def cursor(  # type: ignore[override]  # the server has the buffers
         self, batch_size: int, share: tuple[int, int] = (0, 1), ahead: bool = True
     ) -> "RemoteCursor":
-        """Batches one by one: cursor.take(epoch, step). ahead: the next one in the order is asked for before that."""
+        """Return a cursor with random access: cursor.take(epoch, step). ahead: it requests the next batch early."""
         self._check(share)
         cursor = RemoteCursor(self, self.steps_per_epoch(batch_size), batch_size, share, ahead)
         self._cursors.add(cursor)
@@ -120,21 +128,21 @@ class RemoteData(Data):
 
     def _batches(self, epoch: int, batch_size: int, share: tuple[int, int], steps: range) -> Iterator[Batch]:
         what = batch_size, share, self.device
-        kept, self._free = self._free, []
-        cursor = kept.pop()[1] if kept and kept[0][0] == what else self.cursor(batch_size, share)
-        for other in kept:
+        previous, self._free = self._free, []
+        cursor = previous.pop()[1] if previous and previous[0][0] == what else self.cursor(batch_size, share)
+        for other in previous:
             other[1].close()
         try:
             for step in steps:
                 yield cursor.take(epoch, step)
-            self._free = [(what, cursor)]  # the first batch of the next epoch is on its way already
+            self._free = [(what, cursor)]  # the first batch of the next epoch is in flight
         except BaseException:  # closed early, too
             with contextlib.suppress(MPI.Exception):  # a server that is gone sends nothing any more
                 cursor.close()
             raise
 
     def close(self, status: int = 0) -> None:
-        """Tell the server that this worker ends, with this status."""
+        """Tell the server that this worker ends with this status."""
         if self.closed:
             return
         self.closed = True
@@ -143,26 +151,26 @@ class RemoteData(Data):
         request = np.array([CLOSE, status] + [0] * (WORDS - 2), np.int64)
         self.comm.push(request, self.server, REQUEST)
 
-    def heed(self, number: int) -> None:
-        """Take a signal that the server had, and this rank has not, for one of this rank's own."""
+    def record_signal(self, number: int) -> None:
+        """Record a signal that the server has received, and this rank has not, as this rank's own."""
         if number and not signals.received:
             signals.received.append(signal.Signals(number).name)
 
 
 class RemoteSplit:
-    """The rows of one split, fetched from the server when they are asked for."""
+    """The rows of a split, fetched from the server on demand."""
 
     def __init__(self, data: RemoteData, number: int, examples: int | None):
         self.data, self.number = data, number
         self.examples: Any = examples  # None: the server has no such split
 
     def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
-        """Rows start to stop: new arrays x (rows, features) in the model's type, or a CSR, and y (rows,)."""
+        """Return rows start to stop in new arrays: x (rows, features) in the model's type, or a CSR, and y (rows,)."""
         self._check(start, stop - 1)
         return self._receive(max(0, stop - start), ROWS, self.number, start, stop)
 
     def take(self, index: ArrayLike) -> tuple[Any, np.ndarray]:
-        """The rows with these numbers, as `rows`; IndexError if one does not exist."""
+        """Return the rows with these numbers, like `rows`; IndexError if one does not exist."""
         index = np.array(index, np.int64)
         if len(index):
             self._check(index.min(), index.max())
@@ -180,63 +188,63 @@ class RemoteSplit:
         elements = 0
         if form.sparse:
             header = np.empty(WORDS, np.int64)
-            self.data.ask(header, *request).wait()
+            self.data.request(header, *request).wait()
             elements = int(header[ELEMENTS])
         message = form.empty(rows, elements=elements)
         if form.sparse:
             self.data.comm.wait(message, self.data.server, ANSWER)
         else:
-            self.data.ask(message, *request).wait()
+            self.data.request(message, *request).wait()
         answer = form.parts(message, rows, elements)
-        self.data.heed(int(answer.header[SIGNAL]))
+        self.data.record_signal(int(answer.header[SIGNAL]))
         return answer.x, answer.y
 
 
 class RemoteCursor:
-    """Batches of a server one by one, in the place of `hpcdl.data.cursor.Cursor`.
+    """Batches of a server with random access, with the interface of `hpcdl.data.cursor.Cursor`.
 
-    A batch is valid until the next but one is taken.
+    A batch is valid until the second next one is taken.
     """
 
-    asked: tuple[int, int] | None
-    coming: Any  # Request | None
+    requested: tuple[int, int] | None
+    pending: Any  # Request | None
 
     def __init__(self, data: RemoteData, steps: int, batch_size: int, share: tuple[int, int], ahead: bool):
-        self.data, self.steps, self.what, self.ahead = data, steps, (batch_size, *share), ahead
-        (rows, elements), form = data.most(batch_size, share), data.form
+        self.data, self.steps, self.batch_arguments, self.ahead = data, steps, (batch_size, *share), ahead
+        (rows, elements), form = data.largest_batch(batch_size, share), data.form
         self.messages = [form.empty(rows, data.device, elements) for _ in range(2 + ahead)]
-        about = data.device, 0, form.width, data.dtype, form.y_dtype
-        self.buffers = DeviceBuffers(*about, data.outputs, data.sparse)
-        self.asked = self.coming = None  # what is on its way: (epoch, step), and the request to wait for
+        layout = data.device, 0, form.width, data.dtype, form.y_dtype
+        self.buffers = DeviceBuffers(*layout, data.outputs, data.sparse)
+        self.requested = self.pending = None  # the batch in flight, (epoch, step), and its pending receive
 
     def take(self, epoch: int, step: int) -> Batch:
-        """That batch; UsageError for a step that an epoch does not have."""
+        """Return the batch of this step; UsageError for a step that an epoch does not have."""
         if not 0 <= step < self.steps:
             raise UsageError(f"an epoch of {self.steps} steps has no step {step}")
-        if self.asked != (epoch, step):
+        if self.requested != (epoch, step):
             self.close()
-            self._ask(epoch, step)
+            self._request(epoch, step)
         with self.data.comm.timeline.span("wait for data"):
-            self.coming.wait(doze=True)
-        self.asked = self.coming = None
+            self.pending.wait(doze=True)
+        self.requested = self.pending = None
         message = self.messages[0]
         header = message[:HEADER].view(np.int64)
         answer = self.data.form.parts(message, int(header[0]), int(header[ELEMENTS]) * self.data.sparse)
         _, total, _, _, sign = map(int, answer.header[: SIGNAL + 1])
-        self.data.heed(sign)
+        self.data.record_signal(sign)
         if self.ahead:
-            self._ask(*next_position(epoch, step, self.steps))
+            self._request(*next_position(epoch, step, self.steps))
         return self.buffers.hand_out(Batch(answer.x, answer.y, total, epoch, step, answer.index))
 
-    def _ask(self, epoch: int, step: int) -> None:
-        """Have this batch sent into the message that was used longest ago, which is then the first one."""
+    def _request(self, epoch: int, step: int) -> None:
+        """Request this batch into the least recently used message, which is then the first one."""
         self.messages.insert(0, self.messages.pop())
-        self.asked = epoch, step
-        self.coming = self.data.ask(self.messages[0], BATCH, *self.what, self.ahead, epoch, step)
+        self.requested = epoch, step
+        self.pending = self.data.request(self.messages[0], BATCH, *self.batch_arguments, self.ahead, epoch, step)
 
     def close(self) -> None:
-        """Wait for what is on its way and not wanted; the next batch comes in its place."""
-        if self.coming is not None:
-            self.coming.wait()
+        """Wait for a batch in flight and discard it; its buffer is used for the next one."""
+        if self.pending is not None:
+            self.pending.wait()
             self.messages.append(self.messages.pop(0))
-        self.asked = self.coming = None
+        self.requested = self.pending = None

@@ -1,11 +1,11 @@
-"""samples.h5: what a run has drawn of a posterior, beside its checkpoint; and predictions that are means over it.
+"""samples.h5, a run's samples of a posterior, beside its checkpoint; and predictions that are means over samples.
 
     samples    (chains, samples, parameters)
-    steps      (samples,) after which updates each was taken, rising
-    weights    (samples,) how much each counts: the rate of its step; files of before have none, and all count alike
+    steps      (samples,) steps after which they were taken, ascending
+    weights    (samples,) the rates of their steps; files of older versions have none, and equal weights
 
-The file is written anew, whole, before each checkpoint: so it has all samples up to the checkpoint's step, and maybe
-later ones, which who goes on from the checkpoint, or scores it, leaves out.
+The file is rewritten before each checkpoint. It has all samples up to the checkpoint's step; readers of the checkpoint
+leave out later ones.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from hpcdl.checkpoint.rollback import folder_of
 from hpcdl.data.format import dataset, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.inference.scores import probabilities
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.memory import available
 from hpcdl.models.model_wrapper import ModelWrapper
 from hpcdl.runs.evaluation import count
@@ -27,14 +27,14 @@ FILE, FORMAT, VERSION = "samples.h5", "hpcdl samples", 1
 
 
 class Samples(NamedTuple):
-    """steps (samples,), vectors (chains, samples, parameters), weights (samples,) or None: all samples count alike."""
+    """Samples: steps (samples,), vectors (chains, samples, parameters), weights (samples,) or None (equal)."""
 
     steps: np.ndarray
     vectors: np.ndarray
     weights: np.ndarray | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the file. Raises what h5py does; what stood under that name is then as it was."""
+        """Write the file. Raises h5py's errors; an existing file then stays as it was."""
         with new_file(folder / FILE) as file:
             file["samples"], file["steps"] = self.vectors, self.steps
             if self.weights is not None:
@@ -43,7 +43,7 @@ class Samples(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path, step: int, size: int, dtype: np.dtype) -> "Samples":
-        """The samples up to this step, of so many parameters. UsageError where there is no such file, or no sample."""
+        """Read the samples up to this step; size: parameters of each. UsageError for a missing or invalid file."""
         path = folder / FILE
         if not path.is_file():
             raise UsageError(f"there is no {path}: only runs of train-sgld have samples")
@@ -52,11 +52,11 @@ class Samples(NamedTuple):
                 raise UsageError(f"{path} is no file of samples that this program reads")
             for name in ("steps", "samples", "weights"):
                 if name in file:
-                    dataset(file, name)  # which lies in this very file
+                    dataset(file, name)  # refuses links to other files
             steps, samples = file["steps"], file["samples"]
-            good = steps.ndim == 1 and steps.dtype == np.int64 and samples.ndim == 3 and samples.dtype == dtype
+            valid = steps.ndim == 1 and steps.dtype == np.int64 and samples.ndim == 3 and samples.dtype == dtype
             weights = file["weights"][()] if "weights" in file else None
-            if not good or samples.shape[1:] != (len(steps), size) or not samples.shape[0]:
+            if not valid or samples.shape[1:] != (len(steps), size) or not samples.shape[0]:
                 raise UsageError(f"{path} does not hold samples of {size} parameters of {dtype}")
             steps = steps[()]
             if weights is not None and not (
@@ -67,19 +67,17 @@ class Samples(NamedTuple):
                 raise UsageError(f"{path}: its steps do not rise")
             there = int(np.searchsorted(steps, step, side="right"))
             refuse_beyond(f"{path}", samples.shape[0] * there * size * dtype.itemsize, available())
-            found = cls(steps[:there], samples[:, :there], None if weights is None else weights[:there])
-        if not np.isfinite(found.vectors).all():
+            stored = cls(steps[:there], samples[:, :there], None if weights is None else weights[:there])
+        if not np.isfinite(stored.vectors).all():
             raise UsageError(f"{path}: a sample is not finite")
-        return found
+        return stored
 
 
 class Predictive(ModelWrapper):
-    """`model`, whose predictions are means over samples (number, parameters), whatever parameters it is given.
+    """A model whose predictions are means over samples (number, parameters); the parameters that it gets are ignored.
 
-    weights (number,): how much each sample counts; None: all count alike.
-
-    Of classes, the mean of the probabilities: the posterior predictive distribution; its loss is - log of it. Of
-    values, the mean of the values, and half its squared error.
+    weights (number,): of the samples; None: equal. Classes: the mean of the probabilities, that is the posterior
+    predictive distribution, with the loss -log of it. Values: the mean of the values, with half its squared error.
     """
 
     def __init__(self, model: Any, samples: np.ndarray, classes: int, weights: np.ndarray | None = None):
@@ -88,31 +86,31 @@ class Predictive(ModelWrapper):
         self.weights = np.ones(len(samples)) if weights is None else weights
 
     def predict(self, parameters: np.ndarray, x: Any) -> np.ndarray:
-        """As the model's, (rows, classes), (rows,) or (rows, outputs)."""
+        """Return mean predictions in the model's shape: (rows, classes), (rows,) or (rows, outputs)."""
         total = 0.0
         for sample, weight in zip(self.samples, self.weights, strict=True):
             total = total + weight * self.model.predict(sample, x).astype(np.float64)
         return (total / self.weights.sum()).astype(self.samples.dtype)  # type: ignore[attr-defined]
 
     def evaluate(self, parameters: np.ndarray, batch: Any) -> tuple[float, float]:
-        """(sum of losses, right answers or squared errors)."""
-        found = self.predict(parameters, batch.x)
-        score = count(found, batch.y, self.classes)
+        """Return (sum of losses, right answers or squared errors)."""
+        predictions = self.predict(parameters, batch.x)
+        score = count(predictions, batch.y, self.classes)
         if not self.classes:
             return score / 2, score
-        p = probabilities(found)[np.arange(len(batch.y)), batch.y].astype(np.float64)
+        p = probabilities(predictions)[np.arange(len(batch.y)), batch.y].astype(np.float64)
         return float(-np.log(np.maximum(p, np.finfo(np.float64).tiny)).sum()), score
 
 
-def predictive(run: str, trained: Trained, model: Any) -> Predictive:
-    """What the samples of a run predict together, up to its checkpoint's step. run: its folder, or a checkpoint file.
+def predictive(run: str, trained: TrainedModel, model: Any) -> Predictive:
+    """Return the predictive model of a run's samples, up to its checkpoint's step. run: its folder or checkpoint.
 
-    UsageError where there are none, or the model writes text, of which a prediction is more than a row of numbers.
+    UsageError without samples, or for a model that generates text.
     """
     if hasattr(model, "generate"):
         raise UsageError("--samples: of a model of text, the mean over samples is not at hand; leave it out")
-    found = Samples.read(folder_of(run), trained.about["step"], model.layout.size, np.dtype(trained.dtype))
-    if not len(found.steps):
+    samples = Samples.read(folder_of(run), trained.about["step"], model.layout.size, np.dtype(trained.dtype))
+    if not len(samples.steps):
         raise UsageError(f"{run} has no samples up to step {trained.about['step']}; see --burn-in and --thin")
-    weights = None if found.weights is None else np.tile(found.weights, len(found.vectors))
-    return Predictive(model, found.vectors.reshape(-1, model.layout.size), trained.classes, weights)
+    weights = None if samples.weights is None else np.tile(samples.weights, len(samples.vectors))
+    return Predictive(model, samples.vectors.reshape(-1, model.layout.size), trained.classes, weights)

@@ -1,13 +1,13 @@
-"""Rows to predict, from whatever file they lie in, as the model was trained to see them.
+"""Rows to predict, from any supported file, in the form that the model was trained on.
 
     a data file (HDF5)       rows of its group test, train or rows; its classes are matched by name
     csv, Parquet, Arrow      by the recipe of the training data; without one, each column is a feature
     npz                      the array x, or x_test, x_train; or a sparse matrix of scipy's
     libsvm                   sparse rows as text, whose features are numbered as in the training data
     idx                      one file of MNIST's format, gzipped or not
-    package.module:function  what it returns: x alone, or as --data has it
+    package.module:function  its result: x alone, or as for --data
 
-Each comes in blocks, of which a rank calls those that it predicts: only they are parsed.
+Each source comes in blocks; a rank parses only those that it predicts.
 """
 
 import dataclasses
@@ -39,17 +39,17 @@ from hpcdl.data.formats.table_source import is_number, open_table
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.kernels import libsvm
 from hpcdl.plugins import is_plugin
 
 ROWS = 8192  # of a block, at most
-OTHERS = (b"PAR1", b"ARROW1", b"FEA1", b"\0\0")  # what Parquet, Arrow, Feather and idx files begin with
+MAGIC_BYTES = (b"PAR1", b"ARROW1", b"FEA1", b"\0\0")  # first bytes of Parquet, Arrow, Feather and idx files
 
 
-class Block(NamedTuple):
-    """Some rows. x: as the model sees them; numbers: theirs in the source, from 0; y: true labels, as class numbers of
-    the model or as values; names: their ids. dropped, filled, unseen: as hpcdl/data/formats/table_rows.py has them.
+class RowBlock(NamedTuple):
+    """A block of rows. x: in the model's form; numbers: in the source, from 0; y: class numbers of the model, or
+    targets; dropped, filled, unseen: counts as in hpcdl/data/formats/table_rows.py.
     """
 
     x: Any
@@ -62,71 +62,71 @@ class Block(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """How many there are, as a split says it."""
+        """The number of rows, by the name that a split uses."""
         return len(self.x)
 
     def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
-        """x and y of some of them, as a split gives them."""
+        """Return x and y of rows start to stop, like a split."""
         assert self.y is not None
         return self.x[start:stop], self.y[start:stop]
 
 
-class NewRows(NamedTuple):
-    """name: how messages call them; blocks(): calls that parse a block each; labelled: whether they have a y; ids:
-    whether they have names.
+class PredictionRows(NamedTuple):
+    """Rows to predict. name: in messages; blocks(): yields a parser for each block; labelled: True if rows have a y;
+    ids: True if rows have ids.
     """
 
     name: str
-    blocks: Callable[[], Iterator[Callable[[], Block]]]
+    blocks: Callable[[], Iterator[Callable[[], RowBlock]]]
     labelled: bool = False
     ids: bool = False
 
 
-def new_rows(
+def prediction_rows(
     source: str,
-    trained: Trained,
+    trained: TrainedModel,
     group: str = "",
     ranks: int = 1,
     delimiter: str = "",
-) -> NewRows:
-    """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError.
+) -> PredictionRows:
+    """Return the rows of a source for a model. group: test, train or rows of a data file. Raises UsageError.
 
-    ranks: how many share the blocks, of which there are as many at least, where the number of rows is known. delimiter:
-    between the columns of a csv, where it is another than that of the training data.
+    ranks: that share the blocks; at least as many blocks are made if the number of rows is known. delimiter: of a csv,
+    if it differs from that of the training data.
     """
     if source in KNOWN:
-        return of_file(source, trained, group, ranks)
+        return file_rows(source, trained, group, ranks)
     if is_plugin(source) and not os.path.exists(source):
         returned = call_data_function(source, trained.about["seed"])
         if "x" in returned and "y" not in returned and not group:
             x = returned["x"]
             sparse = isinstance(x, CSR) or hasattr(x, "tocsr")
-            return of_array(sparse_rows(x) if sparse else np.asarray(x), source, trained, ranks)
+            return array_rows(sparse_rows(x) if sparse else np.asarray(x), source, trained, ranks)
         data = from_returned(source, returned, dtype=trained.dtype, standardize=trained.of_features or False)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
         if split is None:
             raise UsageError(f"{source} has no {group} rows")
-        return of_split(split, data.features, data.classes, data.outputs, data.schema, source, trained, ranks=ranks)
-    start = beginning(source)
+        return split_rows(split, data.features, data.classes, data.outputs, data.schema, source, trained, ranks=ranks)
+    start = first_bytes(source)
     if start.startswith(b"\x89HDF"):
-        return of_file(source, trained, group, ranks)
+        return file_rows(source, trained, group, ranks)
     if group:
         hint = "prepare-data makes one, of a table by --like the training data; hpcdl predict takes this as it is"
         raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {hint}")
     if trained.schema.vocabulary is not None:
         raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
     if start.startswith(b"PK"):
-        return of_npz(source, trained, ranks)
-    other = source.lower().endswith((".csv", ".tsv")) or start.startswith(OTHERS)
+        return npz_rows(source, trained, ranks)
+    other = source.lower().endswith((".csv", ".tsv")) or start.startswith(MAGIC_BYTES)
     if looks_like(source) or (trained.schema.base is not None and not other):
-        return of_libsvm(source, trained)
+        return libsvm_rows(source, trained)
     if start.startswith((b"\0\0", b"\x1f\x8b")):
-        return of_idx(source, trained)
-    return of_table(source, trained, delimiter)
+        return idx_rows(source, trained)
+    return table_rows(source, trained, delimiter)
 
 
-def beginning(source: str) -> bytes:
-    """The first bytes of a file; UsageError where there is none, or not one that can be read twice."""
+def first_bytes(source: str) -> bytes:
+    """Return the first bytes of a file; UsageError if it is missing or no regular file."""
     with blamed_on(f"{shown(source, 200)} cannot be read"):
         mode = os.stat(source).st_mode
         if not stat.S_ISREG(mode):
@@ -136,8 +136,8 @@ def beginning(source: str) -> bytes:
             return file.read(8)
 
 
-def of_file(source: str, trained: Trained, group: str = "", ranks: int = 1) -> NewRows:
-    """The rows of a group of a data file; by default of `rows`, else of `test`, else of `train`."""
+def file_rows(source: str, trained: TrainedModel, group: str = "", ranks: int = 1) -> PredictionRows:
+    """Return the rows of a group of a data file; by default of `rows`, else of `test`, else of `train`."""
     info = read_info(find_data_file(source))
     group = group or next(each for each in ("rows", "test", "train") if info.rows[each])
     if not info.rows[group]:
@@ -151,21 +151,21 @@ def of_file(source: str, trained: Trained, group: str = "", ranks: int = 1) -> N
     split = Split(rows, None, trained.dtype)
     labelled = group != "rows"
     about = info.features, info.classes, info.outputs, info.schema, info.name
-    return of_split(split, *about, trained, labelled, ranks)
+    return split_rows(split, *about, trained, labelled, ranks)
 
 
-def of_split(
+def split_rows(
     split: Any,
     features: tuple[int, ...],
     classes: int,
     outputs: tuple[int, ...],
     schema: Schema,
     name: str,
-    trained: Trained,
+    trained: TrainedModel,
     labelled: bool = True,
     ranks: int = 1,
-) -> NewRows:
-    """The rows of a part of a data set, whose classes may have other numbers than the model's."""
+) -> PredictionRows:
+    """Return the rows of a split; its classes are mapped to the model's class numbers by name."""
     trained.check_rows(features, name)
     trained.schema.refuse_other_columns(schema, name)
     numbers = None
@@ -184,31 +184,31 @@ def of_split(
             raise UsageError(f"{name} has sparse rows, but the model was trained on standardized ones: give dense ones")
         row = START.itemsize + 16 * split.source.x.nnz / max(1, len(split.source))
 
-    def load(start: int, stop: int) -> Block:
+    def load(start: int, stop: int) -> RowBlock:
         x, y = split.rows(start, stop)
         if labelled and len(y):
             check_y(y, classes, name)
             y = y if numbers is None else numbers[y]
         with blamed_on(f"{name} is damaged"):
-            said = {column: values[start:stop] for column, values in columns.items()}
-        ids = [named(each) for each in said["id"]] if "id" in said else None
-        return Block(x, said.get("row", np.arange(start, stop)), y if labelled else None, ids)
+            notes = {column: values[start:stop] for column, values in columns.items()}
+        ids = [id_text(each) for each in notes["id"]] if "id" in notes else None
+        return RowBlock(x, notes.get("row", np.arange(start, stop)), y if labelled else None, ids)
 
-    def blocks() -> Iterator[Callable[[], Block]]:
-        most = at_once(trained, split.examples, ranks, row)
+    def blocks() -> Iterator[Callable[[], RowBlock]]:
+        most = rows_per_block(trained, split.examples, ranks, row)
         for start in range(0, split.examples, most):
             yield partial(load, start, min(start + most, split.examples))
 
-    return NewRows(name, blocks, labelled, "id" in columns)
+    return PredictionRows(name, blocks, labelled, "id" in columns)
 
 
-def named(each: Any) -> str:
-    """An id as a text."""
+def id_text(each: Any) -> str:
+    """Return an id as a text."""
     return each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each)
 
 
-def of_table(source: str, trained: Trained, delimiter: str = "") -> NewRows:
-    """The rows of a table, by the recipe of the training data."""
+def table_rows(source: str, trained: TrainedModel, delimiter: str = "") -> PredictionRows:
+    """Return the rows of a table, encoded by the recipe of the training data."""
     found = trained.schema.recipe
     where = f"{trained.name}: the recipe of its data"
     recipe = plain_recipe(source, trained, delimiter) if found is None else Recipe.read(found, where)
@@ -216,22 +216,22 @@ def of_table(source: str, trained: Trained, delimiter: str = "") -> NewRows:
     trained.check_rows((len(recipe.features),), source)
     table = TableRows(source, recipe)
 
-    def load(parse: Callable) -> Block:
+    def load(parse: Callable) -> RowBlock:
         rows = parse()
-        x = seen(rows.x, trained, source, rows.numbers)
-        return Block(x, rows.numbers, None, rows.ids, rows.dropped, rows.filled, rows.unseen)
+        x = model_rows(rows.x, trained, source, rows.numbers)
+        return RowBlock(x, rows.numbers, None, rows.ids, rows.dropped, rows.filled, rows.unseen)
 
-    def blocks() -> Iterator[Callable[[], Block]]:
+    def blocks() -> Iterator[Callable[[], RowBlock]]:
         for parse in table.blocks():
             yield partial(load, parse)
 
-    return NewRows(source, blocks, ids=table.ids)
+    return PredictionRows(source, blocks, ids=table.ids)
 
 
-def plain_recipe(source: str, trained: Trained, delimiter: str) -> Recipe:
-    """Of a model that was trained on no table: each column is a feature, in the order of the features."""
+def plain_recipe(source: str, trained: TrainedModel, delimiter: str) -> Recipe:
+    """Return a recipe for a model that was not trained on a table: each column is a feature, in order."""
     table, wanted = open_table(source, delimiter or None), math.prod(trained.features)
-    numbered = [str(number) for number in range(wanted)]  # as some write arrays: no row has these
+    numbered = [str(number) for number in range(wanted)]  # the header of a plain array
     header = table.header or not any(map(is_number, table.first)) or table.first == numbered
     if table.width != wanted:
         raise UsageError(f"{source} has {table.width} columns; the model was trained on {wanted} features, no more")
@@ -243,42 +243,42 @@ def plain_recipe(source: str, trained: Trained, delimiter: str) -> Recipe:
     )
 
 
-def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
-    """The rows of an npz archive."""
+def npz_rows(source: str, trained: TrainedModel, ranks: int) -> PredictionRows:
+    """Return the rows of an npz archive."""
     arrays = load_npz(source)
     if set(arrays) >= SPARSE:
-        return of_array(sparse_matrix(source, arrays), source, trained, ranks)
+        return array_rows(sparse_matrix(source, arrays), source, trained, ranks)
     name = next((each for each in ("x", "x_test", "x_train") if each in arrays), None)
     if name is None:
         others = ", ".join(sorted(map(shown, arrays))) or "none"
         raise UsageError(f"{source} has no array x, x_test or x_train; it has {others}")
-    return of_array(arrays[name], f"{source}: {name}", trained, ranks)
+    return array_rows(arrays[name], f"{source}: {name}", trained, ranks)
 
 
-def of_array(x: Any, name: str, trained: Trained, ranks: int) -> NewRows:
-    """The rows of an array."""
+def array_rows(x: Any, name: str, trained: TrainedModel, ranks: int) -> PredictionRows:
+    """Return the rows of an array."""
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         raise UsageError(f"{name} is {x.dtype} of shape {x.shape}; it must hold numbers (rows, features...)")
     trained.check_rows(x.shape[1:], name)
     x = x.view(np.uint8) if x.dtype == bool else x
 
-    def load(part: slice) -> Block:
+    def load(part: slice) -> RowBlock:
         numbers = np.arange(part.start, part.stop)
         rows = x[part].copy() if isinstance(x, CSR) else x[part]
-        return Block(seen(rows, trained, name, numbers), numbers)
+        return RowBlock(model_rows(rows, trained, name, numbers), numbers)
 
-    def blocks() -> Iterator[Callable[[], Block]]:
+    def blocks() -> Iterator[Callable[[], RowBlock]]:
         row = START.itemsize + 16 * x.nnz / len(x) if isinstance(x, CSR) else 0.0
-        most = at_once(trained, len(x), ranks, row)
+        most = rows_per_block(trained, len(x), ranks, row)
         for start in range(0, len(x), most):
             yield partial(load, slice(start, min(start + most, len(x))))
 
-    return NewRows(name, blocks)
+    return PredictionRows(name, blocks)
 
 
-def of_idx(source: str, trained: Trained) -> NewRows:
-    """The rows of an idx file."""
-    if beginning(source).startswith(b"\x1f\x8b"):
+def idx_rows(source: str, trained: TrainedModel) -> PredictionRows:
+    """Return the rows of an idx file."""
+    if first_bytes(source).startswith(b"\x1f\x8b"):
         with blamed_on(f"{source} cannot be read"), gzip.open(source) as file:
             if file.read(2) != b"\0\0":
                 raise UsageError(f"{source} is gzipped, and holds no idx file; unpack it first")
@@ -288,52 +288,52 @@ def of_idx(source: str, trained: Trained) -> NewRows:
         raise UsageError(f"{source} holds one number for each row: labels; give the file of the images")
     trained.check_rows(shape[1:], source)
 
-    def load(part: np.ndarray, numbers: np.ndarray) -> Block:
-        return Block(seen(part, trained, source, numbers), numbers)
+    def load(part: np.ndarray, numbers: np.ndarray) -> RowBlock:
+        return RowBlock(model_rows(part, trained, source, numbers), numbers)
 
-    def blocks() -> Iterator[Callable[[], Block]]:
+    def blocks() -> Iterator[Callable[[], RowBlock]]:
         at = 0
         for part in idx_slabs(path):
             numbers = np.arange(at, at + len(part))
             yield partial(load, part, numbers)
             at += len(part)
 
-    return NewRows(source, blocks)
+    return PredictionRows(source, blocks)
 
 
-def of_libsvm(source: str, trained: Trained) -> NewRows:
-    """The rows of libsvm's text; their labels, which may stand for nothing, are not looked at."""
+def libsvm_rows(source: str, trained: TrainedModel) -> PredictionRows:
+    """Return the rows of libsvm's text; its labels are ignored."""
     base, width = trained.schema.base, math.prod(trained.features)
     if base is None:
         hint = "make a data file of it by prepare-data libsvm with --zero-based and --features"
         raise UsageError(f"{source}: the training data do not say whether indices count from 0 or from 1; {hint}")
 
-    def load(text: TextBlock, first: int) -> Block:
+    def load(text: TextBlock, first: int) -> RowBlock:
         rows, _ = LibsvmParser(base, width, f"{trained.name} was trained on").rows(text)
         numbers = np.arange(first, first + len(rows))
         columns = rows.indices - COLUMN.type(base)
         x = CSR(rows.data, columns, rows.indptr, (len(rows), width))
-        return Block(seen(x, trained, source, numbers), numbers)
+        return RowBlock(model_rows(x, trained, source, numbers), numbers)
 
-    def blocks() -> Iterator[Callable[[], Block]]:
+    def blocks() -> Iterator[Callable[[], RowBlock]]:
         first = 0
         for text in texts(source):
             yield partial(load, text, first)
             first += libsvm.count(text.content, len(text.content))[1]
 
-    return NewRows(source, blocks)
+    return PredictionRows(source, blocks)
 
 
-def at_once(trained: Trained, rows: int, ranks: int, row: float = 0) -> int:
-    """How many rows to take at a time, of so many. row: bytes of one, where they are sparse."""
+def rows_per_block(trained: TrainedModel, rows: int, ranks: int, row: float = 0) -> int:
+    """Return the number of rows of a block. rows: in all; row: bytes of a sparse one."""
     return max(1, min(ROWS, int(SLAB_BYTES / (row or 8 * math.prod(trained.features))), -(-rows // ranks)))
 
 
-def seen(x: Any, trained: Trained, where: str, numbers: np.ndarray) -> Any:
-    """Raw rows as the model sees them: scaled and standardized by the very code that made the batches."""
+def model_rows(x: Any, trained: TrainedModel, where: str, numbers: np.ndarray) -> Any:
+    """Return raw rows in the model's form, scaled and standardized by the code that makes batches."""
     kind = memory_type(x.dtype, trained.dtype)
     if isinstance(x, CSR):
-        return seen_sparse(x, trained, where, numbers, kind)
+        return sparse_model_rows(x, trained, where, numbers, kind)
     with np.errstate(over="ignore"):
         raw = np.require(x.reshape(len(x), -1), kind, ["C", "A"])
     check_x(raw, where, numbers, most=largest_input(trained.schema.scale, trained.dtype))
@@ -343,8 +343,8 @@ def seen(x: Any, trained: Trained, where: str, numbers: np.ndarray) -> Any:
     return into
 
 
-def seen_sparse(x: CSR, trained: Trained, where: str, numbers: np.ndarray, kind: np.dtype) -> CSR:
-    """The same of sparse rows. UsageError where the model was trained on standardized ones, of which no zero is one."""
+def sparse_model_rows(x: CSR, trained: TrainedModel, where: str, numbers: np.ndarray, kind: np.dtype) -> CSR:
+    """Return raw sparse rows in the model's form. UsageError if the model was trained on standardized rows."""
     if trained.standard() is not None:
         raise UsageError(f"{where} has sparse rows, but the model was trained on standardized ones: give dense ones")
     with np.errstate(over="ignore"):

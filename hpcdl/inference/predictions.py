@@ -1,15 +1,15 @@
-"""Predictions for rows of a file, all ranks together: each takes blocks in turn, rank 0 writes them in their order.
+"""Parallel predictions for the rows of a file: ranks take blocks in turn, and rank 0 writes them in order.
 
-    rank r        blocks r, r + N, r + 2N, ...: parse, predict, put into the form of the file
+    rank r        blocks r, r + N, r + 2N, ...: parse, predict, encode for the file
     rank 0        receives the N blocks of a round, and writes them
 
-So no rank holds more than its block, and rank 0 those of a round. A line of a csv is
+A rank holds one block, rank 0 those of a round. A line of a csv is
 
-    row, id (where rows have one), label (the true one, where it is known), class, probability[, one for each class]
-    row, id, label NAME for each output, value NAME for each output                            of a regression
+    row, id (if rows have one), label (the true one, if known), class, probability[, one for each class]
+    row, id, label NAME for each output, value NAME for each output                     (regression)
 
-An npz holds the same as arrays, `prediction` the numbers of the classes, `output` what the model puts out; of it rank 0
-holds all.
+An npz holds the same as arrays, with class numbers in `prediction` and the model's outputs in `output`; rank 0 holds
+all of it.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.inference.prediction_input import Block, NewRows
-from hpcdl.inference.scores import ClassMeasures, ValueMeasures, answers, probabilities
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.prediction_input import PredictionRows, RowBlock
+from hpcdl.inference.scores import ClassMeasures, ValueMeasures, predicted_classes, probabilities
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.plugins import plugin_errors
 from hpcdl.runs.evaluation import ROWS, evaluate
 
@@ -39,15 +39,15 @@ COUNTS = ("rows", "dropped", "filled", "unseen")
 
 
 class PredictionFormat:
-    """What a block of predictions looks like in the file. every: whether all probabilities are in it."""
+    """The form of predictions in the file. every: True to write the probabilities of all classes."""
 
-    def __init__(self, trained: Trained, rows: NewRows, every: bool):
+    def __init__(self, trained: TrainedModel, rows: PredictionRows, every: bool):
         self.trained, self.rows, self.every = trained, rows, every
         self.names = np.array(trained.schema.names(trained.classes), object)
         self.outputs = trained.output_names
 
     def header(self) -> list[str]:
-        """The names of the columns."""
+        """Return the names of the columns."""
         known = ["row"] + ["id"] * self.rows.ids
         if self.trained.classes:
             known += ["label"] * self.rows.labelled + ["class", "probability"]
@@ -57,32 +57,32 @@ class PredictionFormat:
             f"{kind} {name}".strip() if len(self.outputs) > 1 else kind for kind in kinds for name in self.outputs
         ]
 
-    def arrays(self, block: Block, outputs: Any) -> dict[str, np.ndarray]:
-        """A block as the arrays of an npz."""
-        found: dict[str, Any] = {"row": block.numbers, "output": outputs}
+    def arrays(self, block: RowBlock, outputs: Any) -> dict[str, np.ndarray]:
+        """Return a block as the arrays of an npz."""
+        arrays_by_name: dict[str, Any] = {"row": block.numbers, "output": outputs}
         if self.trained.classes:
             p = probabilities(outputs)
-            found |= {"prediction": answers(p), "probability": p.max(axis=1)}
+            arrays_by_name |= {"prediction": predicted_classes(p), "probability": p.max(axis=1)}
         else:
-            found["prediction"] = outputs
+            arrays_by_name["prediction"] = outputs
         if block.y is not None:
-            found["label"] = block.y
+            arrays_by_name["label"] = block.y
         if block.ids is not None:
-            found["id"] = np.array(block.ids, str)
-        return found
+            arrays_by_name["id"] = np.array(block.ids, str)
+        return arrays_by_name
 
-    def lines(self, block: Block, outputs: Any) -> bytes:
-        """A block as lines of a csv."""
-        return lines_of(zip(*self.columns(block, outputs), strict=True))
+    def lines(self, block: RowBlock, outputs: Any) -> bytes:
+        """Return a block as lines of a csv."""
+        return csv_lines(zip(*self.columns(block, outputs), strict=True))
 
-    def columns(self, block: Block, outputs: Any) -> list[Any]:
-        """The columns of a csv for a block."""
+    def columns(self, block: RowBlock, outputs: Any) -> list[Any]:
+        """Return the columns of a csv for a block."""
         columns: list[Any] = [block.numbers.tolist()]
         if block.ids is not None:
             columns.append(block.ids)
         if self.trained.classes:
             p = probabilities(outputs)
-            best = answers(p)
+            best = predicted_classes(p)
             if block.y is not None:
                 columns.append(self.names[block.y])
             columns += [self.names[best], self.texts(p[np.arange(len(p)), best])]
@@ -93,14 +93,14 @@ class PredictionFormat:
         return columns
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """Numbers as texts."""
-        return [str(number).removesuffix(".0") for number in numbers]  # numpy: the shortest that reads back the same
+        """Return numbers as texts."""
+        return [str(number).removesuffix(".0") for number in numbers]  # numpy: the shortest that round-trips
 
 
-def predict(model: Any, trained: Trained, block: Block, name: str) -> np.ndarray:
-    """What the model predicts for these rows of `name`, so many at once as it has memory for.
+def predict(model: Any, trained: TrainedModel, block: RowBlock, name: str) -> np.ndarray:
+    """Return the model's predictions for a block of the rows `name`, in parts that fit its memory.
 
-    UsageError where that is not what a model should predict: one's own may do anything.
+    UsageError for predictions of a wrong type or shape, as of a user's model.
     """
     most, x, classes = getattr(model, "rows_at_once", ROWS), block.x, trained.classes
     shapes = [(len(x), classes), (len(x),)][: 1 + (classes == 2)] if classes else [(len(x), *trained.outputs)]
@@ -109,42 +109,42 @@ def predict(model: Any, trained: Trained, block: Block, name: str) -> np.ndarray
     with plugin_errors(f"model {trained.about['model']}"):
         parts = [np.asarray(model.predict(trained.parameters, x[at : at + most])) for at in range(0, len(x), most)]
     with np.errstate(all="ignore"):
-        found = trained.values(np.concatenate(parts)) if all(part.ndim for part in parts) else parts[0]
-    if found.shape not in shapes or found.dtype.kind != "f":
+        values = trained.values(np.concatenate(parts)) if all(part.ndim for part in parts) else parts[0]
+    if values.shape not in shapes or values.dtype.kind != "f":
         wanted = f"{trained.dtype} of shape {shapes[0]}"
-        raise UsageError(f"the model predicts {found.dtype} of shape {found.shape}, and should predict {wanted}")
-    if not (finite := np.isfinite(found.reshape(len(x), -1)).all(axis=1)).all():
+        raise UsageError(f"the model predicts {values.dtype} of shape {values.shape}, and should predict {wanted}")
+    if not (finite := np.isfinite(values.reshape(len(x), -1)).all(axis=1)).all():
         row = block.numbers[int(np.argmin(finite))]
         raise UsageError(f"{name}: what the model predicts for row {row} is no number; look at the values in that row")
-    return found
+    return values
 
 
 class CSVPredictions:
-    """A csv, into a file or a stream: blocks become lines on their ranks, which rank 0 writes."""
+    """A csv in a file or a stream: each rank turns blocks into lines, and rank 0 writes them."""
 
     def __init__(self, form: PredictionFormat, into: Any):
         self.format, self.into, self.read = form, into, True
         if into is not None:
-            self.write(lines_of([form.header()]))
+            self.write(csv_lines([form.header()]))
 
-    def pack(self, block: Block, outputs: Any) -> bytes:
-        """A block as it travels."""
+    def pack(self, block: RowBlock, outputs: Any) -> bytes:
+        """Return a block as the bytes of its message."""
         return self.format.lines(block, outputs)
 
     def write(self, packed: bytes) -> None:
-        """The next block, on rank 0. Who reads a stream may have enough (head): then nothing more is written."""
+        """Write the next block, on rank 0. After a broken pipe (head) nothing more is written."""
         try:
             self.into.write(packed)
         except BrokenPipeError:
             self.read = False
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
 
     def close(self) -> None:
-        """All blocks are written."""
+        """Do nothing: all blocks are written."""
 
 
-class Arrays:
-    """An npz: blocks travel as npz, too, and are put together by rank 0."""
+class NPZPredictions:
+    """An npz; messages of blocks are npz, too, and rank 0 joins them."""
 
     read = True
 
@@ -152,19 +152,19 @@ class Arrays:
         self.format, self.path = form, path
         self.parts: list[dict[str, np.ndarray]] = []
 
-    def pack(self, block: Block, outputs: Any) -> bytes:
-        """A block as it travels."""
+    def pack(self, block: RowBlock, outputs: Any) -> bytes:
+        """Return a block as the bytes of its message."""
         into = io.BytesIO()
         np.savez(into, **self.format.arrays(block, outputs))  # type: ignore[arg-type]
         return into.getvalue()
 
     def write(self, packed: bytes) -> None:
-        """The next block, on rank 0."""
+        """Add the next block, on rank 0."""
         with np.load(io.BytesIO(packed)) as arrays:
             self.parts.append(dict(arrays))
 
     def close(self) -> None:
-        """All blocks are there."""
+        """Join the blocks and write the file."""
         first, *_ = self.parts or [{}]
         joined: dict[str, Any] = {name: np.concatenate([part[name] for part in self.parts]) for name in first}
         with written(self.path) as file:
@@ -174,10 +174,10 @@ class Arrays:
 @contextlib.contextmanager
 def output(
     world: MPI.Intracomm, form: PredictionFormat, file: str, stream: BinaryIO | None
-) -> Iterator[CSVPredictions | Arrays | None]:
-    """Where predictions go: to NAME.csv, NAME.npz, the stream, or nowhere."""
+) -> Iterator[CSVPredictions | NPZPredictions | None]:
+    """Yield the writer of NAME.csv, NAME.npz or the stream; None without one."""
     if file.endswith(".npz"):
-        yield Arrays(form, Path(file))
+        yield NPZPredictions(form, Path(file))
     elif file:
         with written_in_parts(Path(file)) if world.rank == 0 else contextlib.nullcontext() as into:
             yield CSVPredictions(form, into)
@@ -187,20 +187,20 @@ def output(
 
 def predict_all(
     world: MPI.Intracomm,
-    trained: Trained,
+    trained: TrainedModel,
     model: Any,
-    rows: NewRows,
+    rows: PredictionRows,
     file: str = "",
     every: bool = False,
     measures: ClassMeasures | ValueMeasures | None = None,
     stream: BinaryIO | None = None,
     losses: bool = False,
 ) -> dict[str, Any]:
-    """Predict all rows; collective. Returns counts, on all ranks: rows, and those of COUNTS that sources have.
+    """Predict all rows; return the counts of COUNTS, on all ranks. Collective.
 
-    losses: with the counts come `sums`, [losses, right answers or squared errors, rows] as runs/evaluation.py has them.
-    file: NAME.csv or NAME.npz; or stream: where rank 0 writes lines of csv. measures: is told of all rows, and then
-    holds the sums over all ranks. Raises AgreedError where a row cannot be read; then no file is written.
+    losses: also return `sums`, [losses, right answers or squared errors, rows] as in runs/evaluation.py. file: NAME.csv
+    or NAME.npz; stream: for lines of csv from rank 0. measures: gets all rows, and then holds the sums over all ranks.
+    Raises AgreedError if a row cannot be read; then no file is written.
     """
     counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(3)
     with output(world, PredictionFormat(trained, rows, every), file, stream) as out:
@@ -229,8 +229,8 @@ def predict_all(
     return dict(zip(COUNTS, counts.tolist(), strict=True)) | ({"sums": sums} if losses else {})
 
 
-def rounds(world: MPI.Intracomm, rows: NewRows) -> Iterator[Any]:
-    """This rank's block of each round of as many blocks as ranks, or None in the last one; a bad file is refused."""
+def rounds(world: MPI.Intracomm, rows: PredictionRows) -> Iterator[Any]:
+    """Yield this rank's block of each round of N blocks, or None in the last round. Collective; refuses a bad file."""
     blocks, ended = rows.blocks(), False
     while not ended:
         mine = None
@@ -242,8 +242,8 @@ def rounds(world: MPI.Intracomm, rows: NewRows) -> Iterator[Any]:
         yield mine
 
 
-def deliver(world: MPI.Intracomm, packed: bytes, out: CSVPredictions | Arrays) -> bool:
-    """What the ranks have packed in this round is written by rank 0; whether more is wanted, on all. Collective."""
+def deliver(world: MPI.Intracomm, packed: bytes, out: CSVPredictions | NPZPredictions) -> bool:
+    """Write the packed blocks of a round on rank 0; return False if the reader wants no more. Collective."""
     with activity.inside("gather predictions"):
         mine, sizes = np.frombuffer(packed, np.uint8), np.zeros(world.size, np.int64)
         world.Gather(np.array([len(mine)]), sizes)
@@ -259,29 +259,29 @@ def deliver(world: MPI.Intracomm, packed: bytes, out: CSVPredictions | Arrays) -
     return bool(wanted[0])
 
 
-def lines_of(table: Iterable[Iterable[Any]]) -> bytes:
-    """Lines of a csv."""
+def csv_lines(table: Iterable[Iterable[Any]]) -> bytes:
+    """Return the lines of a csv."""
     into = io.StringIO()
     csv.writer(into, lineterminator="\n").writerows(table)
     return into.getvalue().encode("utf-8", "replace")
 
 
-def said(counts: dict[str, int]) -> str:
-    """Counts for people, without those of which there are none."""
-    found = [counted(counts["rows"], "row", ",")]
+def describe_counts(counts: dict[str, int]) -> str:
+    """Return a sentence about the counts that are not 0."""
+    phrases = [counted(counts["rows"], "row", ",")]
     if counts["dropped"]:
-        found.append(f"{counts['dropped']:,} left out for missing values")
+        phrases.append(f"{counts['dropped']:,} left out for missing values")
     if counts["filled"]:
-        found.append(f"{counted(counts['filled'], 'missing value', ',')} filled in")
+        phrases.append(f"{counted(counts['filled'], 'missing value', ',')} filled in")
     if counts["unseen"]:
-        found.append(f"{counted(counts['unseen'], 'text', ',')} that the training data do not have")
-    return ", ".join(found)
+        phrases.append(f"{counted(counts['unseen'], 'text', ',')} that the training data do not have")
+    return ", ".join(phrases)
 
 
-def refuse_existing(told: str, path: str, force: bool, others: dict[str, str] | None = None) -> None:
-    """UsageError where a file is there already, unless it may be replaced. others: files that it must not be."""
+def refuse_existing(option: str, path: str, force: bool, others: dict[str, str] | None = None) -> None:
+    """Raise UsageError for an existing file, without `force`. others: files that it must not be."""
     for what, other in (others or {}).items():
         if path and other and os.path.realpath(path) == os.path.realpath(other):
-            raise UsageError(f"{told} {path} is {what}, too; give another name")
+            raise UsageError(f"{option} {path} is {what}, too; give another name")
     if path and os.path.exists(path) and not force:
-        raise UsageError(f"{told} {path} exists already; give another name, or --force to replace it")
+        raise UsageError(f"{option} {path} exists already; give another name, or --force to replace it")

@@ -1,6 +1,6 @@
-"""How good predictions are, beside loss and accuracy; all from sums, which add up over blocks of rows and over ranks.
+"""Quality measures of predictions, from sums that add up over blocks of rows and over ranks.
 
-Of classes, from the confusion matrix n[true, predicted]:
+Classes, from the confusion matrix n[true, predicted]:
 
     precision of a class    n[c, c] / sum over true of n[true, c]
     recall of a class       n[c, c] / sum over predicted of n[c, predicted]
@@ -8,7 +8,7 @@ Of classes, from the confusion matrix n[true, predicted]:
     error                   15 equal bins of the probability of the predicted class
                             (Guo et al., "On calibration of modern neural networks", 2017)
 
-Of values, for each output:
+Values, for each output:
 
     RMSE    sqrt(mean of (z - y)^2)      MAE    mean of |z - y|      R2    1 - sum (z - y)^2 / sum (y - mean y)^2
 """
@@ -18,33 +18,33 @@ import math
 import numpy as np
 
 BINS = 15
-MOST = 1000  # classes of which a confusion matrix is kept
+MOST = 1000  # most classes with a confusion matrix
 
 
 def probabilities(outputs: np.ndarray) -> np.ndarray:
-    """What a classifier predicts as (rows, classes): the probability of class 1 alone (rows,) as both."""
+    """Return probabilities (rows, classes); a binary classifier's (rows,) are those of class 1."""
     return np.column_stack([1 - outputs, outputs]) if outputs.ndim == 1 else outputs
 
 
-def answers(p: np.ndarray) -> np.ndarray:
-    """The likeliest class of each row; of two that are as likely, the first."""
+def predicted_classes(p: np.ndarray) -> np.ndarray:
+    """Return the most probable class of each row; the first of equal ones."""
     return p.argmax(axis=1)
 
 
 class ClassMeasures:
-    """Sums over rows: how often which class is taken for which, and what the probabilities are worth."""
+    """Sums over rows for classes: confusion matrix and calibration bins."""
 
     def __init__(self, classes: int):
         self.classes, self.whole = classes, classes <= MOST
-        # Of many classes only the diagonal, and the sums of rows and of columns.
+        # For many classes only the diagonal, and the sums of rows and columns.
         self.confusion = np.zeros((classes, classes) if self.whole else (3, classes))
         self.bins = np.zeros((3, BINS))  # rows, sum of probabilities, right answers
         self.sums = [self.confusion, self.bins]  # to be added up over ranks
 
     def add(self, y: np.ndarray, outputs: np.ndarray) -> None:
-        """Rows with their true classes y, and what the model predicts: (rows, classes) or (rows,)."""
+        """Add rows. y: true classes; outputs: predictions (rows, classes) or (rows,)."""
         p = probabilities(outputs)
-        predicted = answers(p)
+        predicted = predicted_classes(p)
         if self.whole:
             np.add.at(self.confusion, (y, predicted), 1)
         else:
@@ -55,8 +55,8 @@ class ClassMeasures:
         for at, weights in enumerate((None, surest, y == predicted)):
             self.bins[at] += np.bincount(place, weights, BINS)
 
-    def found(self) -> dict:
-        """In JSON's terms; what cannot be known, as the precision of a class that is never predicted, is None."""
+    def results(self) -> dict:
+        """Return the measures as a JSON object; an undefined one (the precision of an unpredicted class) is None."""
         right, true, predicted = (
             (np.diag(self.confusion), self.confusion.sum(axis=1), self.confusion.sum(axis=0))
             if self.whole
@@ -86,9 +86,9 @@ class ClassMeasures:
 
 
 class ValueMeasures:
-    """Sums over rows of what is predicted and what is true; `outputs` values of each row.
+    """Sums over rows of predicted and true values, with `outputs` values per row.
 
-    around: a value near the true ones, for each output: their squares are summed about it, so that few digits are lost.
+    around: a value near the true ones, for each output; squares are summed about it to lose few digits.
     """
 
     def __init__(self, outputs: int, around: np.ndarray):
@@ -97,7 +97,7 @@ class ValueMeasures:
         self.sums = [self.rows, self.totals]
 
     def add(self, y: np.ndarray, outputs: np.ndarray) -> None:
-        """Rows with their true values y, and what the model predicts; both (rows,) or (rows, outputs)."""
+        """Add rows with true values y and predictions, both (rows,) or (rows, outputs)."""
         shape = (len(y), len(self.around))
         true, error = y.reshape(shape) - self.around, outputs.reshape(shape).astype(np.float64) - y.reshape(shape)
         self.rows += len(y)
@@ -108,8 +108,8 @@ class ValueMeasures:
             abs(error).sum(axis=0),
         ]
 
-    def found(self) -> dict:
-        """In JSON's terms, a number for each output; R2 is None where the true values are all the same."""
+    def results(self) -> dict:
+        """Return the measures as a JSON object, a number per output; R2 is None if all true values are equal."""
         n = max(1.0, float(self.rows[0]))
         total, squares, errors, sizes = self.totals
         spread = squares - np.square(total) / n
@@ -123,5 +123,5 @@ class ValueMeasures:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """part / whole; None of nothing."""
+    """Return part / whole; None if whole is 0."""
     return float(part / whole) if whole else None

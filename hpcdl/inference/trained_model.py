@@ -1,8 +1,8 @@
-"""What a run has trained, as something to predict with: its checkpoint says all that is needed.
+"""A trained model, read from the checkpoint of a run.
 
 model, parameters      as they were trained
-meaning                what rows and classes are (hpcdl/data/schema.py)
-statistics             by which features were standardized, where they were
+schema                 of rows and classes (hpcdl/data/schema.py)
+statistics             of standardized features and targets
 """
 
 import math
@@ -24,32 +24,34 @@ from hpcdl.plugins import names_in, refuse_untrusted
 from hpcdl.runs.attributes import check_attributes
 
 
-class Trained:
-    """A checkpoint that was read: about (its attributes), parameters, statistics, features, classes, outputs, meaning.
+class TrainedModel:
+    """A trained model: attributes, parameters, statistics, features, classes, outputs and schema of a checkpoint.
 
-    `name` is how messages call it.
+    name: in messages; sparse: True if rows are sparse.
     """
 
-    sparse = False  # whether rows are shows when they come
+    sparse = False
 
     def __init__(self, run: str, trust: Iterable[str] = ()):
-        """run: a run's folder, or a checkpoint file. UsageError where it is none, or its training diverged.
+        """run: a run's folder or a checkpoint file. UsageError if it is none, or its training diverged.
 
-        trust: which names of code in it may be called, as of --trust (hpcdl/plugins.py).
+        trust: names of code in it that may be called, as by --trust (hpcdl/plugins.py).
         """
-        found = Checkpoint.read(Path(run))
-        self.name, self.about, self.trust = run, found.attributes, tuple(trust)
-        self.file = run  # that the names stand in
-        self.parameters = parameters_of(found, run)
+        checkpoint = Checkpoint.read(Path(run))
+        self.name, self.about, self.trust = run, checkpoint.attributes, tuple(trust)
+        self.file = run  # the file with the names of code
+        self.parameters = parameters_of(checkpoint, run)
         if "environment" in self.about:
             name = self.about["environment"]["name"]
             raise UsageError(f"{run} has learned to act in {name}: hpcdl evaluate {run} --episodes 100 lets it act")
         self.dtype, data = self.parameters.dtype, self.about["data"]
         self.features, self.classes = tuple(data["features"]), int(data["classes"])
         self.outputs, self.sparse = tuple(data.get("outputs", ())), bool(data.get("sparse"))
-        self.extra = {name: each for name, each in found.vectors.items() if name.startswith(PREFIX)}
+        self.extra = {name: each for name, each in checkpoint.vectors.items() if name.startswith(PREFIX)}
         self.statistics = {
-            name: found.vectors[f"data/{name}"] for name in (*STATISTICS, *TARGET) if f"data/{name}" in found.vectors
+            name: checkpoint.vectors[f"data/{name}"]
+            for name in (*STATISTICS, *TARGET)
+            if f"data/{name}" in checkpoint.vectors
         }
         width = (math.prod(self.features),)
         if self.statistics and any(
@@ -65,40 +67,40 @@ class Trained:
             raise UsageError(
                 f"{run}: what its values were standardized by is not a mean and a deviation of each output"
             )
-        self.schema = self._meaning()
+        self.schema = self._read_schema()
 
-    def _meaning(self) -> Schema:
+    def _read_schema(self) -> Schema:
         if "meaning" in self.about:
             schema = Schema.read(self.about["meaning"], f"{self.name}: its attribute meaning")
             if schema.labels is not None and len(schema.labels) != self.classes:
                 raise UsageError(f"{self.name}: its attribute meaning names {len(schema.labels)} classes")
             return schema
-        try:  # an older version's, which trusted that the data would stay
+        try:  # a checkpoint of an older version has no schema: read the data
             return read_info(find_data_file(self.about["source"])).schema
         except UsageError:
             return Schema()
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """Of a text; None for other data."""
+        """The vocabulary of a text; None for other data."""
         return self.schema.vocabulary
 
     @property
     def source(self) -> str:
-        """The data of the training; UsageError where it had none by a name, or that may not be called."""
+        """The training data's name; UsageError if they had none, or their code may not be called."""
         if not self.about["source"]:
             raise UsageError(f"{self.name} was trained on arrays of a program: name a data set by --data")
         return self.named("source")
 
     def named(self, attribute: str) -> str:
-        """An attribute of the checkpoint; UsageError where it is a name of code that may not be called."""
+        """Return an attribute of the checkpoint; UsageError if it names code that may not be called."""
         text: str = self.about[attribute]
-        said = {"source": "data"}.get(attribute, attribute)
-        refuse_untrusted([(said, name) for name in names_in(said, text)], self.file, self.trust)
+        kind = {"source": "data"}.get(attribute, attribute)
+        refuse_untrusted([(kind, name) for name in names_in(kind, text)], self.file, self.trust)
         return text
 
     def model(self, spec: str = "") -> Any:
-        """The model; spec: of the checkpoint, or, where that is one's own, as it is called now. UsageError."""
+        """Return the model. spec: default: the checkpoint's; a user's model may have another name now. UsageError."""
         name = spec or self.named("model")
         try:
             kind = self.about.get("computing", self.dtype)
@@ -118,29 +120,29 @@ class Trained:
 
     @property
     def of_features(self) -> dict[str, np.ndarray]:
-        """The statistics of the features alone; empty where they were not standardized."""
+        """Statistics of the features; empty if they were not standardized."""
         return {name: self.statistics[name] for name in STATISTICS if name in self.statistics}
 
     def standard(self) -> Standard | None:
-        """What standardizes the features as those of the training were; None where they were not."""
+        """Return the standardization of the training features; None if they were not standardized."""
         return Standard(self.of_features, self.dtype) if self.statistics else None
 
     @property
     def output_names(self) -> list[str]:
-        """The names of the values that are predicted, several by their numbers where they have none; one by nothing."""
+        """Names of the outputs; without names their numbers, or "" for a single output."""
         count = math.prod(self.outputs)
         named = self.schema.outputs if len(self.schema.outputs) == count else []
         return named or ([""] if count == 1 else [str(number) for number in range(count)])
 
     def values(self, outputs: np.ndarray) -> np.ndarray:
-        """What the model puts out, (rows,) or (rows, outputs), as values that it was trained on."""
+        """Return outputs (rows,) or (rows, outputs) in the original units of the targets."""
         if TARGET[0] not in self.statistics:
             return outputs
         mean, deviation = (self.statistics[name] if self.outputs else self.statistics[name][0] for name in TARGET)
         return (outputs * deviation + mean).astype(outputs.dtype)
 
     def standardized(self, y: np.ndarray) -> np.ndarray:
-        """Values to predict as the loss compares them; class numbers as they are."""
+        """Return targets in the units of the loss; class numbers as they are."""
         y = y.copy()
         if TARGET[0] in self.statistics:
             Standard(self.statistics, self.dtype).apply_target(y)
@@ -148,11 +150,11 @@ class Trained:
 
     @property
     def unit(self) -> float:
-        """What a difference of 1 between outputs means, where one value is predicted; else 1."""
+        """The original units per unit of a single standardized output; else 1."""
         return float(self.statistics[TARGET[1]][0]) if TARGET[1] in self.statistics and not self.outputs else 1.0
 
     def check_rows(self, features: tuple[int, ...], name: str) -> None:
-        """UsageError where rows of this shape, called `name`, are none that the model was trained on."""
+        """Raise UsageError if rows of this shape, called `name`, do not fit the model."""
         flat = len(features) == 1 or len(self.features) == 1
         if math.prod(features) != math.prod(self.features) or not (flat or tuple(features) == self.features):
             raise UsageError(
@@ -163,10 +165,10 @@ class Trained:
 STATISTICS = ("mean", "deviation")
 
 
-def parameters_of(found: Checkpoint, run: str) -> np.ndarray:
-    """The parameters of a checkpoint, if its attributes are those of one and say how long the vector is."""
-    check_attributes(found.attributes, run)
-    parameters, tensors = found.vectors.get("parameters"), found.attributes["layout"]
+def parameters_of(checkpoint: Checkpoint, run: str) -> np.ndarray:
+    """Return the parameters of a checkpoint; UsageError if they do not fit its layout, or are not finite."""
+    check_attributes(checkpoint.attributes, run)
+    parameters, tensors = checkpoint.vectors.get("parameters"), checkpoint.attributes["layout"]
     size, dtypes = sum(math.prod(each["shape"]) for each in tensors), {each["dtype"] for each in tensors}
     if parameters is None or parameters.shape != (size,) or {str(parameters.dtype)} != dtypes:
         raise UsageError(f"{run}: its parameters are not the {size} of {' and '.join(sorted(dtypes))} of its layout")

@@ -44,7 +44,7 @@ from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
 from hpcdl.faults import inject  # noqa: E402
 from hpcdl.faults.straggler import with_stragglers  # noqa: E402
 from hpcdl.formatting import counted  # noqa: E402
-from hpcdl.inference.pretrained import begin_with  # noqa: E402
+from hpcdl.inference.pretrained import load_initial_values  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.launch.launch_consistency import reading  # noqa: E402
 from hpcdl.launch.program import ended  # noqa: E402
@@ -149,7 +149,7 @@ class Training:
         with refuse_together(world):
             model = for_data(options.model, data, options.dtype, device, options.loss)
             if options.initial and not options.resume:
-                begin_with(model, options.initial)
+                load_initial_values(model, options.initial)
             if self.check is not None:
                 self.check(options, world.size - options.data_servers, model)
             if self.cut:

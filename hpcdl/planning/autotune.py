@@ -15,7 +15,7 @@ from hpcdl.formatting import counted
 from hpcdl.planning.fitting import fits
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.memory import forecast as memory
-from hpcdl.planning.scale_report import shown
+from hpcdl.planning.scale_report import duration
 from hpcdl.planning.tables import size, table
 from hpcdl.planning.time_report import Forecast, forecast, rate
 from hpcdl.planning.workload import Workload
@@ -43,11 +43,11 @@ class Candidate(NamedTuple):
     """A command line that fits. bytes: of its largest rank; same_steps: True if it takes the steps of a single rank."""
 
     bytes: float
-    same: bool
-    told: Forecast
+    same_steps: bool
+    forecast: Forecast
 
 
-def lines(ranks: int) -> list[tuple[str, bool]]:
+def program_lines(ranks: int) -> list[tuple[str, bool]]:
     """Return programs with their own options, and True for each whose steps are those of a single rank."""
     if ranks == 1:
         return [("train-sequential", True)]
@@ -61,24 +61,24 @@ def candidates(
 
     model: the options that all lines share. UsageError if the model cannot be made.
     """
-    found, refused = [], []
-    asked = [(f"{text} {model}", same) for text, same in lines(ranks)]
-    for text, same in [*asked, *((text, True) for text in grids(model, ranks, room, read))]:
+    candidates, refused = [], []
+    programs = [(f"{text} {model}", same) for text, same in program_lines(ranks)]
+    for text, same in [*programs, *((text, True) for text in grid_lines(model, ranks, room, read))]:
         try:
             case = read(text, ranks)
-            held = max(rank.total for rank in memory(case))
-            if held <= room:
-                found.append(Candidate(held, same, forecast(text, case, machine)))
+            largest = max(rank.total for rank in memory(case))
+            if largest <= room:
+                candidates.append(Candidate(largest, same, forecast(text, case, machine)))
             else:
-                refused.append(f"{text} needs {size(held)} on a rank")
+                refused.append(f"{text} needs {size(largest)} on a rank")
         except UsageError as error:
             refused.append(f"{text}: {error}")
-    if not found and refused:
+    if not candidates and refused:
         refused.sort(key=lambda text: "needs" in text)
-    return sorted(found, key=lambda each: -each.told.parts.rate), refused
+    return sorted(candidates, key=lambda each: -each.forecast.parts.rate), refused
 
 
-def grids(model: str, ranks: int, room: float, read: Callable[[str, int], Workload]) -> list[str]:
+def grid_lines(model: str, ranks: int, room: float, read: Callable[[str, int], Workload]) -> list[str]:
     """Return the lines of grids that fit and cut the model."""
     if ranks == 1:
         return []
@@ -92,27 +92,32 @@ def grids(model: str, ranks: int, room: float, read: Callable[[str, int], Worklo
 
 
 def report(
-    found: list[Candidate], refused: list[str], ranks: int, model: str, measured: list[float] | None = None
+    candidates: list[Candidate], refused: list[str], ranks: int, model: str, measured: list[float] | None = None
 ) -> list[str]:
     """Return the table, and the command of the first line. measured: seconds per step of the first lines.
 
     model: the options that all lines share, which the table leaves out.
     """
-    if not found:
+    if not candidates:
         why = f": {refused[0]}" if refused else ""
         return [f"nothing fits{why}", "take more ranks, more memory, or a smaller --batch-size"]
     header = ["line", "a step", "examples/s", "steps", "largest rank", *(["measured", "error"] if measured else [])]
     rows = [header]
-    for i, each in enumerate(found[:SHOWN]):
-        parts = each.told.parts
-        cells = [shown(parts.seconds), rate(parts.rate), "same" if each.same else "other", size(each.bytes)]
+    for i, each in enumerate(candidates[:SHOWN]):
+        parts = each.forecast.parts
+        cells = [
+            duration(parts.seconds),
+            rate(parts.rate),
+            "same" if each.same_steps else "other",
+            size(each.bytes),
+        ]
         if measured:
             there = i < len(measured)
-            cells += [shown(measured[i]), f"{100 * (parts.seconds / measured[i] - 1):+.0f} %"] if there else ["", ""]
-        rows.append([each.told.line.replace(f" {model}", ""), *cells])
-    said = [f"{ranks} ranks, {model}", *table(rows)]
-    if len(found) > SHOWN:
-        said.append(f"and {len(found) - SHOWN} more")
+            cells += [duration(measured[i]), f"{100 * (parts.seconds / measured[i] - 1):+.0f} %"] if there else ["", ""]
+        rows.append([each.forecast.line.replace(f" {model}", ""), *cells])
+    lines = [f"{ranks} ranks, {model}", *table(rows)]
+    if len(candidates) > SHOWN:
+        lines.append(f"and {len(candidates) - SHOWN} more")
     if refused:
-        said.append(f"{counted(len(refused), 'line')} cannot be, as {refused[0]}")
-    return [*said, f"first: mpiexec -n {ranks} hpcdl {found[0].told.line}"]
+        lines.append(f"{counted(len(refused), 'line')} cannot be, as {refused[0]}")
+    return [*lines, f"first: mpiexec -n {ranks} hpcdl {candidates[0].forecast.line}"]

@@ -53,19 +53,19 @@ class Cluster:
             least = {"ranks_per_node": 1, "nodes_per_switch": 0, "oversubscription": 1}.get(field.name)
             fits = value >= least if least is not None else value > 0 or (value == 0 and "latency" in field.name)
             if not fits or math.isnan(value):
-                asked = f"at least {least}" if least is not None else "more than 0"
-                raise UsageError(f"a cluster's {field.name} is {asked}, not {value}")
+                requirement = f"at least {least}" if least is not None else "more than 0"
+                raise UsageError(f"a cluster's {field.name} is {requirement}, not {value}")
 
     @classmethod
     def read(cls, path: str) -> "Cluster":
         """Return the cluster of a YAML file; missing fields have the defaults. Raises UsageError."""
         with blamed_on(f"--cluster {path} cannot be read"):
-            found = yaml.safe_load(Path(path).read_text())
-        if not isinstance(found, dict):
+            content = yaml.safe_load(Path(path).read_text())
+        if not isinstance(content, dict):
             raise UsageError(f"--cluster {path}: it should hold lines as latency: 2e-6")
         known = {field.name: field.type for field in dataclasses.fields(cls)}
         values: dict = {}
-        for name, value in found.items():
+        for name, value in content.items():
             if name not in known:
                 raise UsageError(f"--cluster {path}: there is no {name!r}{nearest(str(name), known)}")
             try:  # YAML takes 2e-6 for a text

@@ -43,29 +43,29 @@ def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float
     if algorithm == "tree":
         return tree(cluster, ranks, bytes)
     power = 2 ** int(math.log2(ranks))
-    found = 0.0
+    total = 0.0
     for level in range(int(math.log2(power))):  # halves: the farthest partner, with the longest message, first
         distance, part = power >> (level + 1), bytes / 2 ** (level + 1)
         near = inside or distance < cluster.ranks_per_node
         link = cluster.node_latency if near else latency
         far = cluster.nodes_per_switch and distance >= cluster.nodes_per_switch * cluster.ranks_per_node
         wide = cluster.node_bandwidth if near else bandwidth / sharing / (cluster.oversubscription if far else 1)
-        found += 2 * (link + part / wide) + cluster.add(part)
+        total += 2 * (link + part / wide) + cluster.add(part)
     if power != ranks:  # the excess ranks first send their vectors to others, and receive the sum at the end
-        found += 2 * (latency + bytes / bandwidth) + add
-    return found
+        total += 2 * (latency + bytes / bandwidth) + add
+    return total
 
 
 def tree(cluster: Cluster, ranks: int, bytes: float) -> float:
     """Return the seconds up and down a binomial tree; the partners of the first steps are on the same node."""
-    found, distance = 0.0, 1
+    total, distance = 0.0, 1
     while distance < ranks:
         near = distance < cluster.ranks_per_node
         latency = cluster.node_latency if near else cluster.latency
         bandwidth = cluster.node_bandwidth if near else cluster.bandwidth
-        found += 2 * (latency + bytes / bandwidth) + cluster.add(bytes)
+        total += 2 * (latency + bytes / bandwidth) + cluster.add(bytes)
         distance *= 2
-    return found
+    return total
 
 
 def hierarchical(cluster: Cluster, ranks: int, bytes: float) -> float:

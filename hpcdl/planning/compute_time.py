@@ -15,7 +15,7 @@ from typing import Any
 from hpcdl.errors import UsageError
 from hpcdl.faults.straggler import parse
 from hpcdl.models.work import operations
-from hpcdl.planning.machine_sheet import Machine, MeasuredModel, between
+from hpcdl.planning.machine_sheet import Machine, MeasuredModel, interpolate
 from hpcdl.planning.workload import Workload
 
 Seconds = tuple[float, float]  # forward, backward
@@ -26,22 +26,22 @@ class ComputeTime:
 
     def __init__(self, case: Workload, machine: Machine):
         self.case, self.machine = case, machine
-        self.found, self.factor, self.exact = self._measured()
+        self.measurement, self.factor, self.exact = self._measured()
         options = case.options
-        self.least = options.pretend_compute / 1000
-        self.slow = slowest(options.straggler, case.roles.workers)
+        self.pretended = options.pretend_compute / 1000
+        self.slowdown = slowest(options.straggler, case.roles.workers)
 
     def _measured(self) -> tuple[MeasuredModel | None, float, bool]:
         """Return the measurement on the nearest number of ranks, the slowdown from it, and True if it is equal."""
         case, sharing = self.case, self.machine.sharing(self.case.ranks)
-        same = [(section, each) for section in self.machine.measured for each in section.models if self._is(each)]
+        same = [(section, each) for section in self.machine.measured for each in section.models if self._matches(each)]
         if not same:
             return None, sharing, False
-        section, found = min(same, key=lambda each: (abs(each[0].ranks - case.ranks), -each[0].ranks))
+        section, measurement = min(same, key=lambda each: (abs(each[0].ranks - case.ranks), -each[0].ranks))
         there = max(1.0, section.per_node / self.machine.cores)
-        return found, sharing / there, section.ranks == case.ranks
+        return measurement, sharing / there, section.ranks == case.ranks
 
-    def _is(self, each: MeasuredModel) -> bool:
+    def _matches(self, each: MeasuredModel) -> bool:
         case = self.case
         same = (each.model, each.dtype) == (case.spec, str(case.options.dtype))
         return same and each.parameters == case.length and each.optimizer == case.options.optimizer
@@ -50,18 +50,18 @@ class ComputeTime:
 
     def layers(self, rows: float) -> list[Seconds]:
         """Return the seconds (forward, backward) of each layer. UsageError where they are not known."""
-        found = self.found
-        if found is None:
+        measurement = self.measurement
+        if measurement is None:
             return [self._theory(layer, rows) for layer in self._layers()]
-        first = next(iter(found.rows.values()))
+        first = next(iter(measurement.rows.values()))
         if not first.layers:
             raise UsageError(
                 f"{self.case.spec} was not measured layer by layer, which {self.case.program} cuts it into: measure it "
                 "anew (--measure), if it is a chain of layers"
             )
-        rows_of, count = found.rows.items(), len(first.layers)
+        rows_of, count = measurement.rows.items(), len(first.layers)
         curves = [[{n: of.layers[i][k] for n, of in rows_of} for k in (0, 1)] for i in range(count)]
-        return [(self.factor * between(a, rows), self.factor * between(b, rows)) for a, b in curves]
+        return [(self.factor * interpolate(a, rows), self.factor * interpolate(b, rows)) for a, b in curves]
 
     def _layers(self) -> list[Any]:
         layers = getattr(self.case.model, "layers", None)
@@ -81,52 +81,52 @@ class ComputeTime:
 
     def gradient(self, rows: float) -> Seconds:
         """Return the seconds (forward, backward) of a gradient, with pretended computing and stragglers."""
-        forward, backward = self._whole(rows)
+        forward, backward = self._full_gradient(rows)
         whole = forward + backward
-        if self.least > whole:
-            return self.stretched(1.0, whole) / 3, self.stretched(1.0, whole) * 2 / 3
-        return self.slow * forward, self.slow * backward
+        if self.pretended > whole:
+            return self.delayed(1.0, whole) / 3, self.delayed(1.0, whole) * 2 / 3
+        return self.slowdown * forward, self.slowdown * backward
 
-    def _whole(self, rows: float) -> Seconds:
-        found = self.found
-        if found is None or next(iter(found.rows.values())).layers:
+    def _full_gradient(self, rows: float) -> Seconds:
+        measurement = self.measurement
+        if measurement is None or next(iter(measurement.rows.values())).layers:
             each = self.layers(rows)
             forward, backward = (sum(pair[k] for pair in each) for k in (0, 1))
-            if found is None:
+            if measurement is None:
                 return forward, backward
             share = forward / (forward + backward) if forward + backward else 1 / 3
         else:
             share = 1 / 3
-        whole = self.factor * between({n: of.gradient for n, of in found.rows.items()}, rows)
+        whole = self.factor * interpolate({n: of.gradient for n, of in measurement.rows.items()}, rows)
         return share * whole, (1 - share) * whole
 
-    def stretched(self, fraction: float, seconds: float) -> float:
+    def delayed(self, fraction: float, seconds: float) -> float:
         """Return the seconds of a fraction of a gradient with pretended computing and stragglers (faults/straggler.py).
 
         seconds: of the computing itself.
         """
-        least = self.least * fraction
-        return self.slow * max(seconds, least) + (self.machine.late if least > seconds else 0.0)
+        least = self.pretended * fraction
+        return self.slowdown * max(seconds, least) + (self.machine.late if least > seconds else 0.0)
 
     def accumulated(self, rows: float) -> Seconds:
         """Return the seconds (forward, backward) of a gradient in --accumulate parts."""
         parts = max(1, min(self.case.options.accumulate, round(rows) or 1))
-        if self.least:  # pretended once a part, as each is a gradient
+        if self.pretended:  # pretended once a part, as each is a gradient
             forward, backward = self.gradient(rows / parts)
             return parts * forward, parts * backward
         return tuple(parts * each for each in self.gradient(rows / parts))  # type: ignore[return-value]
 
     def update(self, share: float = 1.0) -> float:
         """Return the seconds to update this share of the parameters, and to zero the gradient."""
-        if self.found is not None:
-            return self.factor * self.found.update * share
+        if self.measurement is not None:
+            return self.factor * self.measurement.update * share
         vectors = 3 + 1 + 2 * len(self.case.vectors)  # w twice, g; zeros; each vector of the state twice
         return self.factor * share * vectors * self.case.length * self.case.dtype.itemsize / self.machine.memory
 
     def draw(self, rows: float) -> float:
         """Return the seconds to draw a batch."""
-        if self.found is not None:
-            return self.factor * between({n: of.draw for n, of in self.found.rows.items()}, rows)
+        if self.measurement is not None:
+            return self.factor * interpolate({n: of.draw for n, of in self.measurement.rows.items()}, rows)
         return self.factor * 2 * rows * self.case.data.row / self.machine.memory
 
 

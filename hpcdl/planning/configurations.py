@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.models import make_model
-from hpcdl.planning.meta_arrays import OUTLINES
+from hpcdl.planning.meta_arrays import META
 
 ADAM_BYTES = 16  # of a parameter: itself, its gradient, two moments; in 16 bit with master weights as many
 
@@ -51,7 +51,7 @@ class Configuration:
 
     def model(self) -> Any:
         """Return the gpt on arrays without memory."""
-        return make_model(self.spec, (self.context,), self.vocabulary, device=OUTLINES, text=True)
+        return make_model(self.spec, (self.context,), self.vocabulary, device=META, text=True)
 
     def by_layer(self) -> list[tuple[str, int]]:
         """Return (layer, its parameters) in the layout's order; tied ones count where they lie."""

@@ -24,25 +24,25 @@ import numpy as np
 from hpcdl.models.balance import balanced, cut_layers
 from hpcdl.models.part import ModelPart
 from hpcdl.planning.compute_time import ComputeTime, Seconds
-from hpcdl.planning.dry_run import CompletedRequest, Cut, Peer, SendRequest, cut_of, rehearse
+from hpcdl.planning.dry_run import CompletedRequest, Cut, Peer, SendRequest, dry_run_step, program_cut
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup
-from hpcdl.planning.parts import Parts
+from hpcdl.planning.parts import StepParts
 from hpcdl.planning.pipeline_time import last
 from hpcdl.planning.workload import Workload
 from hpcdl.strategies.pipeline_schedules import actions_of
 
 
-class Noting(Peer):
+class RecordingPeer(Peer):
     """A peer that records the messages to it: (operation, bytes)."""
 
     def __init__(self, rank: int, size: int, device: Any):
         super().__init__(rank, size, device)
-        self.said: list[tuple[str, int]] = []
+        self.messages: list[tuple[str, int]] = []
 
     def _note(self, operation: str, array: Any) -> None:
         if self.size > 1:
-            self.said.append((operation, array.nbytes))
+            self.messages.append((operation, array.nbytes))
 
     def all_reduce(self, array: Any, *_: Any) -> None:
         self._note("all_reduce", array)
@@ -77,72 +77,72 @@ class Noting(Peer):
 
 def messages(case: Workload, rank: int, cut: Cut) -> dict[str, list[tuple[str, int]]]:
     """Return the messages (operation, bytes) of a rank's step, by the axis of the grid."""
-    axes: dict[str, Noting] = {}
+    axes: dict[str, RecordingPeer] = {}
 
-    def made(axis: str, *who: Any) -> Noting:
-        axes[axis] = Noting(*who)
+    def make_peer(axis: str, *who: Any) -> RecordingPeer:
+        axes[axis] = RecordingPeer(*who)
         return axes[axis]
 
-    rehearse(case, rank, cut, None, made)
-    return {axis: peer.said for axis, peer in axes.items()}
+    dry_run_step(case, rank, cut, None, make_peer)
+    return {axis: peer.messages for axis, peer in axes.items()}
 
 
-def seconds(group: RankGroup, said: list[tuple[str, int]]) -> float:
+def sequential_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -> float:
     """Return the seconds of messages one after another."""
-    return sum(getattr(group, operation)(bytes) for operation, bytes in said)
+    return sum(getattr(group, operation)(bytes) for operation, bytes in sent_messages)
 
 
-def together(group: RankGroup, said: list[tuple[str, int]]) -> float:
+def concurrent_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -> float:
     """Return the seconds of collectives that are all in flight at once: their latencies overlap."""
-    counts = Counter(operation for operation, _ in said)
+    counts = Counter(operation for operation, _ in sent_messages)
     spared = sum((count - 1) * (group.size - 1) * group.latency for count in counts.values())
-    longest = max((getattr(group, operation)(bytes) for operation, bytes in said), default=0.0)
-    return max(longest, seconds(group, said) - spared)
+    longest = max((getattr(group, operation)(bytes) for operation, bytes in sent_messages), default=0.0)
+    return max(longest, sequential_seconds(group, sent_messages) - spared)
 
 
-def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
+def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> StepParts:
     """Return the parts of a step of a program that cuts the model. start: seconds beyond the other parts."""
-    cut = cut_of(case)
+    cut = program_cut(case)
     copies, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
     data, tensor = RankGroup(machine, copies, stages * parts, *how), RankGroup(machine, parts, 1, *how, shared=False)
     rows = case.share(0, copies)
     draw = computing.draw(rows)
     if not cut.schedule:
-        said = messages(case, 0, cut)
-        on_data = (together if cut.zero == 1 else seconds)(data, said["data"])
-        sent = seconds(tensor, said.get("tensor", [])) + on_data
-        forward, backward = within(computing, rows, parts)
-        compute = forward + backward + computing.update(updated(cut))
-        return Parts(compute, sent + clipping(case, machine), 0.0, 0.0, start + draw, 0.0, case.batch)
-    return pipelined(case, machine, computing, start, cut, data, tensor)
+        sent_messages = messages(case, 0, cut)
+        on_data = (concurrent_seconds if cut.zero == 1 else sequential_seconds)(data, sent_messages["data"])
+        sent = sequential_seconds(tensor, sent_messages.get("tensor", [])) + on_data
+        forward, backward = tensor_gradient_seconds(computing, rows, parts)
+        compute = forward + backward + computing.update(updated_share(cut))
+        return StepParts(compute, sent + clipping_seconds(case, machine), 0.0, 0.0, start + draw, 0.0, case.batch)
+    return pipeline_parts(case, machine, computing, start, cut, data, tensor)
 
 
-def updated(cut: Cut) -> float:
+def updated_share(cut: Cut) -> float:
     """Return the share of the parameters that a rank updates."""
     copies, stages, parts = cut.shape
     return 1 / (stages * parts * (copies if cut.zero else 1))
 
 
-def clipping(case: Workload, machine: Machine) -> float:
+def clipping_seconds(case: Workload, machine: Machine) -> float:
     """Return the seconds to sum the norm of the gradient over all ranks."""
     return RankGroup(machine, case.size, 1, case.ranks).all_reduce(8, "tree") if case.options.clip_norm else 0.0
 
 
-def within(computing: ComputeTime, rows: float, parts: int) -> Seconds:
+def tensor_gradient_seconds(computing: ComputeTime, rows: float, parts: int) -> Seconds:
     """Return the seconds (forward, backward) of all layers, each cut into `parts`, in --accumulate parts."""
     if parts == 1:
         return computing.accumulated(rows)
     pieces = max(1, min(computing.case.options.accumulate, round(rows)))
     each = computing.layers(rows / pieces / parts)
     forward, backward = (sum(pair[k] for pair in each) for k in (0, 1))
-    whole = computing.stretched(1.0, forward + backward)
+    whole = computing.delayed(1.0, forward + backward)
     return pieces * whole / 3, pieces * whole * 2 / 3
 
 
-def pipelined(
+def pipeline_parts(
     case: Workload, machine: Machine, computing: ComputeTime, start: float, cut: Cut, data: RankGroup, tensor: RankGroup
-) -> Parts:
+) -> StepParts:
     """Return the parts of a pipeline's step; its stages may be cut along tensor and replicated along data."""
     copies, stages, parts = cut.shape
     many, once = max(1, cut.microbatches), cut.schedule in ("one batch", "pipedream")
@@ -150,21 +150,21 @@ def pipelined(
     rows = case.share(0, copies) / (pieces if once else many)
     many = 1 if once else many
     sharing = machine.sharing(case.ranks)
-    forward, backward = of_stages(case, computing, cut, rows)
+    forward, backward = stage_seconds(case, computing, cut, rows)
     ends = [place * parts for place in sorted({0, stages // 2, stages - 1})]
-    said = [messages(case, rank, cut._replace(microbatches=cut.microbatches)) for rank in ends]
+    sent_messages = [messages(case, rank, cut._replace(microbatches=cut.microbatches)) for rank in ends]
     ending = 1 if cut.zero == 0 and copies > 1 else 0
     actions = many * cut.chunks * pieces
-    on_data = max(seconds(data, each["data"][: len(each["data"]) - ending]) for each in said)
-    closing = max(seconds(data, each["data"][len(each["data"]) - ending :]) for each in said)
+    on_data = max(sequential_seconds(data, each["data"][: len(each["data"]) - ending]) for each in sent_messages)
+    closing = max(sequential_seconds(data, each["data"][len(each["data"]) - ending :]) for each in sent_messages)
     if cut.zero == 1:
-        on_data, closing = 0.0, max(together(data, each["data"]) for each in said)
-    along = (max(seconds(tensor, each.get("tensor", [])) for each in said) + on_data) / actions
-    longest = max((bytes for each in said for _, bytes in each["pipeline"]), default=0)
+        on_data, closing = 0.0, max(concurrent_seconds(data, each["data"]) for each in sent_messages)
+    along = (max(sequential_seconds(tensor, each.get("tensor", [])) for each in sent_messages) + on_data) / actions
+    longest = max((bytes for each in sent_messages for _, bytes in each["pipeline"]), default=0)
     hop = RankGroup(machine, stages, parts, case.ranks).message(longest) if stages > 1 else 0.0
     forward, backward = forward + along / 2 + start, backward + along / 2 + start
-    update = computing.update(updated(cut))
-    closing += tied(case, machine, cut) + clipping(case, machine)
+    update = computing.update(updated_share(cut))
+    closing += tied_seconds(case, machine, cut) + clipping_seconds(case, machine)
     draw = computing.draw(rows * many * pieces)
     stage = (forward + backward).reshape(cut.chunks, stages).sum(axis=0)  # of a micro-batch
     own = float(stage.max()) * many * pieces - (along + 2 * start) * actions
@@ -176,7 +176,7 @@ def pipelined(
         plan = [list(actions_of(schedule, stages, place, many, cut.chunks)) for place in range(stages)]
         whole = pieces * float(last(plan, forward[None], backward[None], hop)[0])
         alone = pieces * float(last(plan, forward[None], backward[None], 0.0)[0])
-    if not computing.least:  # stages that wait leave their core to others
+    if not computing.pretended:  # stages that wait leave their core to others
         whole, alone, own, update = (each / sharing for each in (whole, alone, own, update))
         on_node = min(case.ranks, machine.links.ranks_per_node)
         busy = float(stage.sum()) * many * pieces / sharing * on_node / stages / machine.cores
@@ -184,10 +184,10 @@ def pipelined(
     begun = 2 * start * actions
     bubble = max(0.0, alone - own - begun - along * actions)
     sent = whole - alone + along * actions + closing
-    return Parts(own + update, sent, bubble, 0.0, begun + draw, 0.0, case.batch)
+    return StepParts(own + update, sent, bubble, 0.0, begun + draw, 0.0, case.batch)
 
 
-def of_stages(case: Workload, computing: ComputeTime, cut: Cut, rows: float) -> tuple[np.ndarray, np.ndarray]:
+def stage_seconds(case: Workload, computing: ComputeTime, cut: Cut, rows: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the seconds of a micro-batch, forward and backward, by chunk and stage: two arrays (chunks * stages,)."""
     _, stages, parts = cut.shape
     each = computing.layers(rows / parts)
@@ -202,11 +202,11 @@ def of_stages(case: Workload, computing: ComputeTime, cut: Cut, rows: float) -> 
     if cut.recompute:
         backward = [a + b for a, b in zip(forward, backward, strict=True)]
     back = 1.0 if cut.recompute else 2 / 3
-    ahead = np.array([computing.stretched(1 / 3 / cut.chunks, each) for each in forward])
-    return ahead, np.array([computing.stretched(back / cut.chunks, each) for each in backward])
+    ahead = np.array([computing.delayed(1 / 3 / cut.chunks, each) for each in forward])
+    return ahead, np.array([computing.delayed(back / cut.chunks, each) for each in backward])
 
 
-def tied(case: Workload, machine: Machine, cut: Cut) -> float:
+def tied_seconds(case: Workload, machine: Machine, cut: Cut) -> float:
     """Return the seconds to sum the gradients of weights that the first and the last stage share."""
     _, stages, parts = cut.shape
     if stages == 1 or not any(layer.tied for layer in case.model.layers):

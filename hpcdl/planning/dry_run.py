@@ -30,7 +30,7 @@ from hpcdl.parallel.zero import Shards
 from hpcdl.planning.workload import Workload
 from hpcdl.strategies.pipeline_schedules import actions_of
 
-CUT = "train-model-parallel", "train-pipeline", "train-tensor-parallel", "train-fully-sharded", "train-grid"
+CUT_PROGRAMS = "train-model-parallel", "train-pipeline", "train-tensor-parallel", "train-fully-sharded", "train-grid"
 ROUNDS = 3  # micro-batches per stage after which PipeDream holds its maximum
 
 
@@ -95,25 +95,25 @@ class Peer:
     ibroadcast = ireduce_scatter = ireduce = iall_gather
 
 
-class OptimizerOutline:
+class MetaOptimizer:
     """An optimizer with state vectors of these names that never steps (hpcdl/optim/optimizer.py)."""
 
     def __init__(self, names: tuple[str, ...], device: Any, dtype: Any):
         self.names, self.device, self.dtype = names, device, dtype
         self.state: dict[str, Any] = {}
 
-    def of_size(self, size: int) -> "OptimizerOutline":
+    def of_size(self, size: int) -> "MetaOptimizer":
         """Return a copy with vectors of `size` elements."""
         other = copy.copy(self)
         other.state = {name: self.device.zeros(size, self.dtype) for name in self.names}
         return other
 
-    def over(self, part: slice) -> "OptimizerOutline":
+    def over(self, part: slice) -> "MetaOptimizer":
         """Return the optimizer of a slice: itself."""
         return self
 
 
-class Rehearsed(Stage):
+class UntimedStage(Stage):
     """A pipeline stage whose computing takes no time."""
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ class Cut(NamedTuple):
     sequence: bool = False
 
 
-def cut_of(case: Workload) -> Cut:
+def program_cut(case: Workload) -> Cut:
     """Return the partition of the model by the workload's program."""
     options, size = case.options, case.size
     if case.program == "train-fully-sharded":
@@ -155,7 +155,7 @@ def cut_of(case: Workload) -> Cut:
     return Cut(shape, options.stage, False, *pipeline, tensor=True, sequence=options.sequence_parallel)
 
 
-def rehearse(
+def dry_run_step(
     case: Workload,
     rank: int,
     cut: Cut | None = None,
@@ -167,26 +167,26 @@ def rehearse(
     cut: default: that of the program. share: rows of the step; default: the rank's share of a batch. peers: makes the
     peer of an axis of the grid, peers(axis, rank, size, device), to record messages.
     """
-    made = peers or (lambda axis, *who: Peer(*who))
-    cut, memory, device = cut or cut_of(case), Memory(), case.device
+    make_peer = peers or (lambda axis, *who: Peer(*who))
+    cut, memory, device = cut or program_cut(case), Memory(), case.device
     (copies, stages, parts), (d, p, t) = cut.shape, place(rank, cut.shape)
     piped, layers = bool(cut.schedule), None
     if piped:
         layers = cut_layers(case.model, stages * cut.chunks)[p::stages]
-    group = TensorGroup(made("tensor", t, parts, device), cut.sequence) if cut.tensor else None  # type: ignore[arg-type]
+    group = TensorGroup(make_peer("tensor", t, parts, device), cut.sequence) if cut.tensor else None  # type: ignore[arg-type]
     part = ModelPart(case.model, layers, (t, parts), group)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
-    rule: Any = OptimizerOutline(case.vectors, device, case.dtype)
-    data: Any = made("data", d, copies, device)
+    rule: Any = MetaOptimizer(case.vectors, device, case.dtype)
+    data: Any = make_peer("data", d, copies, device)
     shards = Shards(SimpleNamespace(memory=memory, random=None), part, rule, data, cut.zero, cut.owners)
     weights, rows = weights_of(shards), case.rows(case.share(d, copies) if share is None else share)
     if not piped:
         for each in rows.split(case.options.accumulate):
             part.forward_backward(weights, each)
     else:
-        line: Any = made("pipeline", p, stages, device)
-        stage = Rehearsed(line, part, weights, case.model, cut.recompute)
+        line: Any = make_peer("pipeline", p, stages, device)
+        stage = UntimedStage(line, part, weights, case.model, cut.recompute)
         if cut.schedule == "one batch":
             for each in rows.split(case.options.accumulate):
                 stage.forward_backward(each)

@@ -41,7 +41,7 @@ def slowdown(interval: float, between: float, checkpoint: float, restart: float)
         return math.inf
 
 
-def best(between: float, checkpoint: float, restart: float) -> float:
+def optimal_interval(between: float, checkpoint: float, restart: float) -> float:
     """Return the interval with the least expected time: the zero of its derivative, e^(-(t + C)/M) = 1 - t/M."""
     low, high = 0.0, between
     while high - low > SHORT * between:
@@ -53,12 +53,12 @@ def best(between: float, checkpoint: float, restart: float) -> float:
     return (low + high) / 2
 
 
-def simulated(
+def simulate_runs(
     work: float, interval: float, between: float, checkpoint: float, restart: float, runs: int, random: Random
 ) -> np.ndarray:
     """Return the simulated time (runs,) of each run, with failures drawn one by one."""
     segments = max(1, round(work / interval))
-    found = np.zeros(runs)
+    seconds = np.zeros(runs)
     for segment in range(segments):
         keyed = random("failure", segment)
         open, restarting = np.arange(runs), np.zeros(runs, bool)
@@ -66,7 +66,7 @@ def simulated(
             until = keyed.exponential(between, len(open))
             needed = np.where(restarting[open], restart, 0.0) + interval + checkpoint
             failed = until < needed
-            found[open] += np.where(failed, until, needed)
+            seconds[open] += np.where(failed, until, needed)
             restarting[open] |= failed
             open = open[failed]
-    return found
+    return seconds

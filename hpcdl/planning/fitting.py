@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
-from hpcdl.planning.dry_run import Cut, rehearse
+from hpcdl.planning.dry_run import Cut, dry_run_step
 from hpcdl.planning.memory import data, resident
 from hpcdl.planning.workload import Workload
 
@@ -38,7 +38,7 @@ class Fit(NamedTuple):
     microbatches: int
     recompute: bool
     bytes: float
-    of: int
+    rank: int
 
     @property
     def idle(self) -> float:
@@ -59,7 +59,7 @@ class Fit(NamedTuple):
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
 
 
-def bytes_of(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """Parse 32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text."""
     found = SIZE.fullmatch(text.strip())
     if not found or found[2] not in UNITS or not float(found[1]):
@@ -76,7 +76,7 @@ def shapes(ranks: int) -> Iterator[tuple[int, int, int]]:
                     yield ranks // t // p, p, t
 
 
-def cuts(rows: int) -> list[int]:
+def microbatch_counts(rows: int) -> list[int]:
     """Return numbers of micro-batches of `rows` rows: powers of two, and one per row."""
     return sorted({1 << k for k in range(rows.bit_length()) if 1 << k <= rows} | {rows})
 
@@ -89,31 +89,31 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
     beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
     for shape in shapes(case.ranks):
         try:
-            found += list(on_grid(case, shape, room - beside, half))
+            found += list(fits_on_grid(case, shape, room - beside, half))
         except UsageError as error:
             refused.append(f"{'x'.join(map(str, shape))}: {error}")
     whole = [fit._replace(bytes=fit.bytes + beside) for fit in found]
     return sorted(whole, key=lambda fit: fit.order), refused
 
 
-def on_grid(case: Workload, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
+def fits_on_grid(case: Workload, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
     """Yield what fits on a grid of this shape."""
     copies, stages, parts = shape
     share, ends = case.share(0, copies), sorted({0, (stages - 1) * parts})  # ranks of the first and the last stage
     item = case.dtype.itemsize
     stays = {}
     for zero in reversed(range(1 + 3 * (copies > 1))):  # from what takes least on
-        each = [held(case, rank, PIPED._replace(shape=shape, zero=zero), half) for rank in ends]
+        each = [permanent_bytes(case, rank, PIPELINE._replace(shape=shape, zero=zero), half) for rank in ends]
         if max(each) > room:
             break
         stays[zero] = each
     before: dict[tuple[int, int], float] = {}  # the largest rank's without recomputation
     for recompute in (False, True):
-        for m in reversed(cuts(share) if stays else []):  # from what takes least on
+        for m in reversed(microbatch_counts(share) if stays else []):  # from what takes least on
             shown = min(m, stages + 2)
-            cut = PIPED._replace(shape=shape, microbatches=shown, recompute=recompute)
+            cut = PIPELINE._replace(shape=shape, microbatches=shown, recompute=recompute)
             rows = -(-share // m) * shown
-            passing = [rehearse(case, rank, cut, rows)[0].peak["activations"] for rank in ends]
+            passing = [dry_run_step(case, rank, cut, rows)[0].peak["activations"] for rank in ends]
             fitting = []
             for zero, each in stays.items():
                 sums = [a + b * (2 / item if half else 1) for a, b in zip(each, passing, strict=True)]
@@ -126,16 +126,16 @@ def on_grid(case: Workload, shape: tuple[int, int, int], room: float, half: bool
                 break
 
 
-PIPED = Cut((1, 1, 1), schedule="1f1b", microbatches=1, tensor=True)
+PIPELINE = Cut((1, 1, 1), schedule="1f1b", microbatches=1, tensor=True)
 
 
-def held(case: Workload, rank: int, cut: Cut, half: bool) -> float:
+def permanent_bytes(case: Workload, rank: int, cut: Cut, half: bool) -> float:
     """Return the bytes of a rank's parameters, gradients and optimizer, with layers gathered for a step of one row."""
-    memory, updated = rehearse(case, rank, cut, 1)
-    return state_of(memory, updated, case.dtype.itemsize, half)
+    memory, updated = dry_run_step(case, rank, cut, 1)
+    return state_bytes(memory, updated, case.dtype.itemsize, half)
 
 
-def state_of(memory: Memory, updated: int, item: int, half: bool) -> float:
+def state_bytes(memory: Memory, updated: int, item: int, half: bool) -> float:
     """Return the bytes of parameters, gradients and optimizer. half: in 16 bit with master weights."""
     parameters, gradients, optimizer = (memory.peak[kind] for kind in KINDS[:3])
     if not half:

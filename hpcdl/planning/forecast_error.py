@@ -18,7 +18,7 @@ from hpcdl.errors import UsageError, blamed_on
 from hpcdl.formatting import counted
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.probe_jobs import Start, run
-from hpcdl.planning.scale_report import shown
+from hpcdl.planning.scale_report import duration
 from hpcdl.planning.tables import table
 from hpcdl.planning.time_report import Forecast, forecast
 from hpcdl.planning.workload import Workload
@@ -70,22 +70,22 @@ MATRIX = [  # ranks, line
 ]
 
 
-class Checked(NamedTuple):
+class CheckedForecast(NamedTuple):
     """A forecast with measured seconds per step, one for each turn; failed: why the line could not run, or empty."""
 
-    told: Forecast
-    taken: list[float]
+    forecast: Forecast
+    step_seconds: list[float]
     failed: str = ""
 
     @property
     def measured(self) -> float:
         """Median seconds per step."""
-        return statistics.median(self.taken)
+        return statistics.median(self.step_seconds)
 
     @property
     def error(self) -> float:
         """Relative error of the forecast."""
-        return self.told.parts.seconds / self.measured - 1
+        return self.forecast.parts.seconds / self.measured - 1
 
 
 def read_matrix(path: str) -> list[tuple[int, str]]:
@@ -93,66 +93,68 @@ def read_matrix(path: str) -> list[tuple[int, str]]:
     with blamed_on(f"{path} cannot be read"):
         text = Path(path).read_text()
     try:
-        found = yaml.safe_load(text)
+        lines = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+    if not isinstance(lines, list) or not lines or not all(isinstance(each, str) for each in lines):
         raise UsageError(f'{path}: it should be a list of lines, as - "-n 2: train-allreduce"')
-    return [placed(each) for each in found]
+    return [parse_placement(each) for each in lines]
 
 
-def placed(text: str, ranks: int = 0) -> tuple[int, str]:
+def parse_placement(text: str, ranks: int = 0) -> tuple[int, str]:
     """Split `-n 2: train-allreduce` into ranks and line. UsageError if neither the text nor `ranks` gives the ranks."""
     from hpcdl.launch.command_lines import PLACED
 
-    found = PLACED.fullmatch(text)
-    if found is None and not ranks:
+    match = PLACED.fullmatch(text)
+    if match is None and not ranks:
         raise UsageError(f'{text!r} does not say on how many ranks: write "-n 2: {text}", or give --ranks')
-    if found is not None and not int(found[1]):
+    if match is not None and not int(match[1]):
         raise UsageError(f"{text!r}: a line runs on 1 rank or more")
-    return (int(found[1]), found[2].strip()) if found is not None else (ranks, text.strip())
+    return (int(match[1]), match[2].strip()) if match is not None else (ranks, text.strip())
 
 
-def steps_of(told: Forecast, seconds: float) -> int:
+def steps_for(forecast: Forecast, seconds: float) -> int:
     """Return the number of steps that take about `seconds`."""
-    return int(min(MOST, max(FEWEST, seconds / max(told.parts.seconds, 1e-9))))
+    return int(min(MOST, max(FEWEST, seconds / max(forecast.parts.seconds, 1e-9))))
 
 
-def tried(found: Sequence[Forecast], repeat: int, seconds: float, start: Start | None, say: Callable) -> list[Checked]:
+def measure_forecasts(
+    forecasts: Sequence[Forecast], repeat: int, seconds: float, start: Start | None, say: Callable
+) -> list[CheckedForecast]:
     """Run each forecast line `repeat` times for about `seconds`. LoneError if ranks cannot be started."""
-    answers: dict[int, Checked] = {}
-    for ranks in sorted({each.ranks for each in found}):
-        own = [i for i, each in enumerate(found) if each.ranks == ranks]
-        say(f"running {counted(len(own), 'line')} on {counted(ranks, 'rank')}")
-        job = {"lines": [[found[i].line, steps_of(found[i], seconds)] for i in own], "repeat": repeat}
-        for i, taken in zip(own, run(ranks, job, start)["runs"], strict=True):
+    answers: dict[int, CheckedForecast] = {}
+    for ranks in sorted({each.ranks for each in forecasts}):
+        places = [i for i, each in enumerate(forecasts) if each.ranks == ranks]
+        say(f"running {counted(len(places), 'line')} on {counted(ranks, 'rank')}")
+        job = {"lines": [[forecasts[i].line, steps_for(forecasts[i], seconds)] for i in places], "repeat": repeat}
+        for i, taken in zip(places, run(ranks, job, start)["runs"], strict=True):
             failed = taken if isinstance(taken, str) else ""
-            answers[i] = Checked(found[i], [] if failed else taken, failed)
-    return [answers[i] for i in range(len(found))]
+            answers[i] = CheckedForecast(forecasts[i], [] if failed else taken, failed)
+    return [answers[i] for i in range(len(forecasts))]
 
 
-def foretold(
+def make_forecasts(
     lines: Sequence[tuple[int, str]], machine: Machine, read: Callable[[str, int], Workload]
 ) -> list[Forecast]:
     """Return a forecast of each line. A UsageError names the line."""
-    found = []
+    forecasts = []
     for ranks, text in lines:
         try:
-            found.append(forecast(text, read(text, ranks), machine))
+            forecasts.append(forecast(text, read(text, ranks), machine))
         except UsageError as error:
             raise UsageError(f"-n {ranks}: {text}: {error}") from None
-    return found
+    return forecasts
 
 
-def report(found: list[Checked]) -> list[str]:
+def report(checked: list[CheckedForecast]) -> list[str]:
     """Return the table of forecasts, and a summary of the errors."""
     rows = [["ranks", "line", "foretold", "measured", "error"]]
-    for each in found:
-        cells = ["", each.failed] if each.failed else [shown(each.measured), f"{100 * each.error:+.0f} %"]
-        rows.append([str(each.told.ranks), each.told.line, shown(each.told.parts.seconds), *cells])
-    said = table(rows, (0, 1))
-    errors = np.abs([each.error for each in found if not each.failed])
+    for each in checked:
+        cells = ["", each.failed] if each.failed else [duration(each.measured), f"{100 * each.error:+.0f} %"]
+        rows.append([str(each.forecast.ranks), each.forecast.line, duration(each.forecast.parts.seconds), *cells])
+    lines = table(rows, (0, 1))
+    errors = np.abs([each.error for each in checked if not each.failed])
     if errors.size:
         middle, most = 100 * np.median(errors), 100 * np.quantile(errors, 0.9)
-        said.append(f"{counted(errors.size, 'line')}: median error {middle:.0f} %, 9 of 10 within {most:.0f} %")
-    return said
+        lines.append(f"{counted(errors.size, 'line')}: median error {middle:.0f} %, 9 of 10 within {most:.0f} %")
+    return lines

@@ -119,33 +119,33 @@ class Machine:
     @classmethod
     def read(cls, path: str) -> "Machine":
         """Return the machine of a file. UsageError if it cannot be read, or a number is missing or impossible."""
-        told = f"--machine {path}"
-        with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
+        source = f"--machine {path}"
+        with blamed_on(f"{source} cannot be read"), open(path, "rb") as file:
             text = file.read(LARGEST + 1)
         if len(text) > LARGEST:
-            raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
+            raise UsageError(f"{source} has more than {LARGEST:,} bytes, and should be a few lines")
         try:
-            found = yaml.safe_load(text.decode())
+            content = yaml.safe_load(text.decode())
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise UsageError(f"{told}: this is no YAML: {' '.join(str(error).split())}") from None
+            raise UsageError(f"{source}: this is no YAML: {' '.join(str(error).split())}") from None
         try:
-            return cls.of(found)
+            return cls.of(content)
         except UsageError as error:
-            raise UsageError(f"{told}: {error}") from None
+            raise UsageError(f"{source}: {error}") from None
 
     @classmethod
-    def of(cls, found: Any) -> "Machine":
+    def of(cls, content: Any) -> "Machine":
         """Return the machine of a file's content. Raises UsageError."""
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise UsageError("it should hold lines as latency: 2e-6")
-        own = [field.name for field in dataclasses.fields(cls) if field.name != "links"]
-        for name in found:
-            if name not in (*own, *LINKS):
-                raise UsageError(f"there is no {name!r}{nearest(str(name), (*own, *LINKS))}")
-        missing = [name for name in NEEDED if name not in found]
+        fields = [field.name for field in dataclasses.fields(cls) if field.name != "links"]
+        for name in content:
+            if name not in (*fields, *LINKS):
+                raise UsageError(f"there is no {name!r}{nearest(str(name), (*fields, *LINKS))}")
+        missing = [name for name in NEEDED if name not in content]
         if missing:
             raise UsageError(f"it does not say {', '.join(missing)}")
-        values = {name: number(value, name) for name, value in found.items() if name != "measured"}
+        values = {name: as_number(value, name) for name, value in content.items() if name != "measured"}
         for name in ("cores", "ranks_per_node", "nodes_per_switch"):
             if name in values and values[name] != int(values[name]):
                 raise UsageError(f"{name} is a whole number, not {values[name]}")
@@ -156,114 +156,128 @@ class Machine:
         }
         links |= {name: values[name] for name in LINKS if name in values}
         links |= {name: int(links[name]) for name in ("ranks_per_node", "nodes_per_switch") if name in links}
-        more: dict[str, Any] = {name: values[name] for name in own if name in values} | {"cores": int(values["cores"])}
-        sections = tuple(section_of(each) for each in listed(found.get("measured") or [], "measured"))
+        more: dict[str, Any] = {name: values[name] for name in fields if name in values} | {
+            "cores": int(values["cores"])
+        }
+        sections = tuple(read_section(each) for each in as_list(content.get("measured") or [], "measured"))
         return cls(links=Cluster(**links), measured=sections, **more)
 
     def write(self, path: str) -> None:
         """Write the machine into a file, atomically. Raises UsageError where it cannot be written."""
-        own = [field.name for field in dataclasses.fields(self) if field.name not in ("links", "measured")]
-        told: dict[str, Any] = {name: short(getattr(self, name)) for name in own}
-        told |= {name: short(value) for name, value in dataclasses.asdict(self.links).items() if value != math.inf}
-        told["measured"] = [section_as_told(each) for each in self.measured]
+        fields = [field.name for field in dataclasses.fields(self) if field.name not in ("links", "measured")]
+        content: dict[str, Any] = {name: rounded(getattr(self, name)) for name in fields}
+        content |= {name: rounded(value) for name, value in dataclasses.asdict(self.links).items() if value != math.inf}
+        content["measured"] = [describe_section(each) for each in self.measured]
         with blamed_on(f"--measure {path} cannot be written"), atomic_write(Path(path)) as file:
             header = "# seconds, bytes per second, operations per second (hpcdl plan time --measure)\n"
-            file.write((header + yaml.safe_dump(told, sort_keys=False, default_flow_style=None, width=118)).encode())
+            file.write((header + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=118)).encode())
 
 
-def short(value: float) -> float | int:
+def rounded(value: float) -> float | int:
     """Return the value with four digits, more than any measurement has."""
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
-def number(value: Any, name: str, least: float = 0.0) -> float:
+def as_number(value: Any, name: str, least: float = 0.0) -> float:
     """Return a number of a file; YAML takes 2e-6 for a text. UsageError if it is none, or too small."""
     try:
-        found = float(value) if not isinstance(value, bool) else math.nan
+        result = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):
-        found = math.nan
-    if not found >= least:
+        result = math.nan
+    if not result >= least:
         raise UsageError(f"{name} is a number, at least {least:g}, not {value!r}")
-    return found
+    return result
 
 
-def whole(value: Any, name: str, least: int = 1) -> int:
+def as_integer(value: Any, name: str, least: int = 1) -> int:
     """Return an integer of a file; UsageError if it is none, or too small."""
-    found = number(value, name, least)
-    if found != int(found):
+    result = as_number(value, name, least)
+    if result != int(result):
         raise UsageError(f"{name} is a whole number, not {value!r}")
-    return int(found)
+    return int(result)
 
 
-def listed(found: Any, name: str) -> list:
+def as_list(value: Any, name: str) -> list:
     """Return a list of a file; UsageError if it is none."""
-    if not isinstance(found, list):
-        raise UsageError(f"{name} is a list, not {found!r}")
-    return found
+    if not isinstance(value, list):
+        raise UsageError(f"{name} is a list, not {value!r}")
+    return value
 
 
-def entries(found: Any, name: str, wanted: tuple[str, ...] = ()) -> dict:
+def as_entries(value: Any, name: str, wanted: tuple[str, ...] = ()) -> dict:
     """Return a dictionary of a file with the `wanted` entries; UsageError if it is none, or an entry is missing."""
-    missing = [each for each in wanted if not isinstance(found, dict) or each not in found]
-    if not isinstance(found, dict) or missing:
+    missing = [each for each in wanted if not isinstance(value, dict) or each not in value]
+    if not isinstance(value, dict) or missing:
         lacks = f" lacks {', '.join(missing)}" if missing else " should be entries, as 4096: 1e-5"
         raise UsageError(f"{name}{lacks}")
-    return found
+    return value
 
 
-def section_of(found: Any) -> Section:
+def read_section(content: Any) -> Section:
     """Return the section of a file's content."""
-    said = entries(found, "measured", ("ranks", "nodes"))
+    section = as_entries(content, "measured", ("ranks", "nodes"))
     collectives = {
-        str(name): {whole(n, f"bytes of {name}", 0): number(s, name) for n, s in entries(curve, str(name)).items()}
-        for name, curve in entries(said.get("collectives") or {}, "collectives").items()
+        str(name): {
+            as_integer(n, f"bytes of {name}", 0): as_number(s, name) for n, s in as_entries(curve, str(name)).items()
+        }
+        for name, curve in as_entries(section.get("collectives") or {}, "collectives").items()
     }
     if empty := [name for name, curve in collectives.items() if not curve]:
         raise UsageError(f"{empty[0]} of collectives has no number")
-    programs = {str(name): number(s, name) for name, s in entries(said.get("programs") or {}, "programs").items()}
-    models = [model_of(each) for each in listed(said.get("models") or [], "models")]
-    return Section(whole(said["ranks"], "ranks"), whole(said["nodes"], "nodes"), collectives, programs, models)
+    programs = {
+        str(name): as_number(s, name) for name, s in as_entries(section.get("programs") or {}, "programs").items()
+    }
+    models = [read_model(each) for each in as_list(section.get("models") or [], "models")]
+    return Section(
+        as_integer(section["ranks"], "ranks"),
+        as_integer(section["nodes"], "nodes"),
+        collectives,
+        programs,
+        models,
+    )
 
 
-def model_of(found: Any) -> MeasuredModel:
+def read_model(content: Any) -> MeasuredModel:
     """Return the measured model of a file's content."""
     names = "model", "data", "dtype", "optimizer"
-    said = entries(found, "models", (*names, "parameters", "update", "rows"))
-    told = str(said["model"])
+    entry = as_entries(content, "models", (*names, "parameters", "update", "rows"))
+    name = str(entry["model"])
     rows = {}
-    for n, of in entries(said["rows"], f"rows of {told}").items():
-        of = entries(of, f"{n} rows of {told}", ("draw", "gradient"))
-        pairs = [listed(pair, f"layers of {told}") for pair in listed(of.get("layers") or [], f"layers of {told}")]
+    for n, of in as_entries(entry["rows"], f"rows of {name}").items():
+        of = as_entries(of, f"{n} rows of {name}", ("draw", "gradient"))
+        pairs = [as_list(pair, f"layers of {name}") for pair in as_list(of.get("layers") or [], f"layers of {name}")]
         if any(len(pair) != 2 for pair in pairs):
-            raise UsageError(f"layers of {told} are pairs of seconds, forward and backward")
-        layers = [(number(a, "forward"), number(b, "backward")) for a, b in pairs]
-        rows[whole(n, "rows")] = RowTimes(number(of["draw"], "draw"), number(of["gradient"], "gradient"), layers)
+            raise UsageError(f"layers of {name} are pairs of seconds, forward and backward")
+        layers = [(as_number(a, "forward"), as_number(b, "backward")) for a, b in pairs]
+        rows[as_integer(n, "rows")] = RowTimes(
+            as_number(of["draw"], "draw"), as_number(of["gradient"], "gradient"), layers
+        )
     if not rows or len({len(each.layers) for each in rows.values()}) > 1:
-        raise UsageError(f"rows of {told} are one or more, each with as many layers")
-    model, data, dtype, optimizer = (str(said[name]) for name in names)
-    count, update = whole(said["parameters"], "parameters"), number(said["update"], "update")
+        raise UsageError(f"rows of {name} are one or more, each with as many layers")
+    model, data, dtype, optimizer = (str(entry[name]) for name in names)
+    count, update = as_integer(entry["parameters"], "parameters"), as_number(entry["update"], "update")
     return MeasuredModel(model, data, dtype, optimizer, count, update, rows)
 
 
-def section_as_told(section: Section) -> dict[str, Any]:
+def describe_section(section: Section) -> dict[str, Any]:
     """Return a section in the form of a file."""
     models = [
         each._asdict()
         | {
-            "update": short(each.update),
+            "update": rounded(each.update),
             "rows": {
                 n: {
-                    "draw": short(of.draw),
-                    "gradient": short(of.gradient),
-                    "layers": [[short(a), short(b)] for a, b in of.layers],
+                    "draw": rounded(of.draw),
+                    "gradient": rounded(of.gradient),
+                    "layers": [[rounded(a), rounded(b)] for a, b in of.layers],
                 }
                 for n, of in each.rows.items()
             },
         }
         for each in section.models
     ]
-    curves = {name: {n: short(s) for n, s in curve.items()} for name, curve in section.collectives.items()}
-    programs = {name: short(s) for name, s in section.programs.items()}
+    curves = {name: {n: rounded(s) for n, s in curve.items()} for name, curve in section.collectives.items()}
+    programs = {name: rounded(s) for name, s in section.programs.items()}
     return {
         "ranks": section.ranks,
         "nodes": section.nodes,
@@ -273,7 +287,7 @@ def section_as_told(section: Section) -> dict[str, Any]:
     }
 
 
-def between(curve: Curve, at: float) -> float:
+def interpolate(curve: Curve, at: float) -> float:
     """Return the seconds at `at` bytes or rows, linear between measurements.
 
     Constant below the first; beyond the last extrapolated from the last two; above a single one in proportion.

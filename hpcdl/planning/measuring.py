@@ -33,12 +33,12 @@ from hpcdl.models import for_data
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.part import ModelPart
 from hpcdl.planning.machine_sheet import Curve, MeasuredModel, RowTimes, Section
-from hpcdl.planning.message_time import COMPRESSED, ELSEWHERE
+from hpcdl.planning.message_time import COMPRESSED, UNSHARED
 from hpcdl.random import Random
 from hpcdl.runs.options import Options
 
 SIZES = [256, 4 << 10, 32 << 10, 256 << 10, 2 << 20]  # bytes
-MESSAGES = *COMPRESSED, ELSEWHERE, "reduce_scatter", "all_gather", "message", "exchange"
+MESSAGES = *COMPRESSED, UNSHARED, "reduce_scatter", "all_gather", "message", "exchange"
 OPERATIONS = *ALGORITHMS, *MESSAGES
 LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: loops, seconds of a loop, fewest turns of a loop
 DRAWN = 50  # most batches to draw
@@ -99,14 +99,14 @@ def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> f
     turn()
     once = comm.allreduce(time.perf_counter() - begun, MPI.MAX)
     turns = max(FEWEST, min(2000, int(SECONDS / max(once, 1e-7))))
-    found = []
+    means = []
     for _ in range(loops if once < 1 else 1):
         comm.Barrier()
         begun = time.perf_counter()
         for _ in range(turns):
             turn()
-        found.append((time.perf_counter() - begun) / turns)
-    return float(comm.allreduce(float(np.quantile(found, 0.25)), MPI.MAX))
+        means.append((time.perf_counter() - begun) / turns)
+    return float(comm.allreduce(float(np.quantile(means, 0.25)), MPI.MAX))
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -114,26 +114,26 @@ def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> f
 
 def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str, Curve]:
     """Return the seconds by bytes of each of these operations. Collective."""
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     if world.size == 1:
-        return found
+        return curves
     for name in [each for each in names if each not in MESSAGES]:
         with activity.inside(f"all-reduce by {name}"):
             comm = Communicator(world, name)
-            found[name] = {}
+            curves[name] = {}
             for size in SIZES:
                 vector = comm.empty(size // 4, np.float32)
                 vector[:] = 0
-                found[name][size] = timed(world, functools.partial(comm.all_reduce, vector))
+                curves[name][size] = timed(world, functools.partial(comm.all_reduce, vector))
             comm.free()
     comm = Communicator(world, "auto")
     for name in [each for each in names if each in MESSAGES]:
         with activity.inside(f"measure {name}"):
-            found[name] = {size: timed(world, operation(comm, name, size)) for size in SIZES}
+            curves[name] = {size: timed(world, operation(comm, name, size)) for size in SIZES}
             if name == "message":  # a turn is a round trip
-                found[name] = {size: seconds / 2 for size, seconds in found[name].items()}
+                curves[name] = {size: seconds / 2 for size, seconds in curves[name].items()}
     comm.free()
-    return found
+    return curves
 
 
 def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
@@ -143,7 +143,7 @@ def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
     if name in COMPRESSED:
         state = Compressed(vector.size, vector.dtype, name)
         return lambda: comm.all_reduce_compressed(vector, state)
-    if name == ELSEWHERE:
+    if name == UNSHARED:
         return lambda: comm.all_reduce(vector)
     if name in ("reduce_scatter", "all_gather"):
         return lambda: getattr(comm, name)(vector)
@@ -225,16 +225,16 @@ def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: flo
     turns = max(3, min(50, int(LOOPS * SECONDS / max(whole, 1e-7))))
     turns = comm.bcast(turns)
     for turn in range(turns + 1):
-        x, kept, clock = batch.x, [], np.zeros((count, 2))
+        x, saved_layers, clock = batch.x, [], np.zeros((count, 2))
         for i in range(count):
             begun = time.perf_counter()
             x, saved = part.forward(weights, x, range(i, i + 1), targets if i == count - 1 else None, batch=batch)
             clock[i, 0] = time.perf_counter() - begun
-            kept.append(saved)
+            saved_layers.append(saved)
         dy = None
         for i in reversed(range(count)):
             begun = time.perf_counter()
-            dy = part.backward(weights, kept[i], dy, range(i, i + 1))
+            dy = part.backward(weights, saved_layers[i], dy, range(i, i + 1))
             clock[i, 1] = time.perf_counter() - begun
         taken += [clock] * bool(turn)  # the first touches the memory
     taken = np.quantile(taken, 0.25, axis=0)
@@ -254,13 +254,13 @@ def measure_rates(comm: MPI.Intracomm) -> tuple[float, float, float]:
 
 def measure_late(comm: MPI.Intracomm) -> float:
     """Return the seconds by which the last of the sleeping ranks wakes late. Collective."""
-    found = []
+    delays = []
     for _ in range(20):
         comm.Barrier()
         begun = time.perf_counter()
         time.sleep(NAP)
-        found.append(comm.allreduce(time.perf_counter() - begun - NAP, MPI.MAX))
-    return max(0.0, float(np.quantile(found, 0.25)))
+        delays.append(comm.allreduce(time.perf_counter() - begun - NAP, MPI.MAX))
+    return max(0.0, float(np.quantile(delays, 0.25)))
 
 
 def measure_progress(world: MPI.Intracomm) -> float | None:

@@ -22,11 +22,11 @@ from typing import NamedTuple
 from hpcdl.chunks import chunk, chunks
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
-from hpcdl.planning.dry_run import CUT, rehearse
-from hpcdl.planning.replicated_memory import HOLDS
+from hpcdl.planning.dry_run import CUT_PROGRAMS, dry_run_step
+from hpcdl.planning.replicated_memory import RANK_MEMORY
 from hpcdl.planning.workload import Workload
 
-MORE = "buffers", "data", "interpreter"
+OTHER_KINDS = "buffers", "data", "interpreter"
 MASTER = 4  # bytes of a master weight
 SCRATCH = 1 << 20  # bytes of a rank, for vectors outside of the node's shared memory
 ALL_REDUCES = "train-allreduce", "train-svrg", "train-local-sgd", "train-sgld"
@@ -56,26 +56,26 @@ class RankMemory(NamedTuple):
 
 def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
     """Return the memory of each rank, or of those in `only`. UsageError for an unknown program."""
-    if case.program not in (*CUT, *HOLDS):
-        known = ", ".join(sorted((*CUT, *HOLDS)))
+    if case.program not in (*CUT_PROGRAMS, *RANK_MEMORY):
+        known = ", ".join(sorted((*CUT_PROGRAMS, *RANK_MEMORY)))
         raise UsageError(f"of {case.program} no memory is known; there are {known}")
-    interpreter, found = resident(), []
+    interpreter, forecasts = resident(), []
     for rank in range(case.ranks) if only is None else only:
         role, memory, updated = case.roles.of(rank), Memory(), 0
         if role != "data server":
             training = rank if role == "parameter server" else rank - len(case.roles.data_servers)
-            memory, updated = of_rank(case, training)
-        more = dict(zip(MORE, (buffers(case, rank), data(case, rank, role), interpreter), strict=True))
-        found.append(RankMemory(rank, role, {kind: float(memory.peak[kind]) for kind in KINDS} | more, updated))
-    return found
+            memory, updated = rank_memory(case, training)
+        more = dict(zip(OTHER_KINDS, (buffers(case, rank), data(case, rank, role), interpreter), strict=True))
+        forecasts.append(RankMemory(rank, role, {kind: float(memory.peak[kind]) for kind in KINDS} | more, updated))
+    return forecasts
 
 
-def of_rank(case: Workload, rank: int) -> tuple[Memory, int]:
+def rank_memory(case: Workload, rank: int) -> tuple[Memory, int]:
     """Return the memory of a training rank, and the number of parameters that it updates."""
-    if case.program in CUT:
-        return rehearse(case, rank)
+    if case.program in CUT_PROGRAMS:
+        return dry_run_step(case, rank)
     memory = Memory()
-    HOLDS[case.program](case, rank, memory)
+    RANK_MEMORY[case.program](case, rank, memory)
     return memory, case.length
 
 

@@ -12,7 +12,7 @@ from hpcdl.launch.command_lines import read_command
 from hpcdl.memory import KINDS
 from hpcdl.planning.configurations import ADAM_BYTES, CONFIGURATIONS
 from hpcdl.planning.fitting import Fit
-from hpcdl.planning.memory import MORE, RankMemory, forecast
+from hpcdl.planning.memory import OTHER_KINDS, RankMemory, forecast
 from hpcdl.planning.summaries import summary_of
 from hpcdl.planning.tables import size, table
 from hpcdl.planning.workload import Workload
@@ -47,13 +47,13 @@ def configuration(name: str) -> list[str]:
             f"--model {name} is none of the named configurations ({', '.join(CONFIGURATIONS)}); for another model "
             'give the line that trains it, as in hpcdl plan memory "-n 4: train-allreduce --model mlp:256"'
         )
-    found, rows = CONFIGURATIONS[name], [["layer", "parameters", "x 16 bytes"]]
+    chosen, rows = CONFIGURATIONS[name], [["layer", "parameters", "x 16 bytes"]]
     together: dict[str, int] = {}
-    for layer, count in found.by_layer():
+    for layer, count in chosen.by_layer():
         block, _, kind = layer.partition(".")
-        name = f"{kind} of {found.layers} blocks" if kind else block
+        name = f"{kind} of {chosen.layers} blocks" if kind else block
         together[name] = together.get(name, 0) + count
-    together["all"] = found.parameters
+    together["all"] = chosen.parameters
     for layer, count in together.items():
         rows.append([layer, f"{count:,}", f"{ADAM_BYTES * count:,}"])
     return table(rows)
@@ -62,82 +62,84 @@ def configuration(name: str) -> list[str]:
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def numbers(ranks: Sequence[int]) -> str:
+def rank_ranges(ranks: Sequence[int]) -> str:
     """Return ranks in the form "0-2, 5"."""
-    found = []
+    ranges = []
     for _, run in itertools.groupby(enumerate(ranks), lambda each: each[1] - each[0]):
         own = [rank for _, rank in run]
-        found.append(f"{own[0]}-{own[-1]}" if len(own) > 1 else f"{own[0]}")
-    return ", ".join(found)
+        ranges.append(f"{own[0]}-{own[-1]}" if len(own) > 1 else f"{own[0]}")
+    return ", ".join(ranges)
 
 
-def alike(ranks: list[RankMemory]) -> list[tuple[list[int], RankMemory]]:
+def group_ranks(ranks: list[RankMemory]) -> list[tuple[list[int], RankMemory]]:
     """Group ranks of equal memory: (ranks, one of them)."""
-    found: dict[tuple, tuple[list[int], RankMemory]] = {}
+    groups: dict[tuple, tuple[list[int], RankMemory]] = {}
     for rank in ranks:
         key = rank.role, *(size(value) for value in rank.bytes.values()), rank.updated
-        found.setdefault(key, ([], rank))[0].append(rank.rank)
-    return list(found.values())
+        groups.setdefault(key, ([], rank))[0].append(rank.rank)
+    return list(groups.values())
 
 
-def of_case(case: Workload) -> list[str]:
+def workload_report(case: Workload) -> list[str]:
     """Return the table of a workload's memory, ranks of equal memory in one line."""
     few = case.ranks <= SHOWN * 4
     only = None if few else sorted({0, 1, case.ranks // 2, case.ranks - 2, case.ranks - 1})
     ranks, item = forecast(case, only), case.dtype.itemsize
     text = f"{case.program} on {counted(case.ranks, 'rank')}, {case.spec}, {counted(case.length, 'parameter', ',')}"
     lines = [f"{text}, {case.dtype}, batch of {case.plan[0]:,}"]
-    rows = [["ranks", "role", *KINDS, *MORE, "all", "16 bit"]]
-    groups = alike(ranks)
+    rows = [["ranks", "role", *KINDS, *OTHER_KINDS, "all", "16 bit"]]
+    groups = group_ranks(ranks)
     for own, rank in groups:
         half = sum(value for value in rank.half(item).values() if not math.isnan(value))
-        cells = [size(rank.bytes[kind]) for kind in (*KINDS, *MORE)]
-        rows.append([numbers(own), rank.role, *cells, size(rank.total), size(half)])
+        cells = [size(rank.bytes[kind]) for kind in (*KINDS, *OTHER_KINDS)]
+        rows.append([rank_ranges(own), rank.role, *cells, size(rank.total), size(half)])
     lines += table(rows, (0, 1))
     if not few:
         lines.append(f"of {case.ranks} ranks these are the first, one in the middle and the last")
-    return [*lines, different(groups)]
+    return [*lines, difference(groups)]
 
 
-def different(groups: list[tuple[list[int], RankMemory]]) -> str:
+def difference(groups: list[tuple[list[int], RankMemory]]) -> str:
     """Return a sentence about the kinds of memory in which ranks differ."""
     if len(groups) == 1:
         return "all ranks hold the same"
     first = groups[0][1]
     kinds = [
-        kind for kind in (*KINDS, *MORE) if any(size(rank.bytes[kind]) != size(first.bytes[kind]) for _, rank in groups)
+        kind
+        for kind in (*KINDS, *OTHER_KINDS)
+        if any(size(rank.bytes[kind]) != size(first.bytes[kind]) for _, rank in groups)
     ]
     return f"ranks differ in {', '.join(kinds) or 'how many parameters they update'}"
 
 
-class Compared(NamedTuple):
+class ComparedMemory(NamedTuple):
     """Forecast and measured bytes of a rank's kind of memory."""
 
     rank: int
     kind: str
-    foretold: float
-    held: float
+    forecast: float
+    measured: float
 
     @property
     def error(self) -> float:
         """Relative error of the forecast; 0 if both are 0."""
-        if not self.held:
-            return 0.0 if not self.foretold else math.inf
-        return self.foretold / self.held - 1
+        if not self.measured:
+            return 0.0 if not self.forecast else math.inf
+        return self.forecast / self.measured - 1
 
 
-def options_of(run: str, options_class: type, trust: Iterable[str] = ()) -> Any:
+def run_options(run: str, options_class: type, trust: Iterable[str] = ()) -> Any:
     """Return the options of the run in a folder, without output. Raises UsageError.
 
     trust: names of code in the options that may be called, as by --trust.
     """
-    found = resumed(run, kinds_of(options_class)) | {"out": "none", "resume": ""}
-    for name, value in found.items():
+    options = resumed(run, kinds_of(options_class)) | {"out": "none", "resume": ""}
+    for name, value in options.items():
         refuse_untrusted(names_of(name, value), str(config_of(run)), trust)
-    return options_class(**found)
+    return options_class(**options)
 
 
-def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload, list[Compared]]:
+def compare_run(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload, list[ComparedMemory]]:
     """Compare the forecast of a run, from its options, with the `memory_bytes_per_rank` that it has measured.
 
     trust: names of code in its options that may be called, as by --trust. UsageError if the folder has no summary with
@@ -152,44 +154,44 @@ def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload, l
         raise UsageError(f"{folder}: no program trains by the strategy {summary['strategy']!r}")
     ranks = int(summary["ranks"])
     command = read_command(1, f"-n {ranks}: {program}", {}, ranks)
-    options = options_of(str(folder), command.training.options_class, trust)
+    options = run_options(str(folder), command.training.options_class, trust)
     case = Workload(program, options, ranks, command.training.check)
     found = [
-        Compared(rank.rank, kind, rank.bytes[kind], float(measured[kind][rank.rank]))
+        ComparedMemory(rank.rank, kind, rank.bytes[kind], float(measured[kind][rank.rank]))
         for rank in forecast(case)
         for kind in KINDS
     ]
     return case, found
 
 
-def of_run(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
+def run_report(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
     """Return the comparison of a run as a table."""
-    case, found = compared(folder, trust)
+    case, errors = compare_run(folder, trust)
     rows = [["rank", "kind", "foretold", "held", "error"]]
-    rows += [[str(e.rank), e.kind, size(e.foretold), size(e.held), f"{100 * e.error:+.1f} %"] for e in found]
-    worst = max(found, key=lambda e: abs(e.error))
-    said = f"largest error {100 * worst.error:+.1f} %, {worst.kind} of rank {worst.rank}"
-    return [f"{folder}: {case.program} on {counted(case.ranks, 'rank')}, {case.spec}", *table(rows, (0, 1)), said]
+    rows += [[str(e.rank), e.kind, size(e.forecast), size(e.measured), f"{100 * e.error:+.1f} %"] for e in errors]
+    worst = max(errors, key=lambda e: abs(e.error))
+    largest = f"largest error {100 * worst.error:+.1f} %, {worst.kind} of rank {worst.rank}"
+    return [f"{folder}: {case.program} on {counted(case.ranks, 'rank')}, {case.spec}", *table(rows, (0, 1)), largest]
 
 
 # -- grids -----------------------------------------------------------------------------------------------------------
 
 
-def of_fits(case: Workload, found: list[Fit], refused: list[str], room: int, half: bool) -> list[str]:
+def grid_report(case: Workload, fitting: list[Fit], refused: list[str], room: int, half: bool) -> list[str]:
     """Return the table of grids that fit, best first, and the command of the first."""
-    how = "16 bit with master weights" if half else str(case.dtype)
-    text = f"{case.spec}, {counted(case.length, 'parameter', ',')}, {how}, {case.options.optimizer}"
-    lines = [f"{text}: {counted(len(found), 'grid')} of {case.ranks} ranks with {size(room)} each"]
-    if not found:
+    precision = "16 bit with master weights" if half else str(case.dtype)
+    text = f"{case.spec}, {counted(case.length, 'parameter', ',')}, {precision}, {case.options.optimizer}"
+    lines = [f"{text}: {counted(len(fitting), 'grid')} of {case.ranks} ranks with {size(room)} each"]
+    if not fitting:
         return [*lines, "nothing fits: take more ranks, more memory, or a smaller --batch-size"]
     rows = [["data", "pipeline", "tensor", "stage", "micro-batches", "recompute", "idle", "largest rank"]]
-    for fit in found[:SHOWN]:
+    for fit in fitting[:SHOWN]:
         cells = *map(str, fit.shape), str(fit.stage), str(fit.microbatches), "yes" if fit.recompute else "no"
         rows.append([*cells, f"{100 * fit.idle:.0f} %", size(fit.bytes)])
     lines += table(rows, ())
-    if len(found) > SHOWN:
-        lines.append(f"and {len(found) - SHOWN} more")
+    if len(fitting) > SHOWN:
+        lines.append(f"and {len(fitting) - SHOWN} more")
     if refused:
         lines.append(f"{counted(len(refused), 'grid')} cannot be, as {refused[0]}")
-    told = f"--model {case.spec} --optimizer {case.options.optimizer} --batch-size {case.plan[0]}"
-    return [*lines, f"first: mpiexec -n {case.ranks} hpcdl train-grid {told} {found[0].options}"]
+    options = f"--model {case.spec} --optimizer {case.options.optimizer} --batch-size {case.plan[0]}"
+    return [*lines, f"first: mpiexec -n {case.ranks} hpcdl train-grid {options} {fitting[0].options}"]

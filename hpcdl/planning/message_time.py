@@ -18,12 +18,12 @@ import math
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.errors import unknown
 from hpcdl.planning import collective_time
-from hpcdl.planning.machine_sheet import Machine, between
+from hpcdl.planning.machine_sheet import Machine, interpolate
 
-FROM_ALL = "auto", "mpi"  # what takes the best of several algorithms
+BEST_OF = "auto", "mpi"  # what takes the best of several algorithms
 CHOICES = "recursive", "ring", "tree", "hierarchical"
 COMPRESSED = "float16", "bfloat16"
-ELSEWHERE = "elsewhere"  # auto, of vectors that no other rank can reach
+UNSHARED = "elsewhere"  # auto, of vectors that no other rank can reach
 
 
 class RankGroup:
@@ -55,21 +55,21 @@ class RankGroup:
         """Bandwidth of the slowest link, which the ranks of a node share equally."""
         return self.links.node_bandwidth if self.inside else self.links.bandwidth
 
-    def known(self, name: str, bytes: float) -> float | None:
+    def measured_seconds(self, name: str, bytes: float) -> float | None:
         """Return the seconds by measurements; None if there are none."""
         curve = self.section.collectives.get(name) if self.section is not None else None
-        return None if curve is None else between(curve, bytes) * self.beside
+        return None if curve is None else interpolate(curve, bytes) * self.beside
 
     def all_reduce(self, bytes: float, algorithm: str = "") -> float:
         """Return the seconds of an all-reduce of `bytes` bytes. UsageError for an unknown algorithm."""
         name = algorithm or self.algorithm
         if self.size == 1:
             return 0.0
-        found = self.known(ELSEWHERE, bytes) if name == "auto" and not self.shared else None
-        found = self.known(name, bytes) if found is None else found
-        if found is not None:
-            return found
-        if name in FROM_ALL:
+        measured = self.measured_seconds(UNSHARED, bytes) if name == "auto" and not self.shared else None
+        measured = self.measured_seconds(name, bytes) if measured is None else measured
+        if measured is not None:
+            return measured
+        if name in BEST_OF:
             names = (*CHOICES, "shared") if self.inside else CHOICES
             return min(self.all_reduce(bytes, each) for each in names)
         others = self.size - 1
@@ -85,24 +85,24 @@ class RankGroup:
         """Return the seconds of an all-reduce in 16 bits. bytes: of the vector in float32."""
         if self.size == 1:
             return 0.0
-        found = self.known(kind, bytes)
-        if found is not None:
-            return found
+        measured = self.measured_seconds(kind, bytes)
+        if measured is not None:
+            return measured
         part = (self.size - 1) / self.size * bytes / 2
         return 2 * (self.latency + part / self.bandwidth) + self.links.add(2 * part)
 
     def reduce_scatter(self, bytes: float) -> float:
         """Return the seconds of a reduce-scatter. bytes: of all ranks' chunks."""
-        found = self.known("reduce_scatter", bytes)
+        measured = self.measured_seconds("reduce_scatter", bytes)
         part = bytes / self.size
         step = self.latency + part / self.bandwidth + self.links.add(part)
-        return (self.size - 1) * step if found is None or self.size == 1 else found
+        return (self.size - 1) * step if measured is None or self.size == 1 else measured
 
     def all_gather(self, bytes: float) -> float:
         """Return the seconds of an all-gather. bytes: of all ranks' chunks."""
-        found = self.known("all_gather", bytes)
+        measured = self.measured_seconds("all_gather", bytes)
         step = self.latency + bytes / self.size / self.bandwidth
-        return (self.size - 1) * step if found is None or self.size == 1 else found
+        return (self.size - 1) * step if measured is None or self.size == 1 else measured
 
     def broadcast(self, bytes: float) -> float:
         """Return the seconds of a broadcast."""
@@ -114,14 +114,14 @@ class RankGroup:
 
     def message(self, bytes: float) -> float:
         """Return the seconds of a message between two ranks."""
-        found = self.known("message", bytes) if self.size > 1 else 0.0
-        return self.latency + bytes / self.bandwidth if found is None else found
+        measured = self.measured_seconds("message", bytes) if self.size > 1 else 0.0
+        return self.latency + bytes / self.bandwidth if measured is None else measured
 
     def exchange(self, bytes: float, partners: float) -> float:
         """Return the seconds if each rank exchanges with `partners` ranks at once and adds what it receives."""
         if self.size == 1 or not partners:
             return 0.0
-        found = self.known("exchange", bytes)
-        if found is not None:
-            return found * partners
+        measured = self.measured_seconds("exchange", bytes)
+        if measured is not None:
+            return measured * partners
         return self.latency + partners * (bytes / self.bandwidth + self.links.add(bytes))

@@ -25,7 +25,7 @@ class NoResult(float):
         return iter((0.0, 0.0))
 
 
-class Outline:
+class MetaArray:
     """An array without elements; `base` is the array that it is a view of, or itself."""
 
     __slots__ = ("base", "dtype", "shape")
@@ -54,12 +54,12 @@ class Outline:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def _view(self, *shape: int) -> "Outline":
-        made = object.__new__(Outline)  # a step has millions
-        made.shape, made.dtype, made.base = shape, self.dtype, self.base
-        return made
+    def _view(self, *shape: int) -> "MetaArray":
+        view = object.__new__(MetaArray)  # a step has millions
+        view.shape, view.dtype, view.base = shape, self.dtype, self.base
+        return view
 
-    def reshape(self, *shape: Any) -> "Outline":
+    def reshape(self, *shape: Any) -> "MetaArray":
         wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
         if -1 in wanted:
             known = math.prod(n for n in wanted if n != -1)
@@ -68,47 +68,47 @@ class Outline:
             raise ValueError(f"{self.shape} cannot have the shape {tuple(wanted)}")
         return self._view(*wanted)
 
-    def ravel(self) -> "Outline":
+    def ravel(self) -> "MetaArray":
         return self._view(self.size)
 
-    def transpose(self, *axes: int) -> "Outline":
+    def transpose(self, *axes: int) -> "MetaArray":
         return self._view(*(self.shape[axis] for axis in axes or reversed(range(self.ndim))))
 
     @property
-    def T(self) -> "Outline":
+    def T(self) -> "MetaArray":
         return self.transpose()
 
-    def swapaxes(self, a: int, b: int) -> "Outline":
+    def swapaxes(self, a: int, b: int) -> "MetaArray":
         shape = list(self.shape)
         shape[a], shape[b] = shape[b], shape[a]
         return self._view(*shape)
 
-    def __getitem__(self, index: Any) -> "Outline":
+    def __getitem__(self, index: Any) -> "MetaArray":
         index = index if isinstance(index, tuple) else (index,)
         shape, axes = [], iter(self.shape)
         for each, n in zip(index, axes, strict=False):
             if isinstance(each, slice):
                 shape.append(len(range(*each.indices(n))))
-            elif isinstance(each, np.ndarray | Outline):
+            elif isinstance(each, np.ndarray | MetaArray):
                 shape.append(len(each))
         return self._view(*shape, *itertools.islice(self.shape, len(index), None))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Do nothing."""
 
-    def __iter__(self) -> Iterator["Outline"]:
+    def __iter__(self) -> Iterator["MetaArray"]:
         return (self._view(*self.shape[1:]) for _ in range(len(self)))
 
-    def _same(self, other: Any) -> "Outline":
+    def _same(self, other: Any) -> "MetaArray":
         return self
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = _same
 
-    def copy(self) -> "Outline":
-        return Outline(self.shape, self.dtype)
+    def copy(self) -> "MetaArray":
+        return MetaArray(self.shape, self.dtype)
 
 
-def matmul(a: Outline, b: Outline, out: Outline) -> Outline:
+def matmul(a: MetaArray, b: MetaArray, out: MetaArray) -> MetaArray:
     """Return `out`; ValueError if the shapes do not fit."""
     wanted = *a.shape[:-1], b.shape[-1]
     if a.shape[-1] != b.shape[-2] or out.shape != wanted:
@@ -116,26 +116,26 @@ def matmul(a: Outline, b: Outline, out: Outline) -> Outline:
     return out
 
 
-class Outlines:
+class MetaDevice:
     """The device (hpcdl/kernels/device.py) of arrays without memory."""
 
     name = "outline"
     xp: Any = SimpleNamespace(
         matmul=matmul,
-        empty=Outline,
+        empty=MetaArray,
         ascontiguousarray=lambda array: array,
-        concatenate=lambda arrays: Outline(sum(len(each) for each in arrays), arrays[0].dtype),
+        concatenate=lambda arrays: MetaArray(sum(len(each) for each in arrays), arrays[0].dtype),
     )
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
         """Return a meta array of this shape and type."""
-        return Outline(shape, dtype)
+        return MetaArray(shape, dtype)
 
     zeros = pinned = empty
 
     def array(self, host: Any) -> Any:
         """Return a meta array like a host array."""
-        return Outline(host.shape, host.dtype)
+        return MetaArray(host.shape, host.dtype)
 
     def copy_in(self, array: Any, host: Any) -> None:
         """Do nothing."""
@@ -147,7 +147,7 @@ class Outlines:
 
     def holds(self, array: Any) -> bool:
         """True if this is a meta array."""
-        return isinstance(array, Outline)
+        return isinstance(array, MetaArray)
 
     writable = holds
 
@@ -155,4 +155,4 @@ class Outlines:
         return self.name
 
 
-OUTLINES: Any = Outlines()  # stands where a Device does
+META: Any = MetaDevice()  # stands where a Device does

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """Seconds of a step by part. hidden: of messages that overlap with computing; not in the sum."""
 
     compute: float
@@ -24,7 +24,7 @@ class Parts(NamedTuple):
         """Examples per second."""
         return self.examples / self.seconds if self.seconds > 0 else float("inf")
 
-    def of(self, workers: int) -> "Parts":
+    def per_worker(self, workers: int) -> "StepParts":
         """Return the parts per step of any worker, where `workers` workers take steps of their own at once."""
         c, m, b, q, s, h = (each / workers for each in self[:-1])
-        return Parts(c, m, b, q, s, h, self.examples)
+        return StepParts(c, m, b, q, s, h, self.examples)

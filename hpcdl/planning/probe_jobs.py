@@ -21,24 +21,24 @@ from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.errors import LoneError, UsageError, line
 from hpcdl.runs import signals
 
-LOOK = 0.2  # seconds between two checks for a signal
+POLL_SECONDS = 0.2  # seconds between two checks for a signal
 ANSWER = "hpcdl-answer "
 Start = Callable[[int, list[str]], subprocess.CompletedProcess]  # (ranks, arguments of Python)
 
 
 def run(ranks: int, job: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
     """Start `ranks` ranks on a job; return their answer. LoneError, one line, if there is none."""
-    done = (start or starter(""))(ranks, ["-m", "hpcdl.planning.probe_jobs", json.dumps(job)])
+    done = (start or make_starter(""))(ranks, ["-m", "hpcdl.planning.probe_jobs", json.dumps(job)])
     answers = [text.partition(ANSWER)[2] for text in done.stdout.splitlines() if ANSWER in text]  # a label before it
     if done.returncode or not answers:
-        said = [text for text in (done.stderr + done.stdout).splitlines() if text.strip()]
-        told = next((text for text in said if "error:" in text), said[-1] if said else "they said nothing")
-        raise LoneError(f"{ranks} ranks that were to measure ended with status {done.returncode}: {line(told)}")
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(answers[-1])[0]
-    return found
+        output = [text for text in (done.stderr + done.stdout).splitlines() if text.strip()]
+        message = next((text for text in output if "error:" in text), output[-1] if output else "they said nothing")
+        raise LoneError(f"{ranks} ranks that were to measure ended with status {done.returncode}: {line(message)}")
+    answer: dict[str, Any] = json.JSONDecoder().raw_decode(answers[-1])[0]
+    return answer
 
 
-def starter(launcher: str) -> Start:
+def make_starter(launcher: str) -> Start:
     """Return a function that starts ranks. launcher: a command that takes -n RANKS; "": the mpiexec of this Python."""
     try:
         words = shlex.split(launcher) or [mpiexec()]
@@ -53,17 +53,17 @@ def starter(launcher: str) -> Start:
         command = [*words, "-n", str(ranks), sys.executable, *arguments]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
-            out, errors = heard(process)
+            out, errors = communicate(process)
         return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
     return start
 
 
-def heard(process: subprocess.Popen) -> tuple[str, str]:
+def communicate(process: subprocess.Popen) -> tuple[str, str]:
     """Return the output and the errors of a process; on a signal end the process, then this one."""
     while True:
         try:
-            out, errors = process.communicate(timeout=LOOK)
+            out, errors = process.communicate(timeout=POLL_SECONDS)
             break
         except subprocess.TimeoutExpired:
             if signals.received:
@@ -95,16 +95,16 @@ def main() -> None:
         check_world(world)
         job, answer = json.loads(sys.argv[1]), {}  # type: dict[str, Any], dict[str, Any]
         if "models" in job:
-            answer["measured"] = measured(world, read_command, job["models"], job["operations"])
+            answer["measured"] = measure_machine(world, read_command, job["models"], job["operations"])
         if "lines" in job:
-            answer["runs"] = runs(world, read_command, job["lines"], job.get("repeat", 1))
+            answer["runs"] = run_lines(world, read_command, job["lines"], job.get("repeat", 1))
         if world.rank == 0:
             print(ANSWER + json.dumps(answer), flush=True)
 
 
-def measured(world: Any, read: Callable, lines: list, operations: list) -> dict[str, Any]:
+def measure_machine(world: Any, read: Callable, lines: list, operations: list) -> dict[str, Any]:
     """Return the machine as measured by these ranks, in the form of JSON."""
-    from hpcdl.planning.machine_sheet import section_as_told
+    from hpcdl.planning.machine_sheet import describe_section
     from hpcdl.planning.measuring import measure
     from hpcdl.runs.options import parse
 
@@ -112,12 +112,12 @@ def measured(world: Any, read: Callable, lines: list, operations: list) -> dict[
     for text, rows in lines:
         command = read(1, f"-n {world.size}: {text}", {}, world.size)
         wanted.append((command.options(parse, "--out=none"), set(rows)))
-    found = measure(world, wanted, operations)
-    links = {name: link and alone(link) for name, link in (("near", found.near), ("far", found.far))}
-    return found._asdict() | links | {"section": section_as_told(found.section)}
+    measurement = measure(world, wanted, operations)
+    links = {name: link and link_numbers(link) for name, link in (("near", measurement.near), ("far", measurement.far))}
+    return measurement._asdict() | links | {"section": describe_section(measurement.section)}
 
 
-def alone(link: Any) -> list[float]:
+def link_numbers(link: Any) -> list[float]:
     """Return latency and bandwidth of a link; the latency is taken out of the long message's time."""
     from hpcdl.machine.network import LONG
 
@@ -125,45 +125,45 @@ def alone(link: Any) -> list[float]:
     return [link.latency, LONG / passing if passing > 0 else link.bandwidth]
 
 
-def endless(words: list[str]) -> list[str]:
+def without_length(words: list[str]) -> list[str]:
     """Return a line's words without --steps and --epochs."""
-    kept, skipped = [], False
+    words_left, skipped = [], False
     for word in words:
         name, equals, _ = word.partition("=")
         if skipped or name in ("--steps", "--epochs"):
             skipped = not skipped and not equals
             continue
-        kept.append(word)
-    return kept
+        words_left.append(word)
+    return words_left
 
 
-def runs(world: Any, read: Callable, lines: list, repeat: int) -> list[list[float] | str]:
+def run_lines(world: Any, read: Callable, lines: list, repeat: int) -> list[list[float] | str]:
     """Return the seconds per step of each line, one for each turn, or the reason why it could not run."""
     from hpcdl.errors import AgreedError, TrainingError
     from hpcdl.launch.isolated_run import abandon
     from hpcdl.launch.launch_consistency import reading
 
-    found: list[Any] = [[] for _ in lines]
+    results: list[Any] = [[] for _ in lines]
     for turn in range(repeat):
         for i in [(turn + k) % len(lines) for k in range(len(lines))]:
-            if isinstance(found[i], str):
+            if isinstance(results[i], str):
                 continue
             text, steps = lines[i]
             opened: list = []
             try:
                 with reading(world) as parse:
                     command = read(1, f"-n {world.size}: {text}", {}, world.size)
-                    command = command._replace(words=endless(command.words))
+                    command = command._replace(words=without_length(command.words))
                     options = command.options(parse, "--out=none", f"--steps={steps}", "--evaluate-every=1000000")
                 run = command.training.run(world, options, opened)
                 batch = min(run.batch, run.data.examples) if world.rank == 0 else 0
-                found[i].append(batch / run.rate if world.rank == 0 else 0.0)
+                results[i].append(batch / run.rate if world.rank == 0 else 0.0)
             except (AgreedError, TrainingError) as error:
                 abandon(opened)
-                found[i] = line(error)
+                results[i] = line(error)
             if world.allreduce(len(signals.received)):
                 raise SystemExit(signals.STATUS)
-    return found
+    return results
 
 
 if __name__ == "__main__":

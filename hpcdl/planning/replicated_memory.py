@@ -38,7 +38,7 @@ from hpcdl.strategies.gossip import batches_of
 from hpcdl.strategies.hogwild import JOINS
 
 
-def gradient(case: Workload, memory: Memory, rows: int) -> None:
+def add_activations(case: Workload, memory: Memory, rows: int) -> None:
     """Add the activations of a gradient of `rows` rows."""
     pool, model = getattr(case.model, "pool", None), case.model
     if pool is None:  # a user's model, whose activations are not counted
@@ -50,23 +50,23 @@ def gradient(case: Workload, memory: Memory, rows: int) -> None:
     pool.memory = None
 
 
-def hold(case: Workload, memory: Memory, parameters: float = 1, optimizer: float | None = None) -> None:
+def add_state(case: Workload, memory: Memory, parameters: float = 1, optimizer: float | None = None) -> None:
     """Add vectors of parameters and optimizer, and one of gradients."""
     case.add(memory, "parameters", parameters)
     case.add(memory, "gradients")
     case.add(memory, "optimizer", len(case.vectors) if optimizer is None else optimizer)
 
 
-def step(case: Workload, memory: Memory, rows: int, parameters: float = 1, optimizer: float | None = None) -> None:
+def add_step(case: Workload, memory: Memory, rows: int, parameters: float = 1, optimizer: float | None = None) -> None:
     """Add vectors like `hold`, and the activations of `rows` rows."""
-    hold(case, memory, parameters, optimizer)
-    gradient(case, memory, rows)
+    add_state(case, memory, parameters, optimizer)
+    add_activations(case, memory, rows)
 
 
 def data_parallel(case: Workload, rank: int, memory: Memory) -> None:
     """Add the memory of a data-parallel rank."""
     residual = getattr(case.options, "compress", "none") != "none"
-    step(case, memory, case.share(rank, case.size), optimizer=len(case.vectors) + residual)
+    add_step(case, memory, case.share(rank, case.size), optimizer=len(case.vectors) + residual)
 
 
 def svrg(case: Workload, rank: int, memory: Memory) -> None:
@@ -74,22 +74,24 @@ def svrg(case: Workload, rank: int, memory: Memory) -> None:
     options, vectors = case.options, len(case.vectors)
     if options.method == "saga":
         outputs = linear_form(case.model, "--method saga").outputs
-        step(case, memory, case.share(rank, case.size), optimizer=vectors + 1)
+        add_step(case, memory, case.share(rank, case.size), optimizer=vectors + 1)
         case.add(memory, "optimizer", 1, case.data.examples * outputs)
     else:
-        step(case, memory, case.share(rank, case.size), optimizer=vectors + 2 + (options.snapshot == "random"))
+        add_step(case, memory, case.share(rank, case.size), optimizer=vectors + 2 + (options.snapshot == "random"))
     first = max(case.plan[0], min(ROWS * case.size, case.data.examples))  # batches of the pass over all rows
-    gradient(case, memory, case.share(rank, case.size, min(first, case.data.examples)))
+    add_activations(case, memory, case.share(rank, case.size, min(first, case.data.examples)))
 
 
 def sgld(case: Workload, rank: int, memory: Memory) -> None:
     """Add the memory of SGLD: the iterate of the rank's chain, and the mean of the samples."""
     parts = [chunk(case.size, case.options.chains, c) for c in range(case.options.chains)]
     own = next(part for part in parts if part.start <= rank < part.stop)
-    step(case, memory, case.share(rank - own.start, own.stop - own.start), parameters=2)
+    add_step(case, memory, case.share(rank - own.start, own.stop - own.start), parameters=2)
 
 
-def served(case: Workload, memory: Memory, rank: int, holders: int, workers: int, rounds: bool, optimizer: int) -> None:
+def add_server(
+    case: Workload, memory: Memory, rank: int, holders: int, workers: int, rounds: bool, optimizer: int
+) -> None:
     """Add the memory of a server's slice: values, copies that are being sent, and pushed gradients.
 
     In rounds all workers get one copy; else each may get another version, and the forecast counts the most that can be
@@ -116,14 +118,14 @@ def parameter_server(case: Workload, rank: int, memory: Memory) -> None:
     holders = case.size if on_workers else options.servers
     workers = case.size if on_workers else case.size - options.servers
     if rank < holders:
-        served(case, memory, rank, holders, workers, rounds, len(case.vectors))
+        add_server(case, memory, rank, holders, workers, rounds, len(case.vectors))
     if on_workers or rank >= options.servers:
         number = rank if on_workers else rank - options.servers
         unasked = bool(options.broadcast_every)
         adds_own = unasked and shows_own_pushes(options.chosen) and not (case.vectors or options.weight_decay)
         case.add(memory, "parameters", 1 + unasked + adds_own * (options.staleness + 1))
         case.add(memory, "gradients")
-        gradient(case, memory, case.share(number, workers) if clocked else case.batch)
+        add_activations(case, memory, case.share(number, workers) if clocked else case.batch)
 
 
 def senders(case: Workload, rank: int, size: int) -> set[int]:
@@ -141,22 +143,22 @@ def gossip(case: Workload, rank: int, memory: Memory) -> None:
         # x, the average, the copy for the gradient; a receive buffer per lower neighbour; for one higher neighbour at a
         # time the sent vector and the mean that comes back.
         lower = sum(each < rank for each in neighbours)
-        step(case, memory, rows, 3 + lower + 2 * (received > lower), optimizer=2 * vectors)
+        add_step(case, memory, rows, 3 + lower + 2 * (received > lower), optimizer=2 * vectors)
     elif options.method in ("gradient-tracking", "detag"):
         before = 2 * (options.method == "detag")  # x and y of the round before, and those that are sent
-        step(case, memory, rows, parameters=2 + 2 * received + before, optimizer=vectors + 4 + before)
+        add_step(case, memory, rows, parameters=2 + 2 * received + before, optimizer=vectors + 4 + before)
     else:
         if options.method == "defacto":
             graph = topology(options.topology, case.size, options.seed)
             batches_of("defacto", graph, options.mixing, options.phase)
-        step(case, memory, rows, parameters=2 + received, optimizer=vectors + (options.method == "defacto"))
+        add_step(case, memory, rows, parameters=2 + received, optimizer=vectors + (options.method == "defacto"))
 
 
 def local_sgd(case: Workload, rank: int, memory: Memory) -> None:
     """Add the memory of local SGD: replica, average, the outer rule's start and its vectors."""
     outer = case.options.outer.partition(":")[0]
     more = 1 + len(vectors_of(case.options.outer)) if outer in SETTINGS else 0
-    step(case, memory, case.share(rank, case.size), parameters=2, optimizer=len(case.vectors) + more)
+    add_step(case, memory, case.share(rank, case.size), parameters=2, optimizer=len(case.vectors) + more)
 
 
 def federated(case: Workload, rank: int, memory: Memory) -> None:
@@ -166,10 +168,10 @@ def federated(case: Workload, rank: int, memory: Memory) -> None:
     clients = options.clients or examples  # 0: the owners of a column, which is not read
     own = chunk(examples, min(clients, examples), 0)  # of an even partition
     rows = min(options.local_batch or own.stop, own.stop)
-    asked = max(1, round(options.fraction * clients))  # divided among the ranks: the last may have none
-    hold(case, memory, 2, server + theirs + bool(options.average))
-    if rank < asked:
-        gradient(case, memory, rows)
+    chosen = max(1, round(options.fraction * clients))  # divided among the ranks: the last may have none
+    add_state(case, memory, 2, server + theirs + bool(options.average))
+    if rank < chosen:
+        add_activations(case, memory, rows)
     if options.late:
         case.add(memory, "optimizer", 1, case.length + 1, 8)
 
@@ -182,7 +184,7 @@ def hogwild(case: Workload, rank: int, memory: Memory) -> None:
         exchanging = 2 * options.threads
     if options.join == JOINS[2]:
         if rank < options.servers:
-            served(case, memory, rank, options.servers, case.size - options.servers, False, 0)
+            add_server(case, memory, rank, options.servers, case.size - options.servers, False, 0)
             return
         case.add(memory, "parameters", 2 + exchanging)  # w, and as it was pulled
         case.add(memory, "gradients")  # as OnServers counts what it scores
@@ -205,7 +207,7 @@ def coordinate_descent(case: Workload, rank: int, memory: Memory) -> None:
     case.add(memory, "optimizer", 1, own * (2 * form.outputs + 2), np.dtype(np.float64).itemsize)
 
 
-HOLDS: dict[str, Callable[[Workload, int, Memory], Any]] = {
+RANK_MEMORY: dict[str, Callable[[Workload, int, Memory], Any]] = {
     "train-sequential": data_parallel,
     "train-allreduce": data_parallel,
     "train-svrg": svrg,

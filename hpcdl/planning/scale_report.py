@@ -15,14 +15,14 @@ RUNS = 200  # of a job with failures
 HOUR = 3600.0
 
 
-def simulated(
+def simulate_all(
     texts: list[str], cluster: Cluster, work: StepWork, sizes: list[int], steps: int
 ) -> list[list[Simulated | str]]:
     """Simulate each strategy on each number of ranks; a text is the reason why it cannot run.
 
     Raises UsageError if a strategy runs on none of the sizes.
     """
-    found: list[list[Simulated | str]] = []
+    results: list[list[Simulated | str]] = []
     for text in texts:
         line: list[Simulated | str] = []
         for ranks in sizes:
@@ -32,62 +32,62 @@ def simulated(
                 line.append(str(error))
         if all(isinstance(each, str) for each in line):
             raise UsageError(str(line[0]))
-        found.append(line)
-    return found
+        results.append(line)
+    return results
 
 
-def table(found: list[list[Simulated | str]], sizes: list[int]) -> list[str]:
+def table(results: list[list[Simulated | str]], sizes: list[int]) -> list[str]:
     """Return lines of a table: seconds of a step, of messages, of waiting, and the share of computing."""
-    said = [f"{'strategy':44}{'ranks':>9}{'a step':>12}{'messages':>12}{'waiting':>12}{'computing':>11}{'stale':>9}"]
-    for line in found:
+    lines = [f"{'strategy':44}{'ranks':>9}{'a step':>12}{'messages':>12}{'waiting':>12}{'computing':>11}{'stale':>9}"]
+    for line in results:
         for ranks, each in zip(sizes, line, strict=True):
             if isinstance(each, str):
-                said.append(f"{'':44}{ranks:>9,}  {each}")
+                lines.append(f"{'':44}{ranks:>9,}  {each}")
                 continue
             name = each.strategy if each is line[0] else ""
-            times = "".join(f"{shown(value):>12}" for value in (each.seconds, each.messages, each.waiting))
+            times = "".join(f"{duration(value):>12}" for value in (each.seconds, each.messages, each.waiting))
             stale = f"{each.staleness:,.0f}" if each.staleness else ""
-            said.append(f"{name:44}{ranks:>9,}{times}{each.efficiency:>11.1%}{stale:>9}")
-    return said
+            lines.append(f"{name:44}{ranks:>9,}{times}{each.efficiency:>11.1%}{stale:>9}")
+    return lines
 
 
-def shown(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return seconds as a text in s, ms or us."""
     size = max(0.0, seconds)
     unit, factor = ("s", 1.0) if size >= 1 else ("ms", 1e3) if size >= 1e-3 else ("us", 1e6)
     return f"{size * factor:.3g} {unit}" if size * factor >= 0.0005 else f"0 {unit}"
 
 
-def saving(
+def checkpoint_table(
     sizes: list[int], cluster: Cluster, hours: float, checkpoint: float, restart: float, work: float
 ) -> list[str]:
     """Return lines of a table: checkpoint intervals by Young, Daly and the optimum, with the optimum's cost, simulated.
 
     hours: mean time between failures of a node. checkpoint, restart: seconds. work: hours of the job without failures.
     """
-    said = [f"{'ranks':>9}{'fails every':>14}{'Young':>11}{'Daly':>11}{'best':>11}{'costs':>9}{'simulated':>18}"]
+    lines = [f"{'ranks':>9}{'fails every':>14}{'Young':>11}{'Daly':>11}{'best':>11}{'costs':>9}{'simulated':>18}"]
     for ranks in sizes:
         between = hours * HOUR / cluster.nodes(ranks)
-        interval = failures.best(between, checkpoint, restart)
+        interval = failures.optimal_interval(between, checkpoint, restart)
         expected = failures.slowdown(interval, between, checkpoint, restart)
         if expected > 100:
-            said.append(f"{ranks:>9,}{shown(between):>14}  a job that fails so often does not come to its end")
+            lines.append(f"{ranks:>9,}{duration(between):>14}  a job that fails so often does not come to its end")
             continue
         segments = max(1, round(work * HOUR / interval))
-        taken = failures.simulated(segments * interval, interval, between, checkpoint, restart, RUNS, Random(0))
+        taken = failures.simulate_runs(segments * interval, interval, between, checkpoint, restart, RUNS, Random(0))
         ratio = taken / (segments * interval) - 1
         laws = (failures.young(between, checkpoint), failures.daly(between, checkpoint), interval)
-        cells = "".join(f"{shown(each):>11}" for each in laws)
+        cells = "".join(f"{duration(each):>11}" for each in laws)
         spread = f"{ratio.mean():.1%} +- {ratio.std():.1%}"
-        said.append(f"{ranks:>9,}{shown(between):>14}{cells}{expected - 1:>9.1%}{spread:>18}")
-    return said
+        lines.append(f"{ranks:>9,}{duration(between):>14}{cells}{expected - 1:>9.1%}{spread:>18}")
+    return lines
 
 
-def write(path: Path, found: list[list[Simulated | str]], about: dict[str, Any]) -> None:
+def write(path: Path, results: list[list[Simulated | str]], about: dict[str, Any]) -> None:
     """Write all numbers as JSON. about: further entries."""
     lines = [
         each._asdict() | {"waiting": each.waiting, "efficiency": each.efficiency}
-        for line in found
+        for line in results
         for each in line
         if not isinstance(each, str)
     ]
@@ -95,7 +95,7 @@ def write(path: Path, found: list[list[Simulated | str]], about: dict[str, Any])
         file.write(json.dumps(about | {"simulated": lines}, indent=1).encode())
 
 
-def drawn(found: list[list[Simulated | str]]) -> list[tuple[str, list[float], list[float]]]:
+def curves(results: list[list[Simulated | str]]) -> list[tuple[str, list[float], list[float]]]:
     """Return each strategy's name, and the ranks and seconds of the sizes that it runs on."""
-    there = [[each for each in line if not isinstance(each, str)] for line in found]
+    there = [[each for each in line if not isinstance(each, str)] for line in results]
     return [(of[0].strategy, [each.ranks for each in of], [each.seconds for each in of]) for of in there]

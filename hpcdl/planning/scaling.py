@@ -95,28 +95,28 @@ class Scaling(NamedTuple):
 
 def read(folder: str | Path) -> ScalingRun:
     """Read a run's summary. UsageError if it lacks an entry, or the run took no step."""
-    found = summary_of(folder, *NEEDED, *PER_RANK)
-    lists: list[Any] = [found[name] for name in PER_RANK]
-    if not all(isinstance(each, list) and len(each) == found["ranks"] and None not in each for each in lists):
+    summary = summary_of(folder, *NEEDED, *PER_RANK)
+    lists: list[Any] = [summary[name] for name in PER_RANK]
+    if not all(isinstance(each, list) and len(each) == summary["ranks"] and None not in each for each in lists):
         raise UsageError(
             f"{folder}: its summary does not know what each rank spent; take runs that were not broken off"
         )
-    if not (found["steps"] > 0 and found["seconds"] > 0):
+    if not (summary["steps"] > 0 and summary["seconds"] > 0):
         raise UsageError(f"{folder}: a run without a step says nothing of scaling")
     compute, communication, idle = (np.array(each, float) for each in lists)
-    noise = found.get("noise_scale")
-    data = [each or 0.0 for each in found.get("data_seconds_per_rank") or [0.0] * found["ranks"]]
+    noise = summary.get("noise_scale")
+    data = [each or 0.0 for each in summary.get("data_seconds_per_rank") or [0.0] * summary["ranks"]]
     return ScalingRun(
         str(folder),
-        int(found["ranks"]),
-        found["seconds"] / found["steps"],
-        float(found["batch_size"]),
-        int(found["steps"]),
+        int(summary["ranks"]),
+        summary["seconds"] / summary["steps"],
+        float(summary["batch_size"]),
+        int(summary["steps"]),
         compute,
         communication,
         idle,
         np.array(data, float),
-        float(found.get("idle_share") or 0.0),
+        float(summary.get("idle_share") or 0.0),
         noise if isinstance(noise, float) else None,
     )
 
@@ -137,27 +137,27 @@ def scaling(folders: Sequence[str | Path], further: int = 2) -> Scaling:
         p: float(np.mean([run.step for run in runs if run.ranks == p])) for p in dict.fromkeys(r.ranks for r in runs)
     }
     if weak:
-        serial, foretell = gustafson_fit(runs, base, first)
+        serial, predict = gustafson_fit(runs, base, first)
     else:
-        serial, foretell = amdahl_fit(runs)
-    sizes = [of_size(p, t, speed_up(p, t, base, first, weak), serial, weak) for p, t in times.items()]
+        serial, predict = amdahl_fit(runs)
+    sizes = [describe_size(p, t, speed_up(p, t, base, first, weak), serial, weak) for p, t in times.items()]
     predicted = []
     for k in range(1, further + 1):
         p = runs[-1].ranks * 2**k
-        t, low, high = foretell(p)
+        t, low, high = predict(p)
         bounds = None
         if low is not None and high is not None:
             bounds = speed_up(p, high, base, first, weak), speed_up(p, low, base, first, weak)
-        predicted.append(of_size(p, t, speed_up(p, t, base, first, weak), serial, weak)._replace(interval=bounds))
-    limit = math.inf if weak else speed_up(1, foretell(FOREVER)[0], base, first, weak)
+        predicted.append(describe_size(p, t, speed_up(p, t, base, first, weak), serial, weak)._replace(interval=bounds))
+    limit = math.inf if weak else speed_up(1, predict(FOREVER)[0], base, first, weak)
     lost = {run.ranks: losses(run, runs[0], weak) for run in runs}
     return Scaling(weak, serial, limit, runs, sizes, predicted, lost)
 
 
 def refuse_others(folders: Sequence[str | Path]) -> None:
     """Raise UsageError for runs of different strategies, models or data."""
-    told = {name: {str(summary_of(folder).get(name)) for folder in folders} for name in SAME}
-    for name, values in told.items():
+    values_by_name = {name: {str(summary_of(folder).get(name)) for folder in folders} for name in SAME}
+    for name, values in values_by_name.items():
         if len(values) > 1:
             raise UsageError(
                 f"these runs differ in {name} ({' and '.join(sorted(values))}): scaling is of one training"
@@ -185,7 +185,7 @@ def speed_up(ranks: int, step: float, base: float, first: int, weak: bool) -> fl
     return (ranks if weak else first) * base / step if step > 0 else math.inf
 
 
-def of_size(ranks: int, step: float, speed: float, serial: float, weak: bool) -> Size:
+def describe_size(ranks: int, step: float, speed: float, serial: float, weak: bool) -> Size:
     """Return the results for a number of ranks; a single rank has no serial fractions."""
     if ranks == 1:
         return Size(ranks, step, speed, None, None)
@@ -219,7 +219,7 @@ def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
         factor = math.sqrt(float(residuals @ residuals) / (len(t) - free))
     inverse = np.linalg.inv(x.T @ x)
 
-    def foretell(ranks: int) -> tuple[float, float | None, float | None]:
+    def predict(ranks: int) -> tuple[float, float | None, float | None]:
         time = a + b / ranks
         if scale is None:
             return time, None, None
@@ -228,7 +228,7 @@ def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
         width = scale * factor * math.sqrt(1 + float(row @ inverse @ row)) * time
         return time, max(0.0, time - width), time + width
 
-    return float(a / (a + b)), foretell
+    return float(a / (a + b)), predict
 
 
 def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[float, Any]:
@@ -240,7 +240,7 @@ def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[
     scale = student(len(each) - 1)
     spread = 0.0 if scale is None else math.sqrt(float(weights @ (each - serial) ** 2) / (len(each) - 1))
 
-    def foretell(ranks: int) -> tuple[float, float | None, float | None]:
+    def predict(ranks: int) -> tuple[float, float | None, float | None]:
         def time(fraction: float) -> float:
             return ranks * base / max(1e-12, ranks - fraction * (ranks - first))
 
@@ -250,7 +250,7 @@ def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[
         width = scale * spread * math.sqrt(1 / weight + 1 / weights.sum())
         return time(serial), time(serial - width), time(serial + width)
 
-    return serial, foretell
+    return serial, predict
 
 
 def losses(run: ScalingRun, first: ScalingRun, weak: bool) -> dict[str, float]:
@@ -260,7 +260,7 @@ def losses(run: ScalingRun, first: ScalingRun, weak: bool) -> dict[str, float]:
     bubble = min(run.bubble * run.seconds, float(run.idle.sum()))
     uneven = float((run.compute.max() - run.compute).sum())
     imbalance = min(uneven, float(run.idle.sum()) - bubble)
-    found = {
+    shares = {
         "useful": useful,
         "slower": float(run.compute.sum()) - useful,
         "communication": float((run.communication - run.idle).sum()),
@@ -269,6 +269,6 @@ def losses(run: ScalingRun, first: ScalingRun, weak: bool) -> dict[str, float]:
         "idle": float(run.idle.sum()) - bubble - imbalance,
         "data": float(run.data.sum()),
     }
-    found["rest"] = max(0.0, run.seconds - sum(found.values()))
-    total = sum(found.values())
-    return {name: value / total for name, value in found.items()}
+    shares["rest"] = max(0.0, run.seconds - sum(shares.values()))
+    total = sum(shares.values())
+    return {name: value / total for name, value in shares.items()}

@@ -23,10 +23,10 @@ from hpcdl.planning.cluster import Cluster
 class SimulatedRequest:
     """One side of a message; completed: the time of its completion there, or None."""
 
-    __slots__ = ("at", "waits")
+    __slots__ = ("completed", "waits")
 
     def __init__(self) -> None:
-        self.at: float | None = None
+        self.completed: float | None = None
         self.waits: SimulatedRank | None = None  # the rank that waits for it
 
 
@@ -54,13 +54,13 @@ class SimulatedComm:
     def Isend(self, vector: np.ndarray, to: int, tag: int = 0) -> SimulatedRequest:
         """Send; the request is complete when the port is free again."""
         request = SimulatedRequest()
-        self.simulation.at(self.rank.now, self.simulation.leave, self.rank.number, to, tag, vector.nbytes, request)
+        self.simulation.schedule(self.rank.now, self.simulation.send, self.rank.number, to, tag, vector.nbytes, request)
         return request
 
     def Irecv(self, vector: np.ndarray, source: int, tag: int = 0) -> SimulatedRequest:
         """Receive; the request is complete when the message has arrived."""
         request = SimulatedRequest()
-        self.simulation.expect(self.rank.number, source, tag, request, self.rank.now)
+        self.simulation.receive(self.rank.number, source, tag, request, self.rank.now)
         return request
 
 
@@ -87,7 +87,7 @@ class Simulation:
         vector = np.lib.stride_tricks.as_strided(np.zeros(1, self.dtype), (self.size,), (0,))
         for rank in self.ranks:
             rank.steps = steps(SimulatedComm(self, rank), vector, self._adding(rank))
-            self.at(rank.now, self.go_on, rank)
+            self.schedule(rank.now, self.resume, rank)
         while self.events:
             now, _, happens, what = heapq.heappop(self.events)
             happens(now, *what)
@@ -101,16 +101,16 @@ class Simulation:
 
         return add
 
-    def at(self, time: float, happens: Callable, *what: Any) -> None:
+    def schedule(self, time: float, happens: Callable, *what: Any) -> None:
         """Schedule an event."""
         heapq.heappush(self.events, (time, next(self.order), happens, what))
 
-    def go_on(self, now: float, rank: SimulatedRank) -> None:
+    def resume(self, now: float, rank: SimulatedRank) -> None:
         """Run a rank until it waits again, or ends."""
         rank.now = max(rank.now, now)
         for requests in rank.steps:
-            open = [request for request in requests if request.at is None]
-            rank.now = max([rank.now, *(request.at for request in requests if request.at is not None)])
+            open = [request for request in requests if request.completed is None]
+            rank.now = max([rank.now, *(request.completed for request in requests if request.completed is not None)])
             if open:
                 rank.missing = len(open)
                 for request in open:
@@ -120,14 +120,14 @@ class Simulation:
 
     def complete(self, request: SimulatedRequest, at: float) -> None:
         """Complete a request; its rank resumes if it waits for no other."""
-        request.at, rank = at, request.waits
+        request.completed, rank = at, request.waits
         if rank is not None:
             rank.missing -= 1
             rank.now = max(rank.now, at)
             if not rank.missing:
-                self.at(rank.now, self.go_on, rank)
+                self.schedule(rank.now, self.resume, rank)
 
-    def leave(self, now: float, source: int, to: int, tag: int, bytes: int, request: SimulatedRequest) -> None:
+    def send(self, now: float, source: int, to: int, tag: int, bytes: int, request: SimulatedRequest) -> None:
         """Send a message as soon as its ports are free."""
         self.sent[source] += bytes, 1
         cluster, inside = self.cluster, self.cluster.node(source) == self.cluster.node(to)
@@ -144,10 +144,10 @@ class Simulation:
             self.free[port] = max(now, self.free.get(port, 0.0)) + bytes / wide
         left = self.free[ports[0][0]]
         arrival = max(self.free[port] for port, _ in ports) + latency
-        self.at(left, lambda now, request: self.complete(request, now), request)
-        self.at(arrival, self.come, source, to, tag)
+        self.schedule(left, lambda now, request: self.complete(request, now), request)
+        self.schedule(arrival, self.deliver, source, to, tag)
 
-    def come(self, now: float, source: int, to: int, tag: int) -> None:
+    def deliver(self, now: float, source: int, to: int, tag: int) -> None:
         """Deliver a message."""
         waiting = self.expected.get((to, source, tag))
         if waiting:
@@ -155,11 +155,11 @@ class Simulation:
         else:
             self.arrived.setdefault((to, source, tag), deque()).append(now)
 
-    def expect(self, to: int, source: int, tag: int, request: SimulatedRequest, now: float) -> None:
+    def receive(self, to: int, source: int, tag: int, request: SimulatedRequest, now: float) -> None:
         """Post a receive."""
         there = self.arrived.get((to, source, tag))
         if there:
-            request.at = max(now, there.popleft())
+            request.completed = max(now, there.popleft())
         else:
             self.expected.setdefault((to, source, tag), deque()).append(request)
 

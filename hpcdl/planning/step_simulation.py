@@ -73,10 +73,10 @@ class Noise(NamedTuple):
         if self.name == "pareto":
             alpha = self.settings["alpha"]
             return ((1 + keyed.pareto(alpha, ranks)) * (alpha - 1) / alpha).astype(np.float32)
-        found = np.ones(ranks, np.float32)
+        factors = np.ones(ranks, np.float32)
         if self.name == "slow":
-            found[: self.settings["ranks"]] = self.settings["factor"]
-        return found
+            factors[: self.settings["ranks"]] = self.settings["factor"]
+        return factors
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ def summary_of(folder: str | Path, *entries: str) -> dict[str, Any]:
     with blamed_on(f"{path} cannot be read"):
         text = path.read_text()
     try:
-        found = parse_json(text)
+        summary = parse_json(text)
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}") from None
     needed = "strategy", "ranks", *entries
-    if not isinstance(found, dict) or any(found.get(name) is None for name in needed):
-        missing = [name for name in needed if not isinstance(found, dict) or found.get(name) is None]
+    if not isinstance(summary, dict) or any(summary.get(name) is None for name in needed):
+        missing = [name for name in needed if not isinstance(summary, dict) or summary.get(name) is None]
         raise UsageError(f"{path} lacks what a plan needs: {', '.join(missing)}; train again with this version")
-    return found
+    return summary

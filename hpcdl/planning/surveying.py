@@ -16,12 +16,12 @@ from typing import Any
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.formatting import counted
 from hpcdl.planning.cluster import Cluster
-from hpcdl.planning.dry_run import CUT, cut_of
-from hpcdl.planning.machine_sheet import Machine, Section, section_of
+from hpcdl.planning.dry_run import CUT_PROGRAMS, program_cut
+from hpcdl.planning.machine_sheet import Machine, Section, read_section
 from hpcdl.planning.measuring import OPERATIONS
-from hpcdl.planning.message_time import ELSEWHERE
+from hpcdl.planning.message_time import UNSHARED
 from hpcdl.planning.probe_jobs import Start, run
-from hpcdl.planning.step_time import ASLEEP, calibrated, name_of, refuse_unknown
+from hpcdl.planning.step_time import ASLEEP, calibrate_start, program_name, refuse_unknown
 from hpcdl.planning.workload import Workload
 
 ON_ONE_NODE = 4096  # ranks_per_node of a machine measured on one node
@@ -33,7 +33,7 @@ SMALL = "--model mlp:32 --batch-per-rank 8"
 Read = Callable[[str, int], Workload]  # (line, ranks) -> workload
 
 
-def small(name: str, ranks: int) -> str:
+def small_line(name: str, ranks: int) -> str:
     """Return the line of the small training for a program's `start`. name: step_time.program_name."""
     program, _, way = name.removesuffix(ASLEEP).partition(" ")
     widths = ",".join(["16"] * max(4, ranks))
@@ -57,8 +57,8 @@ def small(name: str, ranks: int) -> str:
 def rows_of(case: Workload) -> set[int]:
     """Return the numbers of rows of gradients to measure for a forecast."""
     options = case.options
-    if case.program in CUT:
-        cut = cut_of(case)
+    if case.program in CUT_PROGRAMS:
+        cut = program_cut(case)
         copies, _, parts = cut.shape
         many = cut.microbatches if cut.schedule not in ("", "one batch", "pipedream") else options.accumulate
         rows = case.share(0, copies) / max(1, many)
@@ -74,14 +74,14 @@ def rows_of(case: Workload) -> set[int]:
 
 def operations_of(case: Workload) -> set[str]:
     """Return the collectives that a forecast uses (message_time.py)."""
-    options, found = case.options, {"auto", "tree", "message"}
-    if case.program in CUT:
-        found |= {"reduce_scatter", "all_gather", ELSEWHERE}
+    options, operations = case.options, {"auto", "tree", "message"}
+    if case.program in CUT_PROGRAMS:
+        operations |= {"reduce_scatter", "all_gather", UNSHARED}
     if case.program == "train-gossip":
-        found.add("exchange")
+        operations.add("exchange")
     if getattr(options, "compress", "none") != "none":
-        found.add(options.compress)
-    return found | {options.allreduce}
+        operations.add(options.compress)
+    return operations | {options.allreduce}
 
 
 def survey(
@@ -108,27 +108,29 @@ def survey(
             )
         case = read(text, ranks)
         refuse_unknown(case)
-        name = name_of(case)
+        name = program_name(case)
         named.setdefault(ranks, set()).add(name)
         operations |= operations_of(case)
-        for each in (text, small(name, ranks)):
+        for each in (text, small_line(name, ranks)):
             add(wanted.setdefault(ranks, {}), each, read(each, ranks))
     if set(wanted) == {1}:  # one rank measures no links
-        text = small("train-allreduce", 2)
+        text = small_line("train-allreduce", 2)
         add(wanted.setdefault(2, {}), text, read(text, 2))
         named[2] = set()
     own = sorted(operations - set(OPERATIONS))  # a user's all-reduces
-    found: dict[int, dict[str, Any]] = {}
+    answers: dict[int, dict[str, Any]] = {}
     for ranks, models in sorted(wanted.items()):
         say(f"measuring on {counted(ranks, 'rank')}: {counted(len(models), 'model')}")
         job = {
             "models": [[text, sorted(rows)] for text, rows in models.values()],
-            "lines": [[small(name, ranks), NAPS if name.endswith(ASLEEP) else STEPS] for name in sorted(named[ranks])],
+            "lines": [
+                [small_line(name, ranks), NAPS if name.endswith(ASLEEP) else STEPS] for name in sorted(named[ranks])
+            ],
             "repeat": REPEAT,
             "operations": [*(each for each in OPERATIONS if whole or each in operations), *own],
         }
-        found[ranks] = run(ranks, job, start)
-    return with_starts(machine_of(found), {n: (sorted(named[n]), found[n]["runs"]) for n in found}, read)
+        answers[ranks] = run(ranks, job, start)
+    return with_starts(machine_of(answers), {n: (sorted(named[n]), answers[n]["runs"]) for n in answers}, read)
 
 
 def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> None:
@@ -139,23 +141,23 @@ def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> N
     models[key] = before[0], before[1] | rows_of(case)
 
 
-def machine_of(found: dict[int, dict[str, Any]]) -> Machine:
+def machine_of(answers: dict[int, dict[str, Any]]) -> Machine:
     """Return the machine of measurements by number of ranks, without the programs' starts."""
-    told = [each["measured"] for _, each in sorted(found.items())]
-    near = next((each["near"] for each in told if each["near"]), None)
-    far = next((each["far"] for each in told if each["far"]), None)
+    measurements = [each["measured"] for _, each in sorted(answers.items())]
+    near = next((each["near"] for each in measurements if each["near"]), None)
+    far = next((each["far"] for each in measurements if each["far"]), None)
     inside, between = near or far, far or near
     if between is None or inside is None:
         raise LoneError("no two ranks have measured a link between them")
-    sections = tuple(section_of(each["section"]) for each in told)
+    sections = tuple(read_section(each["section"]) for each in measurements)
     most = max(each.per_node for each in sections)
-    first = told[0]
+    first = measurements[0]
     (latency, bandwidth), (node_latency, node_bandwidth) = between, inside
     on_node = most if far else ON_ONE_NODE
     links = Cluster(on_node, latency, bandwidth, node_latency, node_bandwidth, first["adding"])
     links = no_faster(links, [each for each in sections if each.nodes == 1])
-    progress = [each["progress"] for each in told if each["progress"] is not None]
-    late = max(each["late"] for each in told)
+    progress = [each["progress"] for each in measurements if each["progress"] is not None]
+    late = max(each["late"] for each in measurements)
     return Machine(
         first["cores"], links, first["flops"], first["memory"], 0.0, late, min(progress, default=1.0), sections
     )
@@ -179,9 +181,9 @@ def with_starts(machine: Machine, runs: dict[int, tuple[list[str], list]], read:
         programs = {}
         for name, seconds in zip(names, taken, strict=True):
             if isinstance(seconds, str):
-                raise LoneError(f"{small(name, section.ranks)} on {section.ranks} ranks: {seconds}")
-            case = read(small(name, section.ranks), section.ranks)
-            programs[name] = calibrated(case, machine, statistics.median(seconds))
+                raise LoneError(f"{small_line(name, section.ranks)} on {section.ranks} ranks: {seconds}")
+            case = read(small_line(name, section.ranks), section.ranks)
+            programs[name] = calibrate_start(case, machine, statistics.median(seconds))
         starts += programs.values()
         sections.append(section._replace(programs=programs))
     return dataclasses.replace(machine, measured=tuple(sections), start=statistics.median(starts) if starts else 0.0)

@@ -18,7 +18,7 @@ from hpcdl.memory import Memory
 from hpcdl.models import HALF, for_data
 from hpcdl.optim import vectors_of
 from hpcdl.planning.configurations import CONFIGURATIONS
-from hpcdl.planning.meta_arrays import OUTLINES
+from hpcdl.planning.meta_arrays import META
 from hpcdl.plugins import is_plugin, of_torch
 from hpcdl.runs.options import Options
 from hpcdl.runs.roles import Roles, divide
@@ -57,24 +57,24 @@ def shape_of(options: Options, model: str) -> Shape:
     UsageError for data that cannot be opened.
     """
     if model in CONFIGURATIONS:
-        found = CONFIGURATIONS[model]
-        length = found.context
-        return Shape(f"tokens for {model}", (length,), found.vocabulary, vocabulary=True, target=0)
-    how: dict[str, Any] = {} if is_plugin(options.data) else {"placement": "streamed"}  # no row is read
+        configuration = CONFIGURATIONS[model]
+        length = configuration.context
+        return Shape(f"tokens for {model}", (length,), configuration.vocabulary, vocabulary=True, target=0)
+    options_of_open: dict[str, Any] = {} if is_plugin(options.data) else {"placement": "streamed"}  # no row is read
     data = open_data(
         options.data,
         dtype="float32" if options.dtype == HALF else options.dtype,
         seed=options.seed,
         validation=options.validation,
         standardize=False,
-        **how,
+        **options_of_open,
     )
     source, width = data.train.source, math.prod(data.features)
     item = getattr(source, "kind", np.dtype(options.dtype if options.dtype != HALF else "float32")).itemsize
     row = width * item
     if data.sparse:  # on average: the elements, and their columns
         row = 8 + math.ceil(source.most_elements(len(source)) * (item + 4) / max(1, len(source)))
-    made = Shape(
+    shape = Shape(
         data.name,
         data.features,
         data.classes,
@@ -88,7 +88,7 @@ def shape_of(options: Options, model: str) -> Shape:
         row,
     )
     data.close()
-    return made
+    return shape
 
 
 class Workload:
@@ -110,11 +110,11 @@ class Workload:
         self.size = ranks - options.data_servers
         self.real = is_plugin(self.spec) and not self.spec.startswith(("mlp:", "gpt:"))  # its code needs real arrays
         self.real |= of_torch(self.spec)
-        device = {} if self.real else {"device": OUTLINES}
+        device = {} if self.real else {"device": META}
         self.model = for_data(self.spec, self.data, options.dtype, loss=options.loss, **device)
         if check is not None:
             check(self.options, self.size, self.model)
-        self.device = getattr(self.model, "device", None) or OUTLINES
+        self.device = getattr(self.model, "device", None) or META
         self.dtype, self.length = self.model.layout.dtype, self.model.layout.size
         self.plan = self.options.plan(len(self.roles.workers), self.data)
         self.vectors = (*vectors_of(self.options.optimizer), *(["average"] if self.options.average else []))

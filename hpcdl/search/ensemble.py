@@ -26,10 +26,10 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.errors import UsageError
 from hpcdl.files import parse_json
-from hpcdl.inference.prediction_input import Block, NewRows, new_rows
+from hpcdl.inference.prediction_input import PredictionRows, RowBlock, prediction_rows
 from hpcdl.inference.predictions import predict
 from hpcdl.inference.scores import ClassMeasures, probabilities
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.search import combining
 
 CONFIG_FILE, SUMMARY_FILE, MEMBERS, MEMBER = "ensemble.yaml", "summary.json", "members", "member.json"
@@ -59,7 +59,7 @@ class LoadedMember(NamedTuple):
 
     place: int
     member: EnsembleMember
-    trained: Trained
+    trained: TrainedModel
     model: Any
 
 
@@ -143,13 +143,13 @@ class Ensemble:
             raise UsageError(f"{self.folder / SUMMARY_FILE}: stacking is not of {self.reference.classes} classes")
         return self
 
-    def _trained(self, member: EnsembleMember) -> Trained:
-        trained = Trained(str(self.folder / member.run), self.trust)
+    def _trained(self, member: EnsembleMember) -> TrainedModel:
+        trained = TrainedModel(str(self.folder / member.run), self.trust)
         trained.file = str(self.folder)
         trained.about["seed"] = self.seed  # for a user's function that draws the data
         return trained
 
-    def _refuse_another(self, trained: Trained, model: Any) -> None:
+    def _refuse_another(self, trained: TrainedModel, model: Any) -> None:
         """Raise UsageError if a member cannot be combined with the first one."""
         if hasattr(model, "generate"):
             raise UsageError(f"{trained.name} writes text, of which a mean over members is not at hand")
@@ -162,17 +162,17 @@ class Ensemble:
 
     # -- what members predict ----------------------------------------------------------------------------------------
 
-    def rows(self, source: str, group: str, ranks: int, delimiter: str = "") -> dict[Any, NewRows]:
+    def rows(self, source: str, group: str, ranks: int, delimiter: str = "") -> dict[Any, PredictionRows]:
         """Return the rows of a source as the members of this rank see them, by `seen_as`. Local; raises UsageError."""
-        by_key: dict[Any, NewRows] = {}
+        by_key: dict[Any, PredictionRows] = {}
         for trained in [self.reference, *(each.trained for each in self.local_members)]:
             if input_key(trained) not in by_key:
-                by_key[input_key(trained)] = new_rows(source, trained, group, ranks, delimiter)
+                by_key[input_key(trained)] = prediction_rows(source, trained, group, ranks, delimiter)
         return by_key
 
     def blocks(
-        self, world: MPI.Intracomm, rows: dict[Any, NewRows], share: tuple[int, int] = (0, 1)
-    ) -> Iterator[tuple[Block, list[np.ndarray]]]:
+        self, world: MPI.Intracomm, rows: dict[Any, PredictionRows], share: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[RowBlock, list[np.ndarray]]]:
         """Yield each block of the rows and this rank's predictions for it, one per member; collective.
 
         Predictions of classes are probabilities (rows, classes). share: (rank, size): predict only each size-th block.
@@ -194,7 +194,7 @@ class Ensemble:
                 return
             yield block, outputs
 
-    def sums(self, block: Block, outputs: list[np.ndarray]) -> np.ndarray:
+    def sums(self, block: RowBlock, outputs: list[np.ndarray]) -> np.ndarray:
         """Return this rank's part of the sums over all members, (sums, rows, ...), float64."""
         classes, weighted = self.reference.classes, self.weighted
         shape = (len(block.x), classes) if classes else (len(block.x), *self.reference.outputs)
@@ -230,8 +230,8 @@ class Ensemble:
         return EnsemblePrediction(outputs.astype(kind), spread.astype(kind), sums[2] if classes else None)
 
     def combined_blocks(
-        self, comm: Communicator, rows: dict[Any, NewRows]
-    ) -> Iterator[tuple[Block, list[np.ndarray], EnsemblePrediction | None]]:
+        self, comm: Communicator, rows: dict[Any, PredictionRows]
+    ) -> Iterator[tuple[RowBlock, list[np.ndarray], EnsemblePrediction | None]]:
         """Yield each block, this rank's predictions and, on rank k mod N for block k, the combined one; collective."""
         for number, (block, outputs) in enumerate(self.blocks(comm.mpi, rows)):
             sums, place = self.sums(block, outputs), number % comm.size
@@ -305,7 +305,7 @@ class Ensemble:
         return {"rmse": float(np.sqrt(score / count / max(1, int(np.prod(self.reference.outputs))))), "rows": count}
 
 
-def input_key(trained: Trained) -> tuple:
+def input_key(trained: TrainedModel) -> tuple:
     """Return the key of a member's preprocessing: members with the same key share the rows they read."""
     recipe = json.dumps(trained.schema.recipe)  # fill values may come from other rows
     return str(trained.dtype), recipe, *((name, each.tobytes()) for name, each in sorted(trained.statistics.items()))
@@ -319,4 +319,4 @@ def scored(p: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 def calibration_error(measures: ClassMeasures) -> float:
     """Return the expected calibration error of the measures."""
-    return float(measures.found()["expected_calibration_error"])
+    return float(measures.results()["expected_calibration_error"])

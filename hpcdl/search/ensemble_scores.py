@@ -18,8 +18,8 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.data.standard import TARGET
 from hpcdl.errors import printable
-from hpcdl.inference.evaluation_report import report, shown
-from hpcdl.inference.prediction_input import Block, NewRows
+from hpcdl.inference.evaluation_report import number_text, report
+from hpcdl.inference.prediction_input import PredictionRows, RowBlock
 from hpcdl.inference.predictions import COUNTS, PredictionFormat, deliver, output
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.search.combining import disagreement
@@ -38,7 +38,7 @@ class SpreadFormat(PredictionFormat):
         several = len(self.outputs) > 1
         return [*super().header(), *[f"spread {name}" if several else "spread" for name in self.outputs]]
 
-    def columns(self, block: Block, outputs: EnsemblePrediction) -> list[Any]:
+    def columns(self, block: RowBlock, outputs: EnsemblePrediction) -> list[Any]:
         """Return the csv columns of a block."""
         spread, columns = outputs.spread, super().columns(block, outputs.outputs)
         if not self.trained.classes:
@@ -47,7 +47,7 @@ class SpreadFormat(PredictionFormat):
         columns.append(self.texts(spread[np.arange(len(best)), best]))
         return columns + ([self.texts(each) for each in spread.T] if self.every else [])
 
-    def arrays(self, block: Block, outputs: EnsemblePrediction) -> dict[str, np.ndarray]:
+    def arrays(self, block: RowBlock, outputs: EnsemblePrediction) -> dict[str, np.ndarray]:
         """Return the npz arrays of a block."""
         return super().arrays(block, outputs.outputs) | {"spread": outputs.spread}
 
@@ -69,7 +69,7 @@ def sums_of(ensemble: Ensemble, outputs: np.ndarray, y: np.ndarray) -> np.ndarra
 def predict_all(
     world: MPI.Intracomm,
     ensemble: Ensemble,
-    rows: dict[Any, NewRows],
+    rows: dict[Any, PredictionRows],
     file: str = "",
     every: bool = False,
     stream: BinaryIO | None = None,
@@ -176,11 +176,11 @@ def table(evaluation: dict[str, Any]) -> Table:
         grid.add_column(name.replace("_", " "), justify="right")
     members = [each["scores"] for each in evaluation["members"]]
     for each in evaluation["members"]:
-        cells = [shown(each["scores"][name]) for name in columns]
+        cells = [number_text(each["scores"][name]) for name in columns]
         grid.add_row(str(each["number"]), printable(each["differs"], allowed=""), *cells)
     grid.add_section()
     grid.add_row(
-        "mean", "of the members", *(shown(float(np.mean([each[name] for each in members]))) for name in columns)
+        "mean", "of the members", *(number_text(float(np.mean([each[name] for each in members]))) for name in columns)
     )
-    grid.add_row("all", evaluation["combine"], *(shown(evaluation["scores"].get(name)) for name in columns))
+    grid.add_row("all", evaluation["combine"], *(number_text(evaluation["scores"].get(name)) for name in columns))
     return grid

@@ -58,11 +58,9 @@ def state_dict(run: str, module: nn.Module | None = None, trust: Iterable[str] =
     module: one like the run's; by default the run's own is made, which `trust` must allow, by the name of its function
     or by the run, as --trust does. Raises UsageError if there is no such run, or it trained no module.
     """
-    tensors_of = importlib.import_module(
-        "hpcdl.inference.pretrained"
-    ).tensors_of  # by its name: it lies in a room above
-    trained = importlib.import_module("hpcdl.inference.trained_model").Trained(run, trust)
-    tensors = tensors_of(run)
+    # By name: these modules lie in a room above.
+    trained = importlib.import_module("hpcdl.inference.trained_model").TrainedModel(run, trust)
+    tensors = importlib.import_module("hpcdl.inference.pretrained").read_tensors(run)
     if module is not None:
         tensors = by_key(tensors, module)
     elif of_torch(trained.about["model"]):

@@ -67,8 +67,8 @@ def main():
                 found = run(2, {"models": [], "operations": []}, start)["measured"]["far"]
                 links = dataclasses.replace(here.links, ranks_per_node=1, latency=found[0], bandwidth=found[1])
                 machine = dataclasses.replace(here, links=links)
-                told = forecast_error.foretold([(HOSTS, text) for text in LINES], machine, case_of)
-                checked = forecast_error.tried(told, options.repeat, options.seconds, start, say)
+                told = forecast_error.make_forecasts([(HOSTS, text) for text in LINES], machine, case_of)
+                checked = forecast_error.measure_forecasts(told, options.repeat, options.seconds, start, say)
             errors += [abs(each.error) for each in checked if not each.failed]
             print(f"\n{mbits} Mbit/s, {ms} ms: {found[0] * 1e3:.2f} ms and {found[1] * 8e-6:.0f} Mbit/s by ping-pong\n")
             print("\n".join(forecast_error.report(checked)), flush=True)

@@ -9,15 +9,15 @@ import pytest
 from hpcdl.data.schema import Schema
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.inference import predictions
-from hpcdl.inference.prediction_input import Block, NewRows
-from hpcdl.inference.predictions import predict_all, refuse_existing, said
+from hpcdl.inference.prediction_input import PredictionRows, RowBlock
+from hpcdl.inference.predictions import describe_counts, predict_all, refuse_existing
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 
 
 def model(predict, classes, labels=None, outputs=(), recipe=None):
     """A checkpoint that was read, and its model in one."""
-    made = Trained.__new__(Trained)
+    made = TrainedModel.__new__(TrainedModel)
     made.about, made.parameters, made.statistics, made.dtype = {"model": "of a test"}, None, {}, np.dtype("f4")
     made.classes, made.outputs, made.schema = classes, outputs, Schema(labels=labels, recipe=recipe)
     made.predict = lambda w, x: predict(x)
@@ -30,10 +30,12 @@ def rows_of(x, size, y=None, ids=None, **counts):
     def blocks():
         for at in range(0, len(x), size):
             part = slice(at, at + size)
-            one = Block(x[part], np.arange(len(x))[part], None if y is None else y[part], ids and ids[part], **counts)
+            one = RowBlock(
+                x[part], np.arange(len(x))[part], None if y is None else y[part], ids and ids[part], **counts
+            )
             yield lambda one=one: one
 
-    return NewRows("rows", blocks, y is not None, ids is not None)
+    return PredictionRows("rows", blocks, y is not None, ids is not None)
 
 
 def two(x):
@@ -69,7 +71,7 @@ def test_rows_come_in_order_whatever_the_blocks(predicted, size):
         assert (int(row), name) == (k, f"r,{k}") and label == ("yes, sir" if y[k] else "no")
         assert np.float32(yes) == X[k, 0] and np.float32(probability) == max(np.float32(no), np.float32(yes))
         assert best == ("yes, sir" if X[k, 0] > 0.5 else "no")
-    assert measures.found()["accuracy"] == pytest.approx(1 - ((X[:, 0] > 0.5) != y).mean())
+    assert measures.results()["accuracy"] == pytest.approx(1 - ((X[:, 0] > 0.5) != y).mean())
 
 
 def test_as_npz(predicted):
@@ -93,7 +95,7 @@ def test_values(predicted):
     measures = ValueMeasures(2, np.zeros(2))
     _, table = predicted("a.csv", trained, rows_of(X, 4, y), measures=measures)
     assert table[0] == ["row", "label a", "label b", "value a", "value b"] and float(table[-1][3]) == 2
-    assert measures.found()["mae"] == pytest.approx([1, 0.5])
+    assert measures.results()["mae"] == pytest.approx([1, 0.5])
     _, table = predicted("b.csv", model(lambda x: x[:, 0], 0), rows_of(X, 4))
     assert table[0] == ["row", "value"] and np.float32(table[5][1]) == X[4, 0]
 
@@ -105,7 +107,7 @@ def test_nothing_to_predict(predicted):
 
 def test_a_bad_row_leaves_no_file_and_all_ranks_refuse(world, mpi_tmp_path):
     def blocks():
-        yield lambda: Block(X[:3], np.arange(3))
+        yield lambda: RowBlock(X[:3], np.arange(3))
 
         def bad():
             raise UsageError("row 3 is bad")
@@ -113,7 +115,7 @@ def test_a_bad_row_leaves_no_file_and_all_ranks_refuse(world, mpi_tmp_path):
         yield bad
 
     with pytest.raises(AgreedError, match="row 3 is bad"):
-        predict_all(world, model(two, 2), model(two, 2), NewRows("x", blocks), str(mpi_tmp_path / "a.csv"))
+        predict_all(world, model(two, 2), model(two, 2), PredictionRows("x", blocks), str(mpi_tmp_path / "a.csv"))
     world.Barrier()
     assert not list(mpi_tmp_path.iterdir())
 
@@ -128,7 +130,9 @@ def test_lines_to_a_stream(world):
 def test_counts_are_summed_and_said(world):
     counts = predict_all(world, model(two, 2), model(two, 2), rows_of(X, 3, dropped=2, unseen=1))
     assert counts == {"rows": 23, "dropped": 16, "filled": 0, "unseen": 8}
-    assert said(counts) == "23 rows, 16 left out for missing values, 8 texts that the training data do not have"
+    assert (
+        describe_counts(counts) == "23 rows, 16 left out for missing values, 8 texts that the training data do not have"
+    )
 
 
 def test_a_file_that_is_there_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
-from hpcdl.inference.pretrained import begin_with, tensors_of
+from hpcdl.inference.pretrained import load_initial_values, read_tensors
 from hpcdl.models import for_data
 from hpcdl.models.layout import Layout, Tensor
 from hpcdl.models.part import ModelPart
@@ -40,7 +40,7 @@ def test_each_kind_of_file_gives_the_same_values(values, tmp_path, monkeypatch):
     save_file(values, "a.safetensors")
     for file in ("a.npz", "a.safetensors"):
         made = model()
-        begin_with(made, file)
+        load_initial_values(made, file)
         assert np.array_equal(made.initialize(Random(0)), flat(values))
         made.initialize(Random(0))[:] = 0  # whoever has the vector may change it
         assert np.array_equal(made.initialize(Random(0)), flat(values))
@@ -64,7 +64,7 @@ def test_a_program_starts_from_a_file_or_from_a_run_by_any_strategy(program, val
         again = [*QUIET, "--lr", "1e-30", "--initial", "a", "--out", "b", "--seed", "3"]
         assert ends("train_fully_sharded", again) == (0, "")
         assert np.array_equal(Checkpoint.read("b").vectors["parameters"], flat(values))
-        assert np.array_equal(flat(tensors_of("b/checkpoint.h5")), flat(values))
+        assert np.array_equal(flat(read_tensors("b/checkpoint.h5")), flat(values))
 
 
 def test_who_resumes_needs_the_file_no_more(values, tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_bad_files_are_refused_in_a_line(write, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write()
     with pytest.raises(UsageError) as refused:
-        begin_with(model(), "a.npz")
+        load_initial_values(model(), "a.npz")
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -111,7 +111,7 @@ def test_files_of_other_kinds(name, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.safetensors").write_text("x")
     with pytest.raises(UsageError):
-        tensors_of(name)
+        read_tensors(name)
 
 
 def test_values_that_are_no_numbers_of_the_models_type(values, tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_values_that_are_no_numbers_of_the_models_type(values, tmp_path, monkeyp
     values["dense1.bias"] = np.full(5, 1e300)
     np.savez("a.npz", **values)
     with pytest.raises(UsageError, match="not finite numbers of float32"):
-        begin_with(model(), "a.npz")
+        load_initial_values(model(), "a.npz")
 
 
 def test_what_a_model_holds_beside_its_parameters_has_its_name_too(tmp_path, monkeypatch):
@@ -127,8 +127,8 @@ def test_what_a_model_holds_beside_its_parameters_has_its_name_too(tmp_path, mon
     layout = Layout([Tensor("w", (2,), 0, "a")], "float64")
     made = SimpleNamespace(layout=layout, extra={"n": np.zeros(1, np.int64)}, aliases={"v": "w"})
     np.savez("a.npz", v=np.arange(2.0), n=np.int64(4))
-    begin_with(made, "a.npz")
+    load_initial_values(made, "a.npz")
     assert made.initialize(Random(0)).tolist() == [0, 1] and made.extra["n"].tolist() == [4]
     np.savez("a.npz", w=np.arange(2.0))
     with pytest.raises(UsageError, match=r"missing: n$"):
-        begin_with(made, "a.npz")
+        load_initial_values(made, "a.npz")

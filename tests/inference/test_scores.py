@@ -25,7 +25,7 @@ def test_classes(scored, monkeypatch, most):
         if rows.stop > rows.start:
             parts.add(y[rows], p[rows])
     whole.add(y, p)
-    found, once = parts.found(), whole.found()
+    found, once = parts.results(), whole.results()
     assert {name: found[name] for name in ("confusion", "precision", "recall", "accuracy")}.items() <= once.items()
     assert found["expected_calibration_error"] == pytest.approx(once["expected_calibration_error"])
     said = p.argmax(axis=1)
@@ -47,15 +47,15 @@ def test_expected_calibration_error():
     y = np.array([0] * 60 + [1] * 40 + [0] * 70 + [1] * 30)
     both = ClassMeasures(2)
     both.add(y, p)
-    assert both.found()["expected_calibration_error"] == pytest.approx(0.5 * 0.3)
+    assert both.results()["expected_calibration_error"] == pytest.approx(0.5 * 0.3)
     one = ClassMeasures(2)
     one.add(1 - y, p[:, 1])  # of a logistic regression: the probability of class 1
     swapped = ClassMeasures(2)
     swapped.add(1 - y, p)
-    assert one.found() == swapped.found()
+    assert one.results() == swapped.results()
     sure = ClassMeasures(2)
     sure.add(np.array([0]), np.array([[1.0, 0.0]]))  # the last bin has its upper end
-    assert sure.found()["calibration"][-1] == {
+    assert sure.results()["calibration"][-1] == {
         "from": 14 / 15, "to": 1.0, "rows": 1, "probability": 1.0, "accuracy": 1.0,
     }  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_values(far):
     found = ValueMeasures(2, y[0])
     for rows in (slice(0, 120), slice(120, 300)):
         found.add(y[rows], z[rows])
-    got = found.found()
+    got = found.results()
     error = z - y
     np.testing.assert_allclose(got["rmse"], np.sqrt((error**2).mean(axis=0)), rtol=1e-6)
     np.testing.assert_allclose(got["mae"], abs(error).mean(axis=0), rtol=1e-6)
@@ -79,4 +79,4 @@ def test_values(far):
 def test_values_that_are_all_the_same():
     found = ValueMeasures(1, np.array([7.0]))
     found.add(np.full(5, 7.0), np.full(5, 8.0))
-    assert found.found() == {"rmse": [1.0], "mae": [1.0], "r2": [None]} and math.isfinite(found.found()["mae"][0])
+    assert found.results() == {"rmse": [1.0], "mae": [1.0], "r2": [None]} and math.isfinite(found.results()["mae"][0])

@@ -7,7 +7,7 @@ from in_process import ends
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def changed(run, tmp_path):
 
 
 def test_what_it_knows(run):
-    trained, data = Trained(str(run)), open_data("digits", standardize=True)
+    trained, data = TrainedModel(str(run)), open_data("digits", standardize=True)
     assert (trained.features, trained.classes, trained.outputs) == ((8, 8), 10, ())
     assert trained.schema.describe() == data.schema.describe()
     x = data.test.rows(0, 5)[0]
@@ -47,9 +47,11 @@ def test_of_an_older_version_the_data_say_it(changed, run):
     found = Checkpoint.read(run)
     attributes = {name: value for name, value in found.attributes.items() if name not in ("meaning", "loss")}
     Checkpoint(found.vectors, attributes).write(run / "old.h5")
-    assert Trained(str(run / "old.h5")).schema.describe() == open_data("digits").schema.describe()
+    assert TrainedModel(str(run / "old.h5")).schema.describe() == open_data("digits").schema.describe()
     assert (
-        Trained(changed({"meaning": {"scale": 1, "labels": None, "vocabulary": None, "recipe": None}})).schema.scale
+        TrainedModel(
+            changed({"meaning": {"scale": 1, "labels": None, "vocabulary": None, "recipe": None}})
+        ).schema.scale
         == 1
     )
 
@@ -67,9 +69,9 @@ def test_of_an_older_version_the_data_say_it(changed, run):
 )
 def test_refusals(changed, attributes, vectors, words):
     with pytest.raises(UsageError, match=words):
-        Trained(changed(attributes, **vectors))
+        TrainedModel(changed(attributes, **vectors))
 
 
 def test_a_model_that_is_another_one(changed):
     with pytest.raises(UsageError, match="'mlp:5' is not one that this program can build"):
-        Trained(changed({"model": "mlp:5"})).model()
+        TrainedModel(changed({"model": "mlp:5"})).model()

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdl.launch.command_lines import read_command
-from hpcdl.planning.autotune import candidates, grids, report
+from hpcdl.planning.autotune import candidates, grid_lines, report
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
@@ -21,12 +21,12 @@ def found(room=1 << 40, ranks=4, **more):
 
 
 def program(candidate):
-    return candidate.told.line.replace(f" {MODEL}", "")
+    return candidate.forecast.line.replace(f" {MODEL}", "")
 
 
 def test_they_are_in_order_and_all_fit():
     first, refused = found()
-    rates = [each.told.parts.rate for each in first]
+    rates = [each.forecast.parts.rate for each in first]
     assert rates == sorted(rates, reverse=True) and len(first) >= 11 and not refused
     assert {"train-allreduce", "train-fully-sharded --stage 3"} < set(map(program, first))
     room = sorted(each.bytes for each in first)[len(first) // 2]
@@ -41,8 +41,8 @@ def test_a_slow_network_prefers_few_bytes():
     slow, _ = found(bandwidth=1e5)
     fast, _ = found(bandwidth=1e12, latency=0)
     at = [[program(each) for each in of].index("train-local-sgd --sync-every 8") for of in (slow, fast)]
-    assert at[0] < at[1] and not slow[0].same
-    same = [program(each) for each in slow if each.same]
+    assert at[0] < at[1] and not slow[0].same_steps
+    same = [program(each) for each in slow if each.same_steps]
     stage = [program(each) for each in slow].index
     assert stage("train-fully-sharded --stage 3") > stage("train-allreduce")
     assert same[0].startswith("train-grid") and "pipeline" in same[0]  # activations are less than gradients
@@ -61,7 +61,7 @@ def test_its_command_can_be_run(ranks):
     start = f"first: mpiexec -n {ranks} hpcdl "
     assert said[-1].startswith(start) and said[0] == f"{ranks} ranks, {MODEL}"
     for each in first:
-        assert read(each.told.line, ranks).plan[0] == 64
+        assert read(each.forecast.line, ranks).plan[0] == 64
     program, *words = said[-1].removeprefix(start).split()
     training = read_command(1, f"-n {ranks}: {program}", {}, ranks).training
     assert parse(training.options_class, program, "", words).model == "mlp:64,64,64"
@@ -69,7 +69,7 @@ def test_its_command_can_be_run(ranks):
 
 def test_measurements_stand_beside():
     first, refused = found()
-    seconds = [each.told.parts.seconds * 2 for each in first[:3]]
+    seconds = [each.forecast.parts.seconds * 2 for each in first[:3]]
     lines = report(first, refused, 4, MODEL, seconds)
     assert [line.split()[-2:] for line in lines[2:5]] == [["-50", "%"]] * 3 and "%" not in lines[5]
 
@@ -77,4 +77,4 @@ def test_measurements_stand_beside():
 def test_nothing_fits():
     none, refused = found(room=1000)
     assert none == [] and report(none, refused, 4, MODEL)[0].startswith("nothing fits: train-allreduce")
-    assert grids(MODEL, 1, 1e12, read) == grids(MODEL, 4, 1000, read) == []
+    assert grid_lines(MODEL, 1, 1e12, read) == grid_lines(MODEL, 4, 1000, read) == []

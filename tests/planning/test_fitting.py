@@ -4,7 +4,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
-from hpcdl.planning.fitting import bytes_of, cuts, fits, shapes
+from hpcdl.planning.fitting import fits, microbatch_counts, parse_bytes, shapes
 from hpcdl.planning.memory import forecast
 from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
@@ -48,11 +48,11 @@ def test_what_cannot_be_cut_is_said():
 
 def test_shapes_and_parts():
     assert set(shapes(4)) == {(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)}
-    assert cuts(6) == [1, 2, 4, 6] and cuts(1) == [1]
+    assert microbatch_counts(6) == [1, 2, 4, 6] and microbatch_counts(1) == [1]
 
 
 def test_sizes_are_read():
-    assert [bytes_of(text) for text in ("32GiB", "80GB", "1.5 MiB", "100")] == [32 << 30, 80 * 10**9, 3 << 19, 100]
+    assert [parse_bytes(text) for text in ("32GiB", "80GB", "1.5 MiB", "100")] == [32 << 30, 80 * 10**9, 3 << 19, 100]
     for text in ("", "GiB", "-1GiB", "32gb", "0"):
         with pytest.raises(UsageError, match="number of bytes"):
-            bytes_of(text)
+            parse_bytes(text)

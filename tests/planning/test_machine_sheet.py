@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from hpcdl.errors import UsageError
-from hpcdl.planning.machine_sheet import Machine, between
+from hpcdl.planning.machine_sheet import Machine, interpolate
 
 SHEET = {"cores": 4, "latency": "2e-6", "bandwidth": 1e9, "flops": 1e10, "memory": 1e10, "start": 1e-4}
 MODEL = {"model": "mlp:8", "data": "digits", "dtype": "float32", "optimizer": "momentum", "parameters": 610}
@@ -85,6 +85,6 @@ def test_files_that_are_none(tmp_path):
 
 def test_between_measurements():
     curve = {10: 1.0, 20: 3.0, 40: 4.0}
-    assert [between(curve, at) for at in (1, 10, 15, 20, 30, 60)] == [1, 1, 2, 3, 3.5, 5]
-    assert between({10: 1.0}, 5) == 1 and between({10: 1.0}, 30) == 3
-    assert between({10: 2.0, 20: 1.0}, 40) == 1  # never less for more
+    assert [interpolate(curve, at) for at in (1, 10, 15, 20, 30, 60)] == [1, 1, 2, 3, 3.5, 5]
+    assert interpolate({10: 1.0}, 5) == 1 and interpolate({10: 1.0}, 30) == 3
+    assert interpolate({10: 2.0, 20: 1.0}, 40) == 1  # never less for more

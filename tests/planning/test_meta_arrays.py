@@ -7,7 +7,7 @@ from hpcdl.data.batch import Batch
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
 from hpcdl.models import make_model
-from hpcdl.planning.meta_arrays import OUTLINES, Outline, matmul
+from hpcdl.planning.meta_arrays import META, MetaArray, matmul
 from hpcdl.random import Random
 
 
@@ -30,7 +30,7 @@ from hpcdl.random import Random
     ],
 )
 def test_views_have_numpys_shapes(view):
-    real, outline = np.zeros((2, 3, 4), np.float32), Outline((2, 3, 4), np.float32)
+    real, outline = np.zeros((2, 3, 4), np.float32), MetaArray((2, 3, 4), np.float32)
     found, wanted = view(outline), view(real)
     assert (found.shape, found.dtype, found.size, found.nbytes) == (
         wanted.shape,
@@ -42,11 +42,11 @@ def test_views_have_numpys_shapes(view):
 
 
 def test_views_know_the_whole_and_products_their_shapes():
-    whole = Outline((6, 4), "float64")
+    whole = MetaArray((6, 4), "float64")
     assert whole[2:].reshape(-1).base is whole and whole.copy().base is not whole
-    assert matmul(whole, Outline((4, 3), "float64"), Outline((6, 3), "float64")).shape == (6, 3)
+    assert matmul(whole, MetaArray((4, 3), "float64"), MetaArray((6, 3), "float64")).shape == (6, 3)
     with pytest.raises(ValueError, match="product"):
-        matmul(whole, Outline((3, 4), "float64"), Outline((6, 4), "float64"))
+        matmul(whole, MetaArray((3, 4), "float64"), MetaArray((6, 4), "float64"))
     with pytest.raises(ValueError, match="shape"):
         whole.reshape(5, 5)
 
@@ -57,7 +57,7 @@ def test_views_know_the_whole_and_products_their_shapes():
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_model_takes_from_its_pool_what_it_takes_with_real_arrays(spec, rows):
     text, peaks = spec.startswith("gpt"), []
-    for device in (CPU, OUTLINES):
+    for device in (CPU, META):
         model = make_model(spec, (6,), 3, device=device, text=text)
         model.pool.memory = memory = Memory()
         x, y = device.zeros((rows, 6), model.dtype), device.zeros((rows,), np.int64)
@@ -69,8 +69,8 @@ def test_a_model_takes_from_its_pool_what_it_takes_with_real_arrays(spec, rows):
 
 
 def test_the_largest_model_is_gone_through():
-    model = make_model("gpt:layers=96,width=12288,heads=96,context=2048", (2048,), 50257, device=OUTLINES, text=True)
+    model = make_model("gpt:layers=96,width=12288,heads=96,context=2048", (2048,), 50257, device=META, text=True)
     model.pool.memory = memory = Memory()
-    w, x = Outline(model.size, "float32"), Outline((1, 2048), "float32")
-    model.loss_and_gradient(w, Batch(x, Outline(1, np.int64), 1, 0, 0, np.arange(1)), w)
+    w, x = MetaArray(model.size, "float32"), MetaArray((1, 2048), "float32")
+    model.loss_and_gradient(w, Batch(x, MetaArray(1, np.int64), 1, 0, 0, np.arange(1)), w)
     assert model.size == 174_604_259_328 and memory.peak["activations"] > 300e9

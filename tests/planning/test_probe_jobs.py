@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.errors import LoneError, UsageError
-from hpcdl.planning.probe_jobs import endless, run, starter
+from hpcdl.planning.probe_jobs import make_starter, run, without_length
 
 SCRIPT = Path(__file__).parents[2] / "scripts/plan.py"
 SHEET = {"cores": 2, "latency": 1e-5, "bandwidth": 1e9, "flops": 1e10, "memory": 1e10, "start": 1e-4}
@@ -23,14 +23,14 @@ def test_ranks_that_fail_are_a_line():
     with pytest.raises(LoneError, match="said nothing"):
         run(2, {}, lambda ranks, arguments: subprocess.CompletedProcess([], 0, "", ""))
     with pytest.raises(UsageError, match="cannot be started"):
-        starter("nowhere/mpiexec")(2, [])
+        make_starter("nowhere/mpiexec")(2, [])
     with pytest.raises(UsageError, match="quotes"):
-        starter("mpiexec '")
+        make_starter("mpiexec '")
 
 
 def test_how_long_a_line_trains_is_left_out():
-    assert endless(["--steps", "9", "--lr=1", "--epochs=3", "--overlap", "--steps=2"]) == ["--lr=1", "--overlap"]
-    assert endless(["--model", "mlp:8", "--epochs", "3"]) == ["--model", "mlp:8"]
+    assert without_length(["--steps", "9", "--lr=1", "--epochs=3", "--overlap", "--steps=2"]) == ["--lr=1", "--overlap"]
+    assert without_length(["--model", "mlp:8", "--epochs", "3"]) == ["--model", "mlp:8"]
 
 
 def test_two_ranks_are_measured_for_real(environment, tmp_path):

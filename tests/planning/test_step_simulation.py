@@ -140,14 +140,14 @@ def test_what_is_no_distribution(alone, text):
 def test_how_often_to_save(alone):
     """The best is where the expected time is least; Young's and Daly's are near it; a simulation agrees."""
     between, checkpoint, restart = 10.0, 0.1, 0.3
-    best = failures.best(between, checkpoint, restart)
+    best = failures.optimal_interval(between, checkpoint, restart)
     cost = failures.slowdown(best, between, checkpoint, restart)
     for factor in (0.9, 1.1):
         assert failures.slowdown(best * factor, between, checkpoint, restart) > cost
     assert failures.young(between, checkpoint) == pytest.approx(math.sqrt(2 * between * checkpoint))
     assert failures.daly(between, checkpoint) == pytest.approx(best, rel=1e-3)
     assert failures.daly(1.0, 3.0) == 1.0 and failures.slowdown(1e6, 1, 1, 1) == math.inf
-    taken = failures.simulated(100 * best, best, between, checkpoint, restart, 4000, Random(1))
+    taken = failures.simulate_runs(100 * best, best, between, checkpoint, restart, 4000, Random(1))
     assert taken.mean() / (100 * best) == pytest.approx(cost, rel=0.01)
-    certain = failures.simulated(10, 1, 1e12, 0.5, 1, 3, Random(0))
+    certain = failures.simulate_runs(10, 1, 1e12, 0.5, 1, 3, Random(0))
     np.testing.assert_allclose(certain, 15)

@@ -8,13 +8,13 @@ from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
 from hpcdl.planning.compute_time import slowest
 from hpcdl.planning.cut_time import messages
-from hpcdl.planning.dry_run import cut_of
+from hpcdl.planning.dry_run import program_cut
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup
-from hpcdl.planning.parts import Parts
+from hpcdl.planning.parts import StepParts
 from hpcdl.planning.probe_jobs import ANSWER
-from hpcdl.planning.step_time import WHOLE, calibrated, exposed, foretell, name_of
-from hpcdl.planning.surveying import rows_of, small
+from hpcdl.planning.step_time import FORECASTS, calibrate_start, exposed_seconds, forecast_step, program_name
+from hpcdl.planning.surveying import rows_of, small_line
 from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
 
@@ -38,7 +38,7 @@ def case(line, ranks):
 
 
 def parts(line, ranks, **more):
-    return foretell(case(line, ranks), machine(**more)).parts
+    return forecast_step(case(line, ranks), machine(**more)).parts
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -78,9 +78,9 @@ def test_what_was_measured_on_as_many_ranks_stands_above_theory():
 
 
 def test_buckets_pass_beside_the_backward_pass():
-    assert exposed([1, 2, 3], [0.5, 0.5, 0.5], 3) == 0.5  # all but the last are hidden
-    assert exposed([1, 2, 3], [2, 2, 2], 3) == 4  # the wire is busy from the first on
-    assert exposed([3], [2], 3) == 2
+    assert exposed_seconds([1, 2, 3], [0.5, 0.5, 0.5], 3) == 0.5  # all but the last are hidden
+    assert exposed_seconds([1, 2, 3], [2, 2, 2], 3) == 4  # the wire is busy from the first on
+    assert exposed_seconds([3], [2], 3) == 2
     line = "train-allreduce --allreduce ring --overlap --bucket-mib 0.001"
     whole, none, half = (parts(line, 2, progress=share) for share in (1, 0, 0.5))
     assert none.hidden == 0 and 0 < half.hidden == pytest.approx(whole.hidden / 2)
@@ -124,7 +124,7 @@ def test_asynchronous_servers_take_what_their_ports_take():
     found = parts(line, 9)
     service = ((wire + K / A + UPDATE) + wire) / 2  # of each port: the queue has one for each way
     assert found.seconds == pytest.approx(service, rel=0.02) and found.examples == 1
-    slow = foretell(case("train-parameter-server --consistency async --pretend-compute 1000", 3), machine()).parts
+    slow = forecast_step(case("train-parameter-server --consistency async --pretend-compute 1000", 3), machine()).parts
     alone = 2 * L + wire + K / A + UPDATE + wire
     assert slow.seconds == pytest.approx((1 + alone + DRAW * 32) / 2, rel=1e-3) and slow.queue < 1e-3
 
@@ -165,7 +165,7 @@ def test_a_message_between_stages():
 def test_the_stages_of_zero_send_what_they_should():
     def sent(stage):
         of = case(f"train-fully-sharded --stage {stage} --batch-size 8", 4)
-        return messages(of, 0, cut_of(of))["data"]
+        return messages(of, 0, program_cut(of))["data"]
 
     def bytes_of(stage, name):
         return sum(bytes for operation, bytes in sent(stage) if operation == name)
@@ -187,7 +187,7 @@ def test_tensor_parallelism_counts_its_all_reduces():
     of = "train-tensor-parallel --model gpt:layers=3,width=16,heads=2 --data text --batch-size 4"
     command = read_command(1, f"-n 2: {of}", {}, 2)
     told = Workload.of(command, parse)
-    said = messages(told, 0, cut_of(told))["tensor"]
+    said = messages(told, 0, program_cut(told))["tensor"]
     block = 4 * 64 * 16 * 4  # rows, tokens, width, bytes
     assert sum(bytes == block for _, bytes in said) == 4 * 3 + 2
     found = parts("train-tensor-parallel --batch-size 64", 2)
@@ -213,40 +213,45 @@ def test_accumulated_and_straggling():
 
 
 def test_theory_where_nothing_was_measured():
-    found = foretell(case("train-allreduce --batch-size 64", 2), Machine.of(SHEET))
+    found = forecast_step(case("train-allreduce --batch-size 64", 2), Machine.of(SHEET))
     assert not found.exact and found.parts.compute > 0
     work = 2 * 32 * (64 * 32 + 32 * 32 * 2 + 32 * 10) * 3 / 1e10  # three products of each layer
     assert found.parts.compute == pytest.approx(work, rel=0.5)
-    assert foretell(case("train-sequential", 1), machine()).exact
+    assert forecast_step(case("train-sequential", 1), machine()).exact
 
 
 @pytest.mark.parametrize(
     "name",
-    [*WHOLE, "train-parameter-server bsp", "train-parameter-server ssp", "train-parameter-server async",
+    [*FORECASTS, "train-parameter-server bsp", "train-parameter-server ssp", "train-parameter-server async",
      "train-gossip adpsgd", "train-allreduce overlap", "train-pipeline", "train-model-parallel",
      "train-tensor-parallel", "train-fully-sharded", "train-grid", "train-gossip asleep", "train-pipeline asleep"],
 )  # fmt: skip
 def test_what_a_program_costs_beyond_is_found_from_a_run(name):
     ranks = 1 if name == "train-sequential" else 2
-    line = small("train-parameter-server bsp" if name == "train-parameter-server" else name, ranks)
+    line = small_line("train-parameter-server bsp" if name == "train-parameter-server" else name, ranks)
     of = Workload.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
-    assert name_of(of).startswith(name) and rows_of(of) >= {1}
+    assert program_name(of).startswith(name) and rows_of(of) >= {1}
     sheet = Machine.of(SHEET)
-    told = foretell(of, sheet, 1e-3).parts.seconds
-    assert told > foretell(of, sheet, 0.0).parts.seconds
-    assert calibrated(of, sheet, told) == pytest.approx(1e-3, rel=1e-3)
-    assert calibrated(of, sheet, 0.0) == 0.0
+    told = forecast_step(of, sheet, 1e-3).parts.seconds
+    assert told > forecast_step(of, sheet, 0.0).parts.seconds
+    assert calibrate_start(of, sheet, told) == pytest.approx(1e-3, rel=1e-3)
+    assert calibrate_start(of, sheet, 0.0) == 0.0
 
 
 def test_what_nobody_knows_is_refused():
     with pytest.raises(UsageError, match="of train-federated no time is known; there are train-allreduce"):
-        foretell(case("train-federated", 1), machine())
+        forecast_step(case("train-federated", 1), machine())
     with pytest.raises(UsageError, match="measured layer by layer"):
         bare = {n: {"draw": 0, "gradient": 1e-3} for n in (1, 64)}
         parts("train-pipeline", 2, measured=[SECTION | {"models": [MEASURED | {"rows": bare}]}])
 
 
 def test_parts():
-    found = Parts(4.0, 2.0, 1.0, 0.5, 0.5, 3.0, 16)
-    assert found.seconds == 8 and found.rate == 2 and found.of(2).seconds == 4 and found.of(2).examples == 16
-    assert Parts(0, 0, 0, 0, 0, 0, 1).rate == math.inf and ANSWER.endswith(" ")
+    found = StepParts(4.0, 2.0, 1.0, 0.5, 0.5, 3.0, 16)
+    assert (
+        found.seconds == 8
+        and found.rate == 2
+        and found.per_worker(2).seconds == 4
+        and found.per_worker(2).examples == 16
+    )
+    assert StepParts(0, 0, 0, 0, 0, 0, 1).rate == math.inf and ANSWER.endswith(" ")

@@ -11,8 +11,8 @@ from hpcdl.planning import forecast_error
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.probe_jobs import ANSWER
-from hpcdl.planning.step_time import foretell
-from hpcdl.planning.surveying import ON_ONE_NODE, machine_of, small, survey
+from hpcdl.planning.step_time import forecast_step
+from hpcdl.planning.surveying import ON_ONE_NODE, machine_of, small_line, survey
 from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
 
@@ -55,7 +55,7 @@ def test_each_program_is_foretold_to_take_what_its_small_training_took():
     machine = survey(LINES, read, ranks, 0, said.append)
     assert len(said) == 2 and sorted(ranks.jobs) == [1, 2]
     for text, many in (("train-allreduce", 2), ("train-gossip", 2), ("train-sequential", 1)):
-        assert foretell(read(small(text, many), many), machine).parts.seconds == pytest.approx(5e-3, rel=1e-6)
+        assert forecast_step(read(small_line(text, many), many), machine).parts.seconds == pytest.approx(5e-3, rel=1e-6)
     assert set(machine.section(2).programs) == {"train-allreduce", "train-gossip"}
     assert machine.start == sorted(start for each in machine.measured for start in each.programs.values())[1]
     assert (machine.cores, machine.late, machine.progress) == (2, 2e-5, 0.5)
@@ -105,17 +105,17 @@ def test_what_cannot_be_measured_is_a_line():
 
 
 def test_errors_of_a_matrix():
-    told = forecast_error.foretold([(2, LINES[0][0]), (2, LINES[1][0])], Machine.of(SHEET), read)
+    told = forecast_error.make_forecasts([(2, LINES[0][0]), (2, LINES[1][0])], Machine.of(SHEET), read)
     seconds = [each.parts.seconds for each in told]
-    found = [forecast_error.Checked(told[0], [2 * seconds[0], seconds[0] / 1.1, seconds[0] / 1.2])]
-    found.append(forecast_error.Checked(told[1], [], "it is not finite"))
+    found = [forecast_error.CheckedForecast(told[0], [2 * seconds[0], seconds[0] / 1.1, seconds[0] / 1.2])]
+    found.append(forecast_error.CheckedForecast(told[1], [], "it is not finite"))
     assert found[0].error == pytest.approx(0.1)
     said = forecast_error.report(found)
     assert said[1].endswith("+10 %") and "it is not finite" in said[2]
     assert said[-1] == "1 line: median error 10 %, 9 of 10 within 10 %"
     assert (
-        forecast_error.steps_of(told[0], 1e9) == forecast_error.MOST
-        and forecast_error.steps_of(told[0], 1e-9) == forecast_error.FEWEST
+        forecast_error.steps_for(told[0], 1e9) == forecast_error.MOST
+        and forecast_error.steps_for(told[0], 1e-9) == forecast_error.FEWEST
     )
 
 
@@ -125,18 +125,18 @@ SHEET = {"cores": 2, "latency": 1e-5, "bandwidth": 1e9, "flops": 1e10, "memory":
 def test_the_matrix_holds_forty_lines_of_all_kinds():
     assert len(forecast_error.MATRIX) == 40 and {ranks for ranks, _ in forecast_error.MATRIX} == {1, 2, 3, 4}
     machine = Machine.of(SHEET | {"ranks_per_node": 4})
-    told = forecast_error.foretold(forecast_error.MATRIX, machine, read)
+    told = forecast_error.make_forecasts(forecast_error.MATRIX, machine, read)
     assert all(each.parts.seconds > 0 for each in told)
     asleep = [bool(each.case.options.pretend_compute) for each in told]
     assert asleep == [ranks > 2 for ranks, _ in forecast_error.MATRIX]
 
 
 def test_lines_are_placed(tmp_path):
-    assert forecast_error.placed("-n 3: train-gossip --x") == (3, "train-gossip --x")
-    assert forecast_error.placed("train-gossip", 2) == (2, "train-gossip")
+    assert forecast_error.parse_placement("-n 3: train-gossip --x") == (3, "train-gossip --x")
+    assert forecast_error.parse_placement("train-gossip", 2) == (2, "train-gossip")
     for text in ("train-gossip", "-n 0: train-gossip"):
         with pytest.raises(UsageError):
-            forecast_error.placed(text)
+            forecast_error.parse_placement(text)
     path = tmp_path / "m.yaml"
     for text in ("a: b", "[]", "- 1", "[", "- train-gossip"):
         path.write_text(text)

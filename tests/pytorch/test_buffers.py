@@ -14,7 +14,7 @@ from torch import nn
 from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models import for_data
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run
@@ -98,7 +98,7 @@ def test_resumed_is_never_stopped_to_the_bit(name, trained, tmp_path):
 
 def test_what_is_trained_has_them(trained, tmp_path):
     beside, w = trained(4, out=str(tmp_path / "run"))
-    found = Trained(str(tmp_path / "run"))
+    found = TrainedModel(str(tmp_path / "run"))
     assert {f"extra/{name}" for name in beside} == found.extra.keys()
     made = found.model("torch:torch_nets:normed")
     assert all(np.array_equal(made.extra[key], beside[key]) for key in beside)

@@ -19,7 +19,7 @@ from torch import nn
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch, from_arrays
 from hpcdl.errors import TrainingError, UsageError
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models import for_data, make_model
 from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
@@ -360,7 +360,7 @@ def test_what_was_computed_in_bfloat16_is_scored_so(rows, tmp_path):
     options = Options(dtype="bfloat16", epochs=2, progress="none", out=str(tmp_path / "run"))
     with Run(Communicator(MPI.COMM_SELF), options) as run:
         w = sequential.train(run.comm, made, data, run.make_optimizer(made, data), run)
-    found = Trained(str(tmp_path / "run"))
+    found = TrainedModel(str(tmp_path / "run"))
     x = rows[0].astype("float32")
     predicted = found.model("torch:torch_nets:mlp").predict(found.parameters, x)
     assert np.array_equal(predicted, made.predict(w, x))

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file as arrays_in  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from hpcdl.errors import UsageError  # noqa: E402
-from hpcdl.inference.pretrained import tensors_of  # noqa: E402
-from hpcdl.inference.trained_model import Trained  # noqa: E402
+from hpcdl.inference.pretrained import read_tensors  # noqa: E402
+from hpcdl.inference.trained_model import TrainedModel  # noqa: E402
 from hpcdl.torch import TorchModel  # noqa: E402
 
 NETS = """
@@ -75,7 +75,7 @@ def test_plain_pytorch_loads_what_was_exported(folder):
     assert all(torch.equal(each, wanted[name]) for name, each in module.state_dict().items())
     assert module.norm.num_batches_tracked.shape == () and module.norm.num_batches_tracked > 0
     module.load_state_dict({name: torch.from_numpy(each) for name, each in np.load("w.npz").items()}, strict=True)
-    model, x = Trained("a", ["a"]), np.random.default_rng(0).standard_normal((5, 64)).astype("float32")
+    model, x = TrainedModel("a", ["a"]), np.random.default_rng(0).standard_normal((5, 64)).astype("float32")
     with torch.no_grad():
         plain = module.eval()(torch.from_numpy(x)).softmax(1).numpy()
     np.testing.assert_allclose(model.model().predict(model.parameters, x), plain, rtol=1e-6)
@@ -135,14 +135,14 @@ def test_what_is_no_state_dict_is_refused_and_nothing_in_it_is_run(folder):
         ("text.pt", "--initial text.pt "),
     ):
         with pytest.raises(UsageError) as refused:
-            tensors_of(file)
+            read_tensors(file)
         assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_types_that_numpy_lacks_are_read_from_safetensors(folder):
     save_file({"w": torch.ones(2, dtype=torch.bfloat16)}, "half.safetensors")
-    assert tensors_of("half.safetensors")["w"].tolist() == [1, 1]
-    assert arrays_in("w.safetensors").keys() == tensors_of("w.safetensors").keys()
+    assert read_tensors("half.safetensors")["w"].tolist() == [1, 1]
+    assert arrays_in("w.safetensors").keys() == read_tensors("w.safetensors").keys()
 
 
 def test_a_module_that_cannot_be_imported_from_here_may_be_given(folder, monkeypatch, tmp_path):

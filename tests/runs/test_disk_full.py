@@ -18,12 +18,12 @@ from hpcdl.checkpoint.export import export
 from hpcdl.comm.trace import Timeline
 from hpcdl.data.schema import Schema
 from hpcdl.errors import LoneError, TrainingError, UsageError
-from hpcdl.inference.prediction_input import Block, NewRows
+from hpcdl.inference.prediction_input import PredictionRows, RowBlock
 from hpcdl.inference.predictions import predict_all
-from hpcdl.inference.trained_model import Trained
+from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.runs.folder import Folder
 
-THREE = Trained.__new__(Trained)  # a checkpoint of a model of three classes, and the model in one
+THREE = TrainedModel.__new__(TrainedModel)  # a checkpoint of a model of three classes, and the model in one
 THREE.schema, THREE.classes, THREE.outputs, THREE.dtype = Schema(), 3, (), np.dtype("f4")
 THREE.parameters, THREE.statistics, THREE.about = None, {}, {"model": "of a test"}
 THREE.predict = lambda w, x: np.ones((len(x), 3))
@@ -31,7 +31,7 @@ THREE.predict = lambda w, x: np.ones((len(x), 3))
 
 def ones():
     """Rows to predict."""
-    yield lambda: Block(np.ones((500, 3)), np.arange(500))
+    yield lambda: RowBlock(np.ones((500, 3)), np.arange(500))
 
 
 pytestmark = pytest.mark.four
@@ -164,7 +164,7 @@ def test_exports(alone, tmp_path, name):
         if name[0] == "w":
             export({"weight": np.ones(500)}, path)
         else:
-            predict_all(MPI.COMM_SELF, THREE, THREE, NewRows("ones", ones), str(path))
+            predict_all(MPI.COMM_SELF, THREE, THREE, PredictionRows("ones", ones), str(path))
     assert not list(tmp_path.iterdir())
 
 

@@ -56,12 +56,12 @@ def folder(tmp_path_factory):
 
 def naive(folder):
     """What each member predicts for the test rows, and their labels: (members, rows, classes), (rows,)."""
-    from hpcdl.inference.trained_model import Trained
+    from hpcdl.inference.trained_model import TrainedModel
 
     data = open_data(str(folder / "few.h5"))
     x, y = data.test.rows(0, data.test.examples)
     data.close()
-    runs = [Trained(str(folder / member.run)) for member in MEMBERS]
+    runs = [TrainedModel(str(folder / member.run)) for member in MEMBERS]
     return np.array([run.model().predict(run.parameters, x) for run in runs], np.float64), y
 
 
