@@ -34,7 +34,7 @@ def test_when_samples_are_taken(burn_in, thin, steps, wanted, world):
     for step in range(1, steps + 1):
         found.take(step, 0.1)
     assert found.steps == found.due(steps) == wanted
-    assert len(found.kept) == (len(wanted) if comm.rank == 0 else 0)
+    assert len(found.samples) == (len(wanted) if comm.rank == 0 else 0)
     comm.free()
 
 
