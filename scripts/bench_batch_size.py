@@ -12,7 +12,7 @@ from typing import Literal
 
 from mpi4py import MPI
 
-from hpcdl.checkpoint.export import written
+from hpcdl.checkpoint.export import output_file
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
@@ -149,7 +149,7 @@ def draw(options: SweepOptions, rows: list[dict]) -> None:
     steps.set_ylabel("updates")
     shown = [each.get_legend_handles_labels() for each in (axes, steps)]
     axes.legend(shown[0][0] + shown[1][0], shown[0][1] + shown[1][1], loc="lower left", fontsize="small")
-    with written(Path(options.plot)) as file:
+    with output_file(Path(options.plot)) as file:
         picture.savefig(file, format=Path(options.plot).suffix[1:], dpi=120)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.checkpoint.shards import SLAB, Joined, Portion, name_of_piece, read_into, write_at, write_piece
+from hpcdl.checkpoint.shards import SLAB, JoinedPieces, Portion, name_of_piece, read_into, write_at, write_piece
 from hpcdl.chunks import chunk
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError, blamed_on
@@ -138,7 +138,7 @@ def in_pieces(world, folder, turn, portions):
     written = world.gather(write_piece(folder, name_of_piece(turn, "00000000", world.rank), portions))
     if world.rank == 0:
         forms = {name: (portion.size, portion.dtype) for name, portion in portions.items()}
-        Checkpoint({}, {}, Joined([each for each in written if each], forms)).write(folder / "checkpoint.h5")
+        Checkpoint({}, {}, JoinedPieces([each for each in written if each], forms)).write(folder / "checkpoint.h5")
 
 
 def read(world, folder, own):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.checkpoint.export import written
+from hpcdl.checkpoint.export import output_file
 from hpcdl.comm import Communicator
 from hpcdl.csr import CSR
 from hpcdl.data import Data
@@ -247,7 +247,7 @@ def draw(options: HogwildBenchOptions, records: list[dict]) -> None:
     axes.set_xlabel("epochs")
     axes.set_ylabel("test loss")
     axes.legend()
-    with written(Path(options.plot)) as path:
+    with output_file(Path(options.plot)) as path:
         picture.savefig(path, format=Path(options.plot).suffix[1:], dpi=120)
 
 

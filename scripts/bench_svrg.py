@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.checkpoint.export import written
+from hpcdl.checkpoint.export import output_file
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
@@ -139,7 +139,7 @@ def draw(options, records):
     axes.set_ylabel("suboptimality")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    with written(Path(options.plot)) as file:
+    with output_file(Path(options.plot)) as file:
         picture.savefig(file, format=Path(options.plot).suffix[1:], dpi=120)
 
 

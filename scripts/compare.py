@@ -21,7 +21,7 @@ import yaml
 from mpi4py import MPI
 from rich.console import Console
 
-from hpcdl.checkpoint.export import write_json, written
+from hpcdl.checkpoint.export import output_file, write_json
 from hpcdl.comm import refuse_together
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
@@ -280,7 +280,7 @@ def write(options: CompareOptions, entries: list[Command], folder: Path, known: 
         ("table.csv", comparison.table(found)),
         ("table.md", comparison.markdown(found, options.chosen)),
     ):
-        with written(folder / name) as file:
+        with output_file(folder / name) as file:
             file.write(text.encode())
     return found
 

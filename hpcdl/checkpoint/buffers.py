@@ -1,12 +1,12 @@
-"""What a model holds beside its parameters (`model.extra`, arrays by name): the same on all ranks, saved, loaded.
+"""Buffers of a model beside its parameters (`model.extra`, arrays by name): shared, averaged, saved and loaded.
 
     begin        all ranks take rank 0's
-    a step       each rank's own change as its rows say, as batch norm's statistics do
-    refresh      those in `model.averaged` become the mean over the ranks that train, whole numbers the largest, on all
-                 of them: before each evaluation and checkpoint
+    a step       each rank changes its own by its rows, as batch norm's statistics
+    refresh      those in `model.averaged` become the mean over the ranks that train, integers the largest, on all of
+                 them: before each evaluation and checkpoint
     checkpoint   rank 0's, as extra/NAME
 
-A model without a member `extra` has nothing of it.
+A model without a member `extra` has no buffers.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from hpcdl.kernels.device import Array, device_of
 from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.random import Random
 
-PREFIX = "extra/"  # of the names in a checkpoint
+PREFIX = "extra/"  # of names in a checkpoint
 
 
-class Extra(Same):
-    """`array` is the same on all ranks; of any type, and it may hold what is not finite, as a mask of -inf does."""
+class SharedBuffer(Same):
+    """A buffer, the same on all ranks; of any type, and possibly with infinite values, such as a mask of -inf."""
 
     may_be_infinite = True
 
@@ -37,43 +37,43 @@ class Extra(Same):
 
 
 def broadcast(comm: Communicator, array: Array, root: int = 0) -> None:
-    """All ranks take rank root's, byte by byte; collective."""
+    """Broadcast the array from `root`, byte by byte; collective."""
     if array.size:
         comm.broadcast(array.reshape(-1).view(np.uint8), root)
 
 
 def extra_of(model: Any) -> dict[str, Array]:
-    """The arrays of a model by name."""
+    """Return the buffers of a model by name."""
     return getattr(unwrapped(model), "extra", {})
 
 
 def follow(model: Any, random: Random) -> None:
-    """A run begins: a model that draws at random while it trains follows its seed."""
+    """Begin a run: a model that draws random numbers in training uses its seed."""
     if hasattr(unwrapped(model), "of_run"):
         unwrapped(model).of_run(random)
 
 
 def tracked(arrays: dict[str, Array]) -> dict[str, Tracked]:
-    """As parts of a checkpoint."""
-    return {f"{PREFIX}{name}": Extra(array) for name, array in arrays.items()}
+    """Return the buffers as tracked parts of a checkpoint."""
+    return {f"{PREFIX}{name}": SharedBuffer(array) for name, array in arrays.items()}
 
 
 def share(model: Any, comm: Communicator) -> None:
-    """All ranks of `comm` take rank 0's; collective."""
+    """Broadcast rank 0's buffers over `comm`; collective."""
     for array in extra_of(model).values():
         broadcast(comm, array)
 
 
 def pack(model: Any) -> np.ndarray:
-    """Those that are to be averaged, one after the other, as float64."""
+    """Return the buffers to be averaged as one float64 vector."""
     arrays = extra_of(model)
-    own = [arrays[name] for name in getattr(unwrapped(model), "averaged", ())]
-    parts = [device_of(each).host(each).reshape(-1).astype(np.float64) for each in own]
+    buffers = [arrays[name] for name in getattr(unwrapped(model), "averaged", ())]
+    parts = [device_of(each).host(each).reshape(-1).astype(np.float64) for each in buffers]
     return np.concatenate([np.empty(0), *parts])
 
 
 def unpack(model: Any, numbers: np.ndarray) -> None:
-    """What `pack` has made, or the mean of such, into the model."""
+    """Write a vector of `pack`, or a mean of such, into the model's buffers."""
     arrays, start = extra_of(model), 0
     for name in getattr(unwrapped(model), "averaged", ()):
         array = arrays[name]
@@ -82,13 +82,13 @@ def unpack(model: Any, numbers: np.ndarray) -> None:
         start += array.size
 
 
-def carried(model: Any) -> Callable[[], np.ndarray] | None:
-    """`pack` of this model, for who sends it; None where there is nothing to be averaged."""
+def buffer_packer(model: Any) -> Callable[[], np.ndarray] | None:
+    """Return a function that packs this model's buffers; None if nothing is to be averaged."""
     return (lambda: pack(model)) if len(pack(model)) else None
 
 
 def whole_numbers(model: Any) -> np.ndarray:
-    """Which of the packed numbers are whole ones, of which the largest counts, and not the mean."""
+    """Return a mask of the packed numbers that are integers, which are combined by their maximum, not the mean."""
     arrays = extra_of(model)
     kinds = [
         np.full(arrays[name].size, arrays[name].dtype.kind in "biu")
@@ -98,27 +98,27 @@ def whole_numbers(model: Any) -> np.ndarray:
 
 
 def mean(model: Any, rows: list[np.ndarray]) -> np.ndarray:
-    """Of what several models like this one have packed: the mean, of whole numbers the largest.
+    """Return the mean of several models' packed buffers; of integers the largest.
 
-    What all have the same stays as it is, to the bit: the mean is taken of the distances from the first.
+    Equal values stay the same to the bit: the mean is taken of the differences from the first.
     """
     apart = np.mean([distance(row, rows[0]) for row in rows], axis=0)
     return np.where(whole_numbers(model), np.max(rows, axis=0), moved(rows[0], apart))
 
 
 def distance(values: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """values - first, and 0 where they are the same, infinite ones too."""
+    """Return values - first, and 0 where they are equal, infinities included."""
     with np.errstate(invalid="ignore"):  # inf - inf
         return np.where(values == first, 0.0, values - first)
 
 
 def moved(first: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """first + apart, and `first` itself where that is nothing."""
+    """Return first + apart, and exactly `first` where apart is 0."""
     return np.where(apart == 0, first, first + apart)
 
 
 def average(model: Any, comm: Communicator) -> None:
-    """Those that are to be averaged become the mean over the ranks of `comm` (see `mean`); collective."""
+    """Set the buffers to be averaged to their mean over the ranks of `comm` (see `mean`); collective."""
     values = pack(model)
     if comm.size == 1 or not len(values):
         return
@@ -131,8 +131,8 @@ def average(model: Any, comm: Communicator) -> None:
 
 
 @contextlib.contextmanager
-def kept(model: Any) -> Iterator[None]:
-    """What the body computes leaves no trace in what the model holds."""
+def buffers_restored(model: Any) -> Iterator[None]:
+    """Context that restores the model's buffers."""
     arrays = extra_of(model)
     copies = {name: array.copy() for name, array in arrays.items()}
     yield
@@ -141,13 +141,13 @@ def kept(model: Any) -> Iterator[None]:
 
 
 def load(model: Any, vectors: dict[str, np.ndarray], where: str) -> None:
-    """Write what a checkpoint holds of it into the model. UsageError, begun by `where`, where it does not fit."""
+    """Load the buffers of a checkpoint into the model. UsageError, begun by `where`, if they do not fit."""
     arrays = extra_of(model)
-    found = {name.removeprefix(PREFIX): each for name, each in vectors.items() if name.startswith(PREFIX)}
-    if found.keys() != arrays.keys():
-        names = ", ".join(sorted(found.keys() ^ arrays.keys()))
+    loaded = {name.removeprefix(PREFIX): each for name, each in vectors.items() if name.startswith(PREFIX)}
+    if loaded.keys() != arrays.keys():
+        names = ", ".join(sorted(loaded.keys() ^ arrays.keys()))
         raise UsageError(f"{where}: beside its parameters the model holds other things than the checkpoint: {names}")
     for name, array in arrays.items():
-        if (found[name].shape, found[name].dtype) != (array.shape, array.dtype):
+        if (loaded[name].shape, loaded[name].dtype) != (array.shape, array.dtype):
             raise UsageError(f"{where}: {name} is of another shape or type than the model's")
-        device_of(array).copy_in(array, found[name])
+        device_of(array).copy_in(array, loaded[name])

@@ -1,17 +1,17 @@
-"""Checkpoints: one HDF5 file with the whole state of a run, from which any number of ranks can go on.
+"""Checkpoints: one HDF5 file with the whole state of a run, which any number of ranks can load.
 
     parameters            the flat vector, in the order of the layout
     optimizer/NAME        each of the optimizer's vectors
-    ranks/NAME            what belongs to a rank, one row for each (these need the same number of ranks)
-    attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of all of it
+    ranks/NAME            per-rank vectors, one row per rank (these need the same number of ranks)
+    attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of everything
 
-Of a model that is cut the vectors lie in files of the ranks beside it (shards.py), under the same names, as virtual
+For a model that is cut, the vectors lie in files of the ranks beside it (shards.py), under the same names, as virtual
 data sets.
 
-A checkpoint is written under a temporary name, synced and renamed, so that under its own name there is never half of
-one. The checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; where vectors lie in pieces,
-over where they lie, and each piece has one of its own) tells a damaged one. It is made while the file is written, and
-read slab by slab: a checkpoint is as large as a disk, not as a memory.
+A checkpoint is written under a temporary name, synced and renamed, so a file with its own name is always complete. The
+checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; for vectors in pieces, over their
+locations, and each piece has its own) detects damage. It is computed while the file is written, and read slab by slab:
+a checkpoint may be larger than memory.
 """
 
 import contextlib
@@ -30,33 +30,33 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcdl.checkpoint.shard_checks import refuse_elsewhere, strange
-from hpcdl.checkpoint.shards import FOLDER, Joined, files_of, joining_file, joins_pieces, problem_of, sweep
+from hpcdl.checkpoint.shard_checks import foreign_content, refuse_elsewhere
+from hpcdl.checkpoint.shards import FOLDER, JoinedPieces, files_of, joining_file, joins_pieces, problem_of, sweep
 from hpcdl.data.format import SLAB_BYTES, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.files import atomic_path, parse_json, temporary_name
 from hpcdl.memory import available
 
 VERSION = 2
-READ = (1, VERSION)  # 1: no pieces, and the checksum is over all bytes of the vectors
-LARGE = 1 << 18  # numbers, whose checksum takes about as long as a thread does to start
-OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
+READ = (1, VERSION)  # 1: no pieces; checksum over all bytes of the vectors
+LARGE = 1 << 18  # numbers from which a checksum thread pays off
+OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # names that `rotate` gives; others are the user's
 
 
 class Damaged(UsageError):
-    """A checkpoint that is there, and broken."""
+    """An existing checkpoint that is damaged."""
 
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint file holds: named vectors, and attributes that JSON can express.
+    """Contents of a checkpoint file: named vectors, and attributes as JSON.
 
-    vectors: arrays, or `Stored` ones. joined: those that lie in pieces, which are not among them when it is written.
+    vectors: arrays, or `Stored` ones. joined: vectors in pieces, which are not among `vectors` when it is written.
     """
 
     vectors: Mapping[str, np.ndarray]
     attributes: dict
-    joined: Joined | None = None
+    joined: JoinedPieces | None = None
 
     def digest(self, version: int = VERSION) -> str:
         digest = hashlib.blake2b(digest_size=16)
@@ -76,19 +76,22 @@ class Checkpoint:
 
     @property
     def _inline(self) -> list[str]:
-        """The vectors that lie in the file itself."""
+        """The vectors in the file itself."""
         return [name for name in self.vectors if self.joined is None or name not in self.joined.forms]
 
     def write(self, path: Path) -> None:
-        """Raises OSError where there is no room; what stood under that name is then as it was."""
+        """Write the file. Raises OSError if there is no room; an older file of that name is then unchanged."""
         large = sum(math.prod(form_of(self.vectors, name)[0]) for name in self._inline) >= LARGE
-        with joining_file(path) if self.joined else new_file(path) as file, beside(self.digest, large) as checksum:
+        with (
+            joining_file(path) if self.joined else new_file(path) as file,
+            computed_beside(self.digest, large) as checksum,
+        ):
             for name in self._inline:
                 shape, dtype = form_of(self.vectors, name)
                 if isinstance(self.vectors, Stored):
-                    made, start = file.create_dataset(name, shape, dtype), 0
+                    dataset, start = file.create_dataset(name, shape, dtype), 0
                     for slab in slabs_of(self.vectors, name):
-                        made[start : start + len(slab)] = slab
+                        dataset[start : start + len(slab)] = slab
                         start += len(slab)
                 else:
                     file[name] = self.vectors[name]
@@ -101,22 +104,22 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path, pieces: bool = True) -> "Checkpoint":
-        """Raises UsageError, one line, when the file is missing, damaged, cut off or something else.
+        """Read a checkpoint. Raises UsageError, one line, if the file is missing, damaged, cut off or something else.
 
-        The vectors are read when they are asked for. pieces: read those, too, to tell whether one is damaged.
+        Vectors are read on access. pieces: also read the pieces, to detect damage.
         """
         path = Path(path)
         if os.path.isdir(path):  # unlike Path.is_dir, also where a folder above may not be searched
             path = path / "checkpoint.h5"
         if not os.path.isfile(path):
             raise UsageError(f"there is no checkpoint {path}")
-        with blamed_on(f"{path} is damaged or cut off; {others(path)}", Damaged):
+        with blamed_on(f"{path} is damaged or cut off; {other_checkpoints(path)}", Damaged):
             return cls._read(path, pieces)
 
     @classmethod
     def _read(cls, path: Path, pieces: bool) -> "Checkpoint":
         forms: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
-        joins = joins_pieces(path)  # before HDF5 opens it
+        joins = joins_pieces(path)  # checked before HDF5 opens it
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") != "hpcdl checkpoint":
                 raise UsageError(f"{path} is not a checkpoint of hpcdl")
@@ -124,7 +127,7 @@ class Checkpoint:
                 known = " and ".join(map(str, READ))
                 raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {known}")
             attributes, checksum = parse_json(file.attrs["attributes"]), file.attrs["checksum"]
-            joined = Joined.read(file) if joins else None
+            joined = JoinedPieces.read(file) if joins else None
 
             def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
                 if isinstance(item, h5py.Dataset):
@@ -136,38 +139,38 @@ class Checkpoint:
                     forms[name] = item.shape, item.dtype
 
             file.visititems(visit)
-            found = cls(Stored(path, forms, joined), attributes, joined)
-            if problem := next(filter(None, found.problems(False)), ""):
+            checkpoint = cls(Stored(path, forms, joined), attributes, joined)
+            if problem := next(filter(None, checkpoint.problems(False)), ""):
                 raise ValueError(problem)
-            if found.digest(file.attrs["version"]) != checksum:
+            if checkpoint.digest(file.attrs["version"]) != checksum:
                 raise ValueError("its checksum does not fit its contents")
-        if pieces and (problem := next(filter(None, found.problems(True)), "")):
+        if pieces and (problem := next(filter(None, checkpoint.problems(True)), "")):
             raise ValueError(problem)
-        return found
+        return checkpoint
 
     def problems(self, contents: bool, first: int = 0, step: int = 1) -> Iterator[str]:
-        """What is wrong with every step-th piece, "" for a good one; contents: read them, too."""
+        """Yield the problem of every step-th piece, "" for a good one; contents: read them, too."""
         if self.joined is not None:
             assert isinstance(self.vectors, Stored)
             for piece in self.joined.pieces[first::step]:
                 folder = self.vectors.path.parent
-                yield problem_of(folder, piece, contents) or (strange(folder, piece) if contents else "")
+                yield problem_of(folder, piece, contents) or (foreign_content(folder, piece) if contents else "")
 
 
 class Stored(Mapping[str, np.ndarray]):
-    """The vectors of a checkpoint file, read when they are asked for, by any process that sees the file.
+    """Vectors of a checkpoint file, read on access, by any process that sees the file.
 
-    Reading raises Damaged where the file, or a piece of it, is no longer what it was.
+    Reading raises Damaged if the file, or a piece, has been replaced.
     """
 
-    def __init__(self, path: Path, forms: dict[str, tuple[tuple[int, ...], np.dtype]], joined: Joined | None):
+    def __init__(self, path: Path, forms: dict[str, tuple[tuple[int, ...], np.dtype]], joined: JoinedPieces | None):
         self.path, self.forms, self.joined = Path(os.path.abspath(path)), forms, joined
         self.was = self._now()
 
     def _now(self) -> tuple[int, int, int]:
-        """What changes when another file takes the name."""
-        found = os.stat(self.path)
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        """Return the file's identity, which changes if another file takes its name."""
+        status = os.stat(self.path)
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.forms)
@@ -183,14 +186,14 @@ class Stored(Mapping[str, np.ndarray]):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[h5py.File]:
-        """The file, to read; where a piece is missing HDF5 would read zeros, so that is looked for when all is read."""
+        """Open the file for reading. HDF5 reads zeros for a missing piece, so pieces are checked afterwards."""
         with blamed_on(f"{self.path} cannot be read", Damaged), h5py.File(self.path, "r") as file:
             yield file
             if not self.visible():
                 raise ValueError("the file, or a piece of it, has been replaced meanwhile")
 
     def visible(self) -> bool:
-        """Whether this process sees the file and all of its pieces, as they were."""
+        """True if this process sees the file and all of its pieces unchanged."""
         with contextlib.suppress(OSError):
             pieces = self.joined.pieces if self.joined else []
             return self._now() == self.was and not any(problem_of(self.path.parent, each, False) for each in pieces)
@@ -198,11 +201,11 @@ class Stored(Mapping[str, np.ndarray]):
 
 
 @contextlib.contextmanager
-def beside(compute: Callable[[], str], large: bool) -> Iterator[Callable[[], str]]:
-    """Whoever asks for the result of `compute`; where it takes long, a thread is at it while the body runs.
+def computed_beside(compute: Callable[[], str], large: bool) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns the result of `compute`, which runs in a thread beside the body if `large`.
 
-    numpy, zlib and the system's write leave Python to each other. Where hardly any memory is left Python may wait for
-    ever for a thread that could not begin: none is started for what is done at once.
+    numpy, zlib and system writes release Python's lock. Small results are computed without a thread: with hardly any
+    memory left, Python may wait forever for a thread that could not start.
     """
     if not large:
         yield compute
@@ -212,12 +215,12 @@ def beside(compute: Callable[[], str], large: bool) -> Iterator[Callable[[], str
 
 
 def form_of(vectors: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of one of a checkpoint's vectors, which is not read for it."""
+    """Return shape and type of a checkpoint's vector without reading it."""
     return vectors.forms[name] if isinstance(vectors, Stored) else (vectors[name].shape, vectors[name].dtype)
 
 
 def slabs_of(vectors: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarray]:
-    """A vector in parts, along its first axis, of about SLAB_BYTES where it is on the disk."""
+    """Yield a vector in parts along its first axis, of about SLAB_BYTES if it is on disk."""
     if not isinstance(vectors, Stored) or not vectors.forms[name][0]:
         yield vectors[name]
         return
@@ -228,21 +231,21 @@ def slabs_of(vectors: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarra
             yield dataset[start : start + rows]
 
 
-def others(path: Path) -> str:
-    """What a message on a damaged checkpoint says of others that lie beside it, the newest first."""
+def other_checkpoints(path: Path) -> str:
+    """Return the part of a message on a damaged checkpoint that names others beside it, the newest first."""
     with contextlib.suppress(OSError):
         names = sorted((each.name for each in path.parent.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
-        wanted = [path.with_name(name) for name in [*names, "best.h5"] if name != path.name]
-        if there := [str(each) for each in wanted if each.exists()]:
-            return f"take {' or '.join(there)} instead"
+        candidates = [path.with_name(name) for name in [*names, "best.h5"] if name != path.name]
+        if existing := [str(each) for each in candidates if each.exists()]:
+            return f"take {' or '.join(existing)} instead"
     return "there is no older checkpoint beside it"
 
 
 def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None, same: Path | None = None) -> None:
-    """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5; `previous` is the last one's step.
+    """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5; `previous`: step of the last one.
 
-    same: a file that has been written with the same contents, of which it becomes a second name. The last one gets its
-    second name by a hard link, too, so that at each moment there is a whole checkpoint.h5.
+    same: a file already written with the same contents, which is linked. The last checkpoint gets its older name by a
+    hard link, too, so a complete checkpoint.h5 exists at all times.
     """
     last = folder / "checkpoint.h5"
     if previous is not None and keep > 1 and last.exists():
@@ -258,22 +261,22 @@ def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a checkpoint a second name, replacing what bore that name; in another folder its pieces have one, too."""
+    """Give a checkpoint a second name, replacing a file there; in another folder, its pieces are linked, too."""
     if source.parent.resolve() != target.parent.resolve():
         link_pieces(source, target.parent)
-    one_more_name(source, target)
+    hard_link(source, target)
 
 
 def link_pieces(source: Path, folder: Path) -> None:
-    """Give the pieces of a checkpoint second names in another folder, where they are found from there."""
+    """Link the pieces of a checkpoint into another folder."""
     for name in files_of(source) or ():
         if not (folder / FOLDER / name).exists() and (source.parent / FOLDER / name).exists():
             (folder / FOLDER).mkdir(exist_ok=True)
-            one_more_name(source.parent / FOLDER / name, folder / FOLDER / name)
+            hard_link(source.parent / FOLDER / name, folder / FOLDER / name)
 
 
-def one_more_name(source: Path, target: Path) -> None:
-    """By a hard link, and where a file system knows none, a copy."""
+def hard_link(source: Path, target: Path) -> None:
+    """Create a hard link, or a copy on file systems without links."""
     temporary = temporary_name(target)
     temporary.unlink(missing_ok=True)
     try:
@@ -283,34 +286,34 @@ def one_more_name(source: Path, target: Path) -> None:
             shutil.copyfile(source, copied)
         return
     os.replace(temporary, target)
-    temporary.unlink(missing_ok=True)  # rename does nothing when both are the same file already
+    temporary.unlink(missing_ok=True)  # rename does nothing if both are the same file
 
 
 def move(paths: Iterable[Path], folder: Path) -> None:
-    """Move checkpoints, with what they need, to another folder, where they replace what bears their names."""
+    """Move checkpoints, with their pieces, to another folder, replacing files of their names."""
     for each in paths:
         link_pieces(each, folder)
         os.replace(each, folder / each.name)
 
 
 def pack(source: Path, target: Path) -> Checkpoint:
-    """Write a checkpoint that lies in pieces as one file; slab by slab, whatever its size. Returns the one file's.
+    """Write a checkpoint in pieces as one file, slab by slab, whatever its size. Returns the new checkpoint.
 
-    target: may be the same file. Raises UsageError where a piece is damaged, OSError where there is no room.
+    target: may be the same file. Raises UsageError if a piece is damaged, OSError if there is no room.
     """
-    found = Checkpoint.read(source)
-    Checkpoint(found.vectors, found.attributes).write(target)
+    checkpoint = Checkpoint.read(source)
+    Checkpoint(checkpoint.vectors, checkpoint.attributes).write(target)
     return Checkpoint.read(target)
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """The checkpoint files of a run's folder, the last one first; or the file itself. Raises UsageError: none there."""
+    """Return the checkpoint files of a run, the last one first; or the file itself. Raises UsageError if none."""
     if not os.path.isdir(path):
         if not os.path.isfile(path):
             raise UsageError(f"there is no file or folder {path}")
         return [path]
     names = sorted((each.name for each in path.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
-    found = [path / name for name in ("checkpoint.h5", *names, "best.h5") if os.path.isfile(path / name)]
-    if not found:
+    paths = [path / name for name in ("checkpoint.h5", *names, "best.h5") if os.path.isfile(path / name)]
+    if not paths:
         raise UsageError(f"there is no checkpoint in {path}")
-    return found
+    return paths

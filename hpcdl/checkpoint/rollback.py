@@ -1,16 +1,15 @@
-"""Going on from an older checkpoint of a run, in its folder: what the run has written since is set aside.
+"""Resuming from an older checkpoint in a run's folder: everything the run has written since is set aside.
 
     before, --resume RUN/checkpoint-000000080.h5                           after
         checkpoint.h5 (step 120, or damaged), checkpoint-000000100.h5          later/
-        best.h5, where it is of a later step                                   later/
+        best.h5, if it is of a later step                                      later/
         pieces/ that only these need (shards.py)                               later/pieces/
         metrics.jsonl                                                          later/; in its place, the lines up to 80
         checkpoint-000000080.h5                                                the same, and as checkpoint.h5
-        checkpoint-000000060.h5, what users have named                         as they were
+        checkpoint-000000060.h5, files named by users                          unchanged
 
-So nothing that is newer is taken for the present, neither by a run that goes on from the folder nor by the rotation,
-and nothing is lost; what is set aside another time replaces what bears its name there. At each moment there is a
-checkpoint.h5 from which the run can go on.
+So neither a resumed run nor the rotation mistakes newer files for the present, and nothing is lost; files set aside
+again replace those of the same name. At all times there is a checkpoint.h5 that can be resumed.
 """
 
 import os
@@ -20,34 +19,34 @@ from hpcdl.checkpoint.checkpoint_file import OLDER, Checkpoint, link, move
 from hpcdl.checkpoint.shards import sweep
 from hpcdl.errors import UsageError
 
-LATER = "later"  # the folder for it, in the run's
+LATER = "later"  # subfolder for files set aside
 
 
 def folder_of(resume: str) -> Path:
-    """The folder of the run that --resume names: itself, or that of the checkpoint file that it names."""
+    """Return the folder of the run that --resume names: itself, or that of the checkpoint file."""
     return Path(resume).parent if os.path.isfile(resume) else Path(resume)
 
 
 def is_last(resume: str) -> bool:
-    """Whether --resume names a run as it stands: its folder, or its checkpoint.h5."""
+    """True if --resume names a run's present state: its folder, or its checkpoint.h5."""
     last = folder_of(resume) / "checkpoint.h5"
     return not os.path.isfile(resume) or (last.exists() and last.samefile(resume))
 
 
 def later_than(step: int, resume: Path) -> list[Path]:
-    """Of the files in the folder of this checkpoint, those that the run has written after this step; or are damaged."""
+    """Return the checkpoints beside this one that are of a later step, or damaged."""
     if is_last(str(resume)):
         return []
     folder = folder_of(str(resume))
-    found = [each for each in folder.iterdir() if (name := OLDER.fullmatch(each.name)) and int(name[1]) > step]
+    later = [each for each in folder.iterdir() if (name := OLDER.fullmatch(each.name)) and int(name[1]) > step]
     best = folder / "best.h5"
     if best.exists() and not best.samefile(resume) and step_of(best) > step:
-        found.append(best)
-    return found
+        later.append(best)
+    return later
 
 
 def set_aside(resume: Path, later: list[Path]) -> None:
-    """Make this checkpoint the run's last one; what came after it goes to the folder LATER. Raises OSError."""
+    """Make this checkpoint the run's last one; move later ones to the folder LATER. Raises OSError."""
     folder = folder_of(str(resume))
     aside = folder / LATER
     aside.mkdir(exist_ok=True)
@@ -60,15 +59,15 @@ def set_aside(resume: Path, later: list[Path]) -> None:
         sweep(each)
 
 
-def before(folder: Path) -> list[Path]:
-    """The checkpoints of a run beside its last one, the latest first; those that say no step are left out."""
+def older_checkpoints(folder: Path) -> list[Path]:
+    """Return the older checkpoints of a run, the latest first; those without a step are left out."""
     names = [each for each in folder.iterdir() if OLDER.fullmatch(each.name) or each.name == "best.h5"]
     steps = sorted(((step_of(each), each) for each in names), reverse=True)
     return [each for step, each in steps if step < float("inf")]
 
 
 def step_of(path: Path) -> float:
-    """The step of a checkpoint; one that is damaged is later than all."""
+    """Return the step of a checkpoint; infinity for a damaged one."""
     try:
         return Checkpoint.read(path, pieces=False).attributes["step"]
     except (UsageError, KeyError, TypeError):

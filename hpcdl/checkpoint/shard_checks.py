@@ -1,8 +1,8 @@
-"""Whether the vectors of a checkpoint lie where it says, and in no file that is not a checkpoint's.
+"""Checks that the vectors of a checkpoint lie in its own files.
 
-HDF5 lets a data set have its elements in any other file, by name (external storage, virtual data sets, links), and then
-a checkpoint that came from elsewhere would read a file of yours as parameters. So vectors lie in the file itself, or,
-as virtual data sets, in pieces beside it with names that pieces have (shards.py), and those in the piece itself.
+HDF5 lets a data set have its elements in any other file, by name (external storage, virtual data sets, links): a
+foreign checkpoint could then read a user's file as parameters. So vectors must lie in the file itself, or, as virtual
+data sets, in pieces beside it with names of pieces (shards.py), and those in the piece itself.
 """
 
 from pathlib import Path
@@ -15,31 +15,31 @@ from hpcdl.errors import reason
 
 
 def refuse_elsewhere(name: str, item: Any, joins: bool) -> None:
-    """Raise ValueError where a data set has its elements in other files; joins: virtual ones were looked at before."""
+    """Raise ValueError if a data set has its elements in other files; joins: virtual ones were checked before."""
     if item.external or (item.is_virtual and not joins):
         raise ValueError(f"{name} lies in other files")
 
 
-def strange(folder: Path, piece: WrittenShard) -> str:
-    """What a piece holds that no rank has written there, in words that name its file; "" where nothing."""
+def foreign_content(folder: Path, piece: WrittenShard) -> str:
+    """Return a text on content that no rank has written to this piece, with the file's name; "" if there is none."""
     path = folder / FOLDER / piece.file
     try:
         with h5py.File(path, "r") as file:
             for name, rows in piece.rows.items():
-                if problem := _strange(file, name, extents(rows)[piece.file]):
+                if problem := _foreign_content(file, name, extents(rows)[piece.file]):
                     return f"its piece {path} is none: {name} {problem}"
-    except Exception as error:  # whatever h5py raises
+    except Exception as error:  # of any type
         return f"its piece {path} cannot be read: {reason(error)}"
     return ""
 
 
-def _strange(file: h5py.File, name: str, size: int) -> str:
-    at: Any = file
+def _foreign_content(file: h5py.File, name: str, size: int) -> str:
+    item: Any = file
     for part in name.split("/"):
-        link = at.get(part, getlink=True) if isinstance(at, h5py.Group) else None
+        link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
         if not isinstance(link, h5py.HardLink):
             return "is not there" if link is None else "lies in other files"
-        at = at[part]
-    if not isinstance(at, h5py.Dataset) or at.dtype.kind not in "biuf" or at.shape != (size,):
+        item = item[part]
+    if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf" or item.shape != (size,):
         return f"should be {size} numbers"
-    return "lies in other files" if at.external or at.is_virtual else ""
+    return "lies in other files" if item.external or item.is_virtual else ""

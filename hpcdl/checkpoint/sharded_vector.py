@@ -1,14 +1,14 @@
-"""A vector of which each rank holds a part: how a checkpoint gets the whole of it, and the ranks their parts again.
+"""A vector of which each rank holds a part: how a checkpoint collects it and gives the parts back.
 
     rank 0    # # # # . . . . . . . .        speaks for the first four elements
-    rank 1    + + + + . . . . . . . .        holds the same, and says nothing when the vector is gathered
+    rank 1    + + + + . . . . . . . .        holds a copy, and sends nothing when the vector is gathered
     rank 2    . . . . # # . . # # . .        two blocks, of a weight that is cut by columns
     rank 3    . . . . . . # # . . # #
 
-A checkpoint is the whole vector in the order of the layout, whatever the cut was, so that any other cut can go on from
-it. Each rank writes what it speaks for (`portion`) and reads what is its own (`read`), so that no memory holds more.
-Where the ranks do not see the same files, and on one rank, `gather` puts the whole vector into the memory of rank 0 (on
-the host, where the others are on GPUs), and `scatter` gives it back.
+A checkpoint has the whole vector in the order of the layout, whatever the cut, so that any other cut can load it. Each
+rank writes what it speaks for (`portion`) and reads its own part (`read`), so that no memory holds more. If the ranks
+do not see the same files, and on one rank, `gather` collects the whole vector on rank 0 (on the host, if others are on
+GPUs), and `scatter` gives it back.
 """
 
 from typing import TYPE_CHECKING
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class CutVector:
-    """The part `array` that this rank holds of a vector of `size` elements, and where it lies there.
+    """The part `array` of this rank of a vector of `size` elements, and its place there.
 
-    Making one is a collective call.
+    The constructor is collective.
 
-    pieces: [(hpcdl.models.layout.Piece, whether this rank speaks for it), ...]. Of each element of the vector, exactly
-    one rank speaks.
+    pieces: [(hpcdl.models.layout.Hyperslab, True if this rank speaks for it), ...]. Exactly one rank speaks for each
+    element.
     """
 
     def __init__(self, comm: Communicator, array: Array, pieces: "list[tuple[Hyperslab, bool]]", size: int):
@@ -40,74 +40,74 @@ class CutVector:
             self.everyone = comm.mpi.gather(pieces)
 
     def stored(self, name: str) -> str:
-        """A whole vector is stored under its own name."""
+        """Return the name: a whole vector is stored under its own."""
         return name
 
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
-        """Whole, on any number of ranks."""
+        """Return shape and type of the whole vector, for any number of ranks."""
         return (self.size,), self.array.dtype
 
     def portion(self) -> Portion:
-        """What this rank writes of a checkpoint."""
+        """Return what this rank writes to a checkpoint."""
         return Portion(self.array, [piece for piece, speaks in self.pieces if speaks], self.size)
 
-    def read(self, name: str, found: Stored) -> bool:
-        """Fill in what is this rank's, from a checkpoint that it sees; whether all of that are finite numbers.
+    def read(self, name: str, stored: Stored) -> bool:
+        """Read this rank's part from a checkpoint that it sees; True if all values are finite.
 
-        Raises UsageError where the checkpoint is no longer what it was.
+        Raises UsageError if the checkpoint has changed meanwhile.
         """
-        with found.opened() as file:
+        with stored.opened() as file:
             return read_into(file[name], [piece for piece, _ in self.pieces], self.array)
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
-        """The whole vector on rank 0, None elsewhere; collective."""
+        """Return the whole vector on rank 0, None elsewhere; collective."""
         host = device_of(self.array).host(self.array)
-        mine = packed(host, self.pieces)
+        own_part = packed(host, self.pieces)
         if comm.rank > 0:
-            comm.push(mine, 0)
+            comm.push(own_part, 0)
             return None
         assert self.everyone is not None
         whole = np.empty(self.size, host.dtype)
         for rank, pieces in enumerate(self.everyone):
             if rank > 0:
-                mine = np.empty(sum(piece.size for piece, speaks in pieces if speaks), whole.dtype)
-                comm.wait(mine, rank)
-            place(mine, [piece for piece, speaks in pieces if speaks], whole)
+                own_part = np.empty(sum(piece.size for piece, speaks in pieces if speaks), whole.dtype)
+                comm.wait(own_part, rank)
+            place(own_part, [piece for piece, speaks in pieces if speaks], whole)
         return whole
 
     def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
-        """Give all ranks their parts of the vector that rank 0 has; collective."""
+        """Give all ranks their parts of rank 0's vector; collective."""
         if comm.rank == 0:
             assert whole is not None and self.everyone is not None
             parts = [take(whole, [piece for piece, _ in pieces]) for pieces in self.everyone]
             for rank in range(1, comm.size):
                 comm.push(parts[rank], rank)
-            mine = parts[0]
+            own_part = parts[0]
         else:
-            mine = np.empty(sum(piece.size for piece, _ in self.pieces), self.array.dtype)
-            comm.wait(mine, 0)
+            own_part = np.empty(sum(piece.size for piece, _ in self.pieces), self.array.dtype)
+            comm.wait(own_part, 0)
         host, start = np.empty(self.array.size, self.array.dtype), 0
         for piece, _ in self.pieces:
-            host[piece.local : piece.local + piece.size] = mine[start : start + piece.size]
+            host[piece.local : piece.local + piece.size] = own_part[start : start + piece.size]
             start += piece.size
         device_of(self.array).copy_in(self.array, host)
 
 
 def packed(array: np.ndarray, pieces: "list[tuple[Hyperslab, bool]]") -> np.ndarray:
-    """The elements of the pieces that this rank speaks for, one after another."""
+    """Return the elements of the pieces that this rank speaks for, one after another."""
     parts = [array[piece.local : piece.local + piece.size] for piece, speaks in pieces if speaks]
     return np.concatenate([np.empty(0, array.dtype), *parts])
 
 
 def blocks(whole: np.ndarray, piece: "Hyperslab") -> np.ndarray:
-    """The elements of a piece in the whole vector, as a view (blocks, length)."""
+    """Return the elements of a piece in the whole vector, as a view (blocks, length)."""
     item = whole.itemsize
     shape, strides = (piece.blocks, piece.length), (piece.stride * item, item)
     return np.lib.stride_tricks.as_strided(whole[piece.start :], shape, strides)
 
 
 def place(values: np.ndarray, pieces: "list[Hyperslab]", whole: np.ndarray) -> None:
-    """Write values, packed, where the pieces lie."""
+    """Write packed values to the places of the pieces."""
     start = 0
     for piece in pieces:
         if piece.size:
@@ -116,5 +116,5 @@ def place(values: np.ndarray, pieces: "list[Hyperslab]", whole: np.ndarray) -> N
 
 
 def take(whole: np.ndarray, pieces: "list[Hyperslab]") -> np.ndarray:
-    """The elements of the pieces, packed."""
+    """Return the elements of the pieces, packed."""
     return np.concatenate([np.empty(0, whole.dtype), *(blocks(whole, each).ravel() for each in pieces if each.size)])

@@ -1,24 +1,24 @@
 """A checkpoint in pieces: each rank writes what it holds to a file of its own, and joined they read as whole vectors.
 
-    rank r        pieces/step-000000080-5f3a09c1-rank-000r.h5    what it speaks for, its blocks one after the other
+    rank r        pieces/step-000000080-5f3a09c1-rank-000r.h5    the blocks it speaks for, one after the other
     rank 0 then   checkpoint.h5      parameters, optimizer/NAME: virtual data sets of HDF5 over the pieces
                                      the list of the pieces with the size and the CRC-32 of each
 
-So no rank ever holds, sends or receives more than its own part, and all write at once. A writer for each rank, and not
-one for each node, needs no message and no memory beside the part itself; what ranks hold that do not speak for it,
-as replicas do, is not written twice. A block of a weight that is cut by columns is a strided hyperslab of the whole:
-a few numbers in the mapping. Other cuts, one rank or any program that reads HDF5 read the hyperslabs that they want.
+So no rank holds, sends or receives more than its own part, and all write at once. A writer per rank, rather
+than per node, needs no message and no further memory; copies on ranks that do not speak for them,
+such as replicas, are not written. A block of a weight that is cut by columns is a strided hyperslab of the whole:
+a few numbers in the mapping. Other cuts, one rank or any HDF5 program read the hyperslabs that they need.
 
-Pieces are written first, each under a temporary name, synced and renamed, with names that no checkpoint before has
-used. checkpoint.h5 is replaced when all are there, and what no checkpoint of the folder needs is removed after that
-(`sweep`): whenever a run dies, a whole checkpoint is there. HDF5 lays out a piece, and its numbers are then written to
+Pieces are written first, each under a temporary name, synced and renamed, with names that no earlier checkpoint
+used. checkpoint.h5 is replaced when all exist, and afterwards pieces that no checkpoint needs are removed
+(`sweep`): whenever a run dies, a complete checkpoint exists. HDF5 lays out a piece, and its numbers are then written to
 their places as plain bytes: a full disk is an error of the write, and no lock of HDF5's is held meanwhile.
 
-CRC-32 of a whole file, its header too, is computed at some GB/s while it is written: faster than disks are. That of
-checkpoint.h5 stands in its first 512 bytes, which HDF5 leaves to the user, and is looked at before HDF5 sees the file:
-where a mapping is broken HDF5 may end the process.
+CRC-32 of a whole file, header included, is computed at some GB/s while it is written: faster than disks. That of
+checkpoint.h5 is in its first 512 bytes, which HDF5 leaves to the user, and is checked before HDF5 opens the file:
+HDF5 may crash on a broken mapping.
 
-The folder lies on a file system that all ranks see; where it does not, rank 0 gathers the whole state
+The folder has to be on a file system that all ranks see; otherwise rank 0 gathers the whole state
 (hpcdl/runs/saving.py).
 """
 
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 FOLDER = "pieces"
 NAME = re.compile(r"step-[0-9]{9,}-[0-9a-f]{8}-rank-[0-9]{4,}\.h5")
 LEFT = re.compile(rf"\.{NAME.pattern}\.\d+\.part")
-SLAB = 8 << 20  # bytes that are read or written at a time
+SLAB = 8 << 20  # bytes read or written at a time
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5, at the beginning of its files
-BLOCK = 512  # bytes before HDF5's own, in the file that joins the pieces
-SEAL = b"hpcdl checkpoint in pieces: "  # with which they begin
+BLOCK = 512  # bytes before HDF5's header, in the file that joins the pieces
+SEAL = b"hpcdl checkpoint in pieces: "  # their beginning
 REGULAR = ("v112", "latest")  # versions of the format: from 1.12 on a strided mapping is stored as a few numbers
 
 
 class ShardBlocks(NamedTuple):
-    """Where elements of a piece lie: `blocks` x `length` from `at` in its data set are, in the whole, at `start`,
-    start + stride, ..."""
+    """Place of elements of a piece: `blocks` x `length` from `at` in its data set are, in the whole, at `start`, start
+    + stride, ..."""
 
     file: str
     at: int
@@ -67,7 +67,7 @@ class ShardBlocks(NamedTuple):
 
     @classmethod
     def of(cls, file: str, at: int, start: int, blocks: int, length: int, stride: int) -> "ShardBlocks":
-        """In one form alone, for blocks that touch are one block."""
+        """Return the normal form: adjacent blocks become one block."""
         if blocks == 1 or length == stride:
             blocks, length = 1, blocks * length
             stride = length
@@ -75,7 +75,7 @@ class ShardBlocks(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """A piece on the disk: its name, its size in bytes, its CRC-32, and where its elements lie, by vector."""
+    """A piece on disk: its name, its size in bytes, its CRC-32, and the place of its elements, by vector."""
 
     file: str
     bytes: int
@@ -85,7 +85,7 @@ class WrittenShard(NamedTuple):
 
 @dataclass
 class Portion:
-    """What one rank writes of a vector of `size` elements: `pieces` of its array, merged where they touch."""
+    """What one rank writes of a vector of `size` elements: `pieces` of its array, merged where adjacent."""
 
     array: Array
     pieces: "list[Hyperslab]"
@@ -100,64 +100,64 @@ class Portion:
 
     @property
     def elements(self) -> int:
-        """That are written."""
+        """The number of elements written."""
         return sum(piece.size for piece in self.pieces)
 
     def slabs(self) -> Iterator[np.ndarray]:
-        """They, in order, on the host: views where the array is there, at most SLAB bytes each."""
+        """Yield the elements in order, on the host, at most SLAB bytes each; views if possible."""
         device, most = device_of(self.array), max(1, SLAB // self.dtype.itemsize)
         for piece in self.pieces:
             for start in range(piece.local, piece.local + piece.size, most):
                 yield device.host(self.array[start : min(start + most, piece.local + piece.size)])
 
     def copied(self) -> "Portion":
-        """The same of a copy on the host, which a step does not change."""
-        values, at, pieces = np.empty(self.elements, self.dtype), 0, []
+        """Return the portion of a copy on the host, which later steps do not change."""
+        values, offset, pieces = np.empty(self.elements, self.dtype), 0, []
         for slab in self.slabs():
-            values[at : at + slab.size] = slab
-            at += slab.size
-        at = 0
+            values[offset : offset + slab.size] = slab
+            offset += slab.size
+        offset = 0
         for piece in self.pieces:
-            pieces.append(piece._replace(local=at))
-            at += piece.size
+            pieces.append(piece._replace(local=offset))
+            offset += piece.size
         return Portion(values, pieces, self.size)
 
     def rows(self, file: str) -> list[ShardBlocks]:
-        """Where they lie, when they are in this file one after the other."""
-        found, at = [], 0
+        """Return the places of the elements if they lie in this file one after the other."""
+        rows, offset = [], 0
         for piece in self.pieces:
-            found.append(ShardBlocks.of(file, at, *piece[1:]))
-            at += piece.size
-        return found
+            rows.append(ShardBlocks.of(file, offset, *piece[1:]))
+            offset += piece.size
+        return rows
 
 
 def merged(pieces: "list[Hyperslab]") -> "list[Hyperslab]":
-    """Pieces without empty ones; those that touch, here and in the whole vector, are one."""
-    found: list[Hyperslab] = []
+    """Return non-empty pieces, joined where they are adjacent both in the array and in the whole vector."""
+    result: list[Hyperslab] = []
     for piece in pieces:
         if not piece.size:
             continue
         if piece.blocks == 1 or piece.length == piece.stride:
             piece = piece._replace(blocks=1, length=piece.size, stride=piece.size)
-            last = found[-1] if found else None
+            last = result[-1] if result else None
             if last and last.blocks == 1 and (last.local + last.size, last.start + last.size) == piece[:2]:
                 size = last.size + piece.size
-                found[-1] = last._replace(length=size, stride=size)
+                result[-1] = last._replace(length=size, stride=size)
                 continue
-        found.append(piece)
-    return found
+        result.append(piece)
+    return result
 
 
 # -- one piece -------------------------------------------------------------------------------------------------------
 
 
 def name_of_piece(step: int, token: str, rank: int) -> str:
-    """Its file's name; token: eight hexadecimal digits of this checkpoint's own."""
+    """Return the file name of a piece; token: eight hexadecimal digits, unique to the checkpoint."""
     return f"step-{step:09d}-{token}-rank-{rank:04d}.h5"
 
 
 def write_piece(folder: Path, name: str, portions: dict[str, Portion]) -> WrittenShard | None:
-    """Write what a rank speaks for to folder/pieces/name; None where that is nothing. Raises OSError."""
+    """Write a rank's portions to folder/pieces/name; None if they are empty. Raises OSError."""
     portions = {each: portion for each, portion in portions.items() if portion.elements}
     if not portions:
         return None
@@ -177,17 +177,19 @@ def write_piece(folder: Path, name: str, portions: dict[str, Portion]) -> Writte
 
 
 def laid_out(path: Path, portions: dict[str, Portion]) -> list[tuple[str, int]]:
-    """Make a file with a data set for each portion, none of them filled; (name, place in the file) in that order."""
+    """Create a file with an unfilled data set per portion; return (name, offset in the file) by offset."""
     places = []
     with Sink(path, "w+") as sink:
         with NewFile(sink) as file:
             for name, portion in portions.items():
-                how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-                how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-                how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
                 kind, space = h5py.h5t.py_create(portion.dtype), h5py.h5s.create_simple((portion.elements,))
-                made = h5py.h5d.create(parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, how)
-                places.append((made.get_offset(), name))
+                dataset = h5py.h5d.create(
+                    parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, properties
+                )
+                places.append((dataset.get_offset(), name))
         sink.check()
     with open(path, "r+b") as grown:  # HDF5 may leave the last data set beyond the file's end
         end = max(place + portions[name].elements * portions[name].dtype.itemsize for place, name in places)
@@ -196,13 +198,13 @@ def laid_out(path: Path, portions: dict[str, Portion]) -> list[tuple[str, int]]:
 
 
 def parent(file: h5py.File, name: str) -> h5py.Group:
-    """The group that a data set of this name lies in."""
-    above = name.rpartition("/")[0]
-    return file.require_group(above) if above else file
+    """Return the group of a data set of this name."""
+    group = name.rpartition("/")[0]
+    return file.require_group(group) if group else file
 
 
 def write_at(file: int, values: np.ndarray, place: int) -> None:
-    """Write all of them. Raises OSError."""
+    """Write all values at an offset. Raises OSError."""
     left = memoryview(values).cast("B")  # type: ignore[arg-type]
     while left:
         count = os.pwrite(file, left, place)
@@ -212,12 +214,12 @@ def write_at(file: int, values: np.ndarray, place: int) -> None:
 
 
 def read_at(file: int, place: int, count: int) -> bytes:
-    """So many bytes, or what there is of them; small numbers of them."""
+    """Return up to `count` bytes at an offset."""
     return os.pread(file, count, place)
 
 
 def problem_of(folder: Path, piece: WrittenShard, contents: bool = True) -> str:
-    """What is wrong with a piece, in words that name its file; "" where nothing is. contents: read it, too."""
+    """Return a text on what is wrong with a piece, with its file's name; "" if nothing. contents: read it, too."""
     path = folder / FOLDER / piece.file
     try:
         size = path.stat().st_size
@@ -233,7 +235,7 @@ def problem_of(folder: Path, piece: WrittenShard, contents: bool = True) -> str:
 
 
 def crc_of(path: Path, first: int = 0) -> int:
-    """The CRC-32 of a file, from its byte `first` on."""
+    """Return the CRC-32 of a file from byte `first` on."""
     crc, buffer = 0, memoryview(bytearray(SLAB))
     with open(path, "rb", buffering=0) as file:
         file.seek(first)
@@ -246,44 +248,44 @@ def crc_of(path: Path, first: int = 0) -> int:
 
 
 @dataclass
-class Joined:
-    """The pieces of one checkpoint, and the vectors that they make: (size, type) and rows of each."""
+class JoinedPieces:
+    """The pieces of a checkpoint, and the vectors they form: (size, type) by name."""
 
     pieces: list[WrittenShard] = dataclasses.field(default_factory=list)
     forms: dict[str, tuple[int, np.dtype]] = dataclasses.field(default_factory=dict)
 
     def rows(self, name: str) -> list[ShardBlocks]:
-        """Where the elements of a vector lie."""
+        """Return the places of the elements of a vector."""
         return [row for piece in self.pieces for row in piece.rows.get(name, [])]
 
     def listed(self) -> str:
-        """The pieces, as text."""
+        """Return the list of pieces as text."""
         return json.dumps([[piece.file, piece.bytes, piece.crc32] for piece in self.pieces])
 
     def described(self) -> str:
-        """All of it, as text of which a checksum is made."""
+        """Return everything as text, for a checksum."""
         forms = {name: [size, str(dtype), sorted(self.rows(name))] for name, (size, dtype) in self.forms.items()}
         return self.listed() + json.dumps(forms, sort_keys=True)
 
     def join(self, file: h5py.File) -> None:
-        """Make the virtual data sets, and the list of the pieces."""
+        """Create the virtual data sets, and the list of pieces."""
         for name, (size, dtype) in self.forms.items():
             rows = self.rows(name)
             assert sum(row.blocks * row.length for row in rows) == size, "for each element one rank speaks"
-            how, ends = h5py.h5p.create(h5py.h5p.DATASET_CREATE), extents(rows)
+            properties, ends = h5py.h5p.create(h5py.h5p.DATASET_CREATE), extents(rows)
             for row in rows:
                 count = row.blocks * row.length
                 whole, source = h5py.h5s.create_simple((size,)), h5py.h5s.create_simple((ends[row.file],))
                 whole.select_hyperslab((row.start,), (row.blocks,), (row.stride,), (row.length,))
                 source.select_hyperslab((row.at,), (1,), (count,), (count,))
-                how.set_virtual(whole, f"{FOLDER}/{row.file}".encode(), f"/{name}".encode(), source)
+                properties.set_virtual(whole, f"{FOLDER}/{row.file}".encode(), f"/{name}".encode(), source)
             space, kind = h5py.h5s.create_simple((size,)), h5py.h5t.py_create(dtype)
-            h5py.h5d.create(parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, how)
+            h5py.h5d.create(parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, properties)
         file.attrs[FOLDER] = self.listed()
 
     @classmethod
-    def read(cls, file: h5py.File) -> "Joined":
-        """What a file that joins pieces has of it; raises ValueError where that is not as `join` made it."""
+    def read(cls, file: h5py.File) -> "JoinedPieces":
+        """Read the mapping of a file that joins pieces; raises ValueError unless it is as `join` made it."""
         pieces = [WrittenShard(name, size, crc, {}) for name, size, crc in parse_json(file.attrs[FOLDER])]
         known, forms = {piece.file: piece for piece in pieces}, {}
         if not all(isinstance(each.file, str) and NAME.fullmatch(each.file) for each in pieces):
@@ -293,13 +295,13 @@ class Joined:
             if not isinstance(item, h5py.Dataset) or not item.is_virtual:
                 return
             forms[name] = (item.size, item.dtype)
-            how = item.id.get_create_plist()
-            for each in range(how.get_virtual_count()):
-                source = how.get_virtual_filename(each).removeprefix(f"{FOLDER}/")
-                if source not in known or how.get_virtual_dsetname(each) != f"/{name}":
+            properties = item.id.get_create_plist()
+            for each in range(properties.get_virtual_count()):
+                source = properties.get_virtual_filename(each).removeprefix(f"{FOLDER}/")
+                if source not in known or properties.get_virtual_dsetname(each) != f"/{name}":
                     raise ValueError("it is made of other files")
-                (start,), (stride,), (blocks,), (length,) = slab(how.get_virtual_vspace(each))
-                (at,), (apart,), (count,), (block,) = slab(how.get_virtual_srcspace(each))
+                (start,), (stride,), (blocks,), (length,) = slab(properties.get_virtual_vspace(each))
+                (at,), (apart,), (count,), (block,) = slab(properties.get_virtual_srcspace(each))
                 if (count > 1 and apart != block) or count * block != blocks * length:
                     raise ValueError("it maps its pieces otherwise")
                 row = ShardBlocks.of(source, at, start, blocks, length, stride)
@@ -310,22 +312,22 @@ class Joined:
 
 
 def slab(space: Any) -> Any:
-    """(start, stride, count, block) of a selection."""
+    """Return (start, stride, count, block) of a selection."""
     return space.get_regular_hyperslab()
 
 
 def extents(rows: list[ShardBlocks]) -> dict[str, int]:
-    """How many elements each file has of the vector whose rows these are."""
-    found: dict[str, int] = {}
+    """Return the number of elements of a vector in each file of these rows."""
+    counts: dict[str, int] = {}
     for row in rows:
-        found[row.file] = max(found.get(row.file, 0), row.at + row.blocks * row.length)
-    return found
+        counts[row.file] = max(counts.get(row.file, 0), row.at + row.blocks * row.length)
+    return counts
 
 
 def read_into(dataset: h5py.Dataset, pieces: "list[Hyperslab]", array: Array) -> bool:
-    """Fill a rank's array with its pieces of a data set, and nothing else of that; whether all are finite numbers.
+    """Read a rank's pieces of a data set into its array; True if all values are finite.
 
-    Where the array is on the host HDF5 writes into it; else a buffer of SLAB bytes is used.
+    HDF5 writes directly into an array on the host; otherwise a buffer of SLAB bytes is used.
     """
     device, most, finite = device_of(array), max(1, SLAB // array.dtype.itemsize), True
     space = dataset.id.get_space()
@@ -344,12 +346,12 @@ def read_into(dataset: h5py.Dataset, pieces: "list[Hyperslab]", array: Array) ->
     return finite
 
 
-# -- the file that joins them ----------------------------------------------------------------------------------------
+# -- the file that joins pieces --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def joining_file(path: Path) -> Iterator[h5py.File]:
-    """As `new_file`, the file that joins pieces, which is sealed when it is whole."""
+    """As `new_file`, for the file that joins pieces, which is sealed when complete."""
     with atomic_path(path) as temporary:
         with Sink(temporary, "w+") as sink:
             with NewFile(sink, libver=REGULAR, userblock_size=BLOCK) as file:
@@ -359,19 +361,19 @@ def joining_file(path: Path) -> Iterator[h5py.File]:
 
 
 def seal(path: Path) -> None:
-    """Write size and CRC-32 of all but the first bytes into these. Raises OSError."""
+    """Write size and CRC-32 of the contents into the first bytes. Raises OSError."""
     with open(path, "r+b", buffering=0) as file:
         write_at(file.fileno(), np.frombuffer(sealed(path), np.uint8), 0)
 
 
 def sealed(path: Path) -> bytes:
-    """The first bytes of such a file, as its contents say."""
-    said = b"%d bytes, crc32 %08x\n" % (path.stat().st_size, crc_of(path, BLOCK))
-    return (SEAL + said).ljust(BLOCK, b"\0")
+    """Return the first bytes of such a file, computed from its contents."""
+    text = b"%d bytes, crc32 %08x\n" % (path.stat().st_size, crc_of(path, BLOCK))
+    return (SEAL + text).ljust(BLOCK, b"\0")
 
 
 def joins_pieces(path: Path) -> bool:
-    """Whether it is a file that joins pieces; HDF5 says what others are. Raises ValueError for a broken one."""
+    """True if this file joins pieces; False for another HDF5 file. Raises ValueError for a broken one."""
     with open(path, "rb") as file:
         first = file.read(BLOCK)
     if first.startswith(SIGNATURE):
@@ -387,7 +389,7 @@ def joins_pieces(path: Path) -> bool:
 
 
 def files_of(path: Path) -> set[str] | None:
-    """The names of the pieces that a file needs; None where it cannot be said, for it is broken."""
+    """Return the names of the pieces that a file needs; None if it is broken."""
     try:
         with open(path, "rb") as first:
             if first.read(len(SEAL)) != SEAL:
@@ -395,26 +397,27 @@ def files_of(path: Path) -> set[str] | None:
         joins_pieces(path)
         with h5py.File(path, "r") as file:
             return {each[0] for each in parse_json(file.attrs[FOLDER])}
-    except Exception:  # whatever h5py raises
+    except Exception:  # of any type
         return None
 
 
 def sweep(folder: Path) -> None:
-    """Remove the pieces that no checkpoint file in this folder needs, as of older ones or of a run that has died.
+    """Remove pieces that no checkpoint file in this folder needs, such as those of a run that has died.
 
-    Where a file cannot be read nothing is removed: they may be its own. Nobody writes pieces there meanwhile.
+    If a file cannot be read nothing is removed, since the pieces may be its own. Nobody may write pieces there
+    meanwhile.
     """
     pieces, needed = folder / FOLDER, set()
     if not pieces.is_dir() or pieces.is_symlink():
         return
     for each in folder.iterdir():
         if each.suffix == ".h5" and each.is_file():
-            found = files_of(each)
-            if found is None:
+            names = files_of(each)
+            if names is None:
                 return
-            needed |= found
+            needed |= names
     for each in pieces.iterdir():
         if each.name not in needed and (NAME.fullmatch(each.name) or LEFT.fullmatch(each.name)):
             each.unlink()
     with contextlib.suppress(OSError):
-        pieces.rmdir()  # where it is empty
+        pieces.rmdir()  # if it is empty

@@ -1,14 +1,14 @@
-"""What a checkpoint holds of a run: named vectors, however they lie on the ranks, collected and given back.
+"""State of a run for checkpoints: named vectors, collected from the ranks and given back.
 
-    Same         the same on all ranks                       stored as it is on rank 0
-    PerRank      each rank's own, of one length on all       ranks/NAME, a row for each rank: the number of ranks stays
-    Summed       of each rank a summand of one vector        the sum, which rank 0 has when the run goes on, others 0
-    CutVector    of each rank a part (sharded_vector.py)         the whole vector, for any number of ranks and any cut
-    Elsewhere    on other ranks that rank 0 can ask          the whole vector
-    Loose        on rank 0, of any length, or not there      as it is
+    Same            the same on all ranks                       stored as on rank 0
+    PerRank         each rank's own, equally long               ranks/NAME, a row per rank: the number of ranks is fixed
+    Summed          each rank has a summand of one vector       the sum; loaded to rank 0, others get 0
+    CutVector       each rank has a part (sharded_vector.py)    the whole vector, for any number of ranks and any cut
+    RemoteVector    on other ranks that rank 0 can ask          the whole vector
+    OptionalArray   on rank 0, of any length, or missing        unchanged
 
-Each of them has a name, a shape and a type in the file, and goes by rank 0 (`gather` and `scatter`). Of a cut vector
-each rank writes and reads its own part (shards.py), where all ranks see the same files.
+Each has a name, a shape and a type in the file, and passes through rank 0 (`gather` and `scatter`). For a cut vector
+each rank writes and reads its own part (shards.py), if all ranks see the same files.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,19 +27,19 @@ from hpcdl.kernels.device import Array, device_of
 
 
 class Tracked(Protocol):
-    """A vector of a run's state, as this rank knows it."""
+    """A vector of a run's state, from this rank's view."""
 
     def stored(self, name: str) -> str:
-        """Its name in the file."""
+        """Return its name in the file."""
 
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
-        """Its shape and type in the file of a run on so many ranks."""
+        """Return its shape and type in the file of a run on so many ranks."""
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
-        """The whole vector, on the host of rank 0; None elsewhere. Collective."""
+        """Return the whole vector, on the host of rank 0; None elsewhere. Collective."""
 
     def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
-        """Give all ranks what is theirs of the whole vector that rank 0 has; collective."""
+        """Give all ranks their parts of rank 0's vector; collective."""
 
 
 class Same:
@@ -95,7 +95,7 @@ class PerRank:
 
 
 class Summed:
-    """`array` is this rank's summand of one vector; to which rank a part of the sum belongs does not matter."""
+    """`array` is this rank's summand of one vector; the distribution of the sum over ranks does not matter."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
@@ -115,8 +115,8 @@ class Summed:
         self.array[...] = 0 if whole is None else whole
 
 
-class Elsewhere:
-    """A vector that lies in parts elsewhere: read() -> vector, write(vector). Tracked by rank 0 alone.
+class RemoteVector:
+    """A vector distributed elsewhere: read() -> vector, write(vector). Tracked by rank 0 alone.
 
     like: an array of its shape and type.
     """
@@ -139,14 +139,14 @@ class Elsewhere:
 
 
 def may_be_infinite(vector: Tracked) -> bool:
-    """Whether it may hold what is no finite number (buffers.py)."""
+    """True if the vector may hold infinite values (buffers.py)."""
     return getattr(vector, "may_be_infinite", False)
 
 
-class Loose:
-    """An array of any form that rank 0 has, or none: read() -> array or None, write(array).
+class OptionalArray:
+    """An optional array on rank 0, of any shape: read() -> array or None, write(array).
 
-    A checkpoint without it is gone on with, too, and write is not called then.
+    A checkpoint without it can be resumed, too; write is not called then.
     """
 
     def __init__(self, read: Callable[[], np.ndarray | None], write: Callable[[np.ndarray], None]):
@@ -167,12 +167,12 @@ class Loose:
 
 
 def finite(arrays: Iterable[np.ndarray]) -> bool:
-    """Whether they hold nothing but finite numbers."""
+    """True if all values are finite."""
     return all(bool(np.isfinite(each).all()) for each in arrays)
 
 
-def everywhere(comm: Communicator, found: Checkpoint | None) -> Stored | None:
-    """The file of a checkpoint that rank 0 has read, if all ranks see it and its pieces; collective."""
+def visible_to_all(comm: Communicator, found: Checkpoint | None) -> Stored | None:
+    """Return the vectors of rank 0's checkpoint if all ranks see the file and its pieces; collective."""
     vectors = found.vectors if found is not None and isinstance(found.vectors, Stored) else None
     with activity.inside("look for the checkpoint", comm):
         vectors = comm.mpi.bcast(vectors)
@@ -180,24 +180,24 @@ def everywhere(comm: Communicator, found: Checkpoint | None) -> Stored | None:
     return vectors if seen else None
 
 
-def described(shape: tuple[int, ...], dtype: np.dtype) -> str:
-    """A vector's form, for people."""
+def form_text(shape: tuple[int, ...], dtype: np.dtype) -> str:
+    """Return a vector's shape and type for display."""
     return f"{' x '.join(map(str, shape)) or 'one'} of {dtype}"
 
 
 class State:
-    """The vectors by name, as this rank knows them; the ranks of the communicator that is handed over know the same."""
+    """Tracked vectors by name; the same names on all ranks of the communicator."""
 
     def __init__(self) -> None:
         self.tracked: dict[str, Tracked] = {}
 
     def track(self, name: str, vector: Tracked) -> None:
-        """Make it part of each checkpoint."""
+        """Add a vector to each checkpoint."""
         self.tracked[name] = vector
 
     def check_vectors(self, found: Checkpoint, ranks: int, refusal: str) -> None:
-        """Raise UsageError where the vectors of a checkpoint are others, or of another form or number of ranks."""
-        wanted = {vector.stored(name) for name, vector in self.tracked.items() if not isinstance(vector, Loose)}
+        """Raise UsageError if a checkpoint has other vectors, or vectors of another form or number of ranks."""
+        wanted = {vector.stored(name) for name, vector in self.tracked.items() if not isinstance(vector, OptionalArray)}
         if set(found.vectors) - self._loose != wanted:
             raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}, not {', '.join(sorted(wanted))}")
         for name, vector in self.tracked.items():
@@ -208,21 +208,22 @@ class State:
                 before = shape[0]
                 raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
             if (shape, dtype) != form and shape not in getattr(vector, "older_shapes", ()):
-                raise UsageError(f"{refusal} {name} is {described(shape, dtype)}, not {described(*form)}")
+                raise UsageError(f"{refusal} {name} is {form_text(shape, dtype)}, not {form_text(*form)}")
             read_apart = isinstance(vector, CutVector) and isinstance(found.vectors, Stored)  # and looked at then
             if not (may_be_infinite(vector) or read_apart or finite(slabs_of(found.vectors, vector.stored(name)))):
                 raise UsageError(f"{refusal} {name} is not finite, which no run saves")
 
     @property
     def cut(self) -> bool:
-        """Whether there is a vector of which each rank has a part."""
+        """True if there is a vector of which each rank has a part."""
         return any(isinstance(vector, CutVector) for vector in self.tracked.values())
 
     def collect(self, comm: Communicator, apart: bool) -> tuple[dict[str, np.ndarray], dict[str, Portion], bool]:
-        """What a checkpoint is to hold by the names in the file, views where it is there: on rank 0 the whole vectors,
-        and what each rank writes by itself, nothing unless `apart`; whether all is finite, as a checkpoint always is.
+        """Return (whole vectors on rank 0, this rank's own portions, True if all values are finite), by names in the
+        file.
 
-        Collective; all ranks know alike whether all is finite.
+        Vectors are views if possible; there are no portions unless `apart`. Collective; the flag is the same on all
+        ranks.
         """
         vectors: dict[str, np.ndarray] = {}
         portions: dict[str, Portion] = {}
@@ -240,11 +241,11 @@ class State:
         return vectors, portions, not bad[0]
 
     def load(self, comm: Communicator, found: Checkpoint | None, refusal: str = "") -> None:
-        """Give all ranks what is theirs of the checkpoint that rank 0 has read; collective.
+        """Give all ranks their parts of rank 0's checkpoint; collective.
 
-        Raises AgreedError where a rank that reads its own part finds it damaged, or not finite: begun by `refusal`.
+        Raises AgreedError, begun by `refusal`, if a rank that reads its own part finds it damaged, or not finite.
         """
-        seen = everywhere(comm, found) if self.cut else None
+        seen = visible_to_all(comm, found) if self.cut else None
         for name in sorted(self.tracked):
             vector = self.tracked[name]
             if seen is None or not isinstance(vector, CutVector):
@@ -256,5 +257,5 @@ class State:
 
     @property
     def _loose(self) -> set[str]:
-        """The names of what a checkpoint may have in any form, or not at all."""
-        return {vector.stored(name) for name, vector in self.tracked.items() if isinstance(vector, Loose)}
+        """The names of optional vectors, of any form."""
+        return {vector.stored(name) for name, vector in self.tracked.items() if isinstance(vector, OptionalArray)}

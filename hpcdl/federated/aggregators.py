@@ -1,13 +1,13 @@
-"""Aggregators: they add up, modulo 2^64, the messages of the clients of a round that live on all ranks.
+"""Aggregators: they add up, modulo 2^64, the messages of a round's clients, which live on all ranks.
 
 begin(dealt)            all ranks: a round begins, with the clients dealt[r] on rank r
-add(client, message)    the client's rank, where its answer comes; the message may be overwritten
+add(client, message)    the client's rank, when its answer arrives; the message may be overwritten
 finish()                all ranks: the sum, the same bits on each
-tracked(), report()     what a checkpoint holds of it, by name; entries of the summary
+tracked(), report()     state for checkpoints, by name; entries of the summary
 
-Sum                     adds up on each rank, then all-reduces                                here
-SecureAggregator        the same sum, of whose summands nobody learns (secure_aggregation.py)
-LateSum                 what is sent in one round comes in the next                           here
+SumAggregator           adds up on each rank, then all-reduces                                here
+SecureAggregator        the same sum, without revealing any summand (secure_aggregation.py)
+LateSum                 messages of one round arrive in the next                              here
 """
 
 from typing import Protocol
@@ -24,28 +24,28 @@ class Aggregator(Protocol):
     """The protocol above."""
 
     def begin(self, dealt: list[list[int]]) -> None:
-        """A round begins."""
+        """Begin a round."""
 
     def add(self, client: int, message: np.ndarray) -> None:
-        """A client of this rank has answered."""
+        """Add the answer of a client on this rank."""
 
     def finish(self) -> np.ndarray:
-        """The sum over all ranks; collective."""
+        """Return the sum over all ranks; collective."""
 
     def tracked(self) -> dict[str, Same]:
-        """What a checkpoint holds of it."""
+        """Return the state for a checkpoint."""
 
     def report(self) -> dict:
-        """Entries of the summary."""
+        """Return entries of the summary."""
 
 
-class Sum:
-    """The plain aggregator of messages of so many values."""
+class SumAggregator:
+    """The plain aggregator, for messages of `length` values."""
 
     def __init__(self, comm: Communicator, length: int):
         self.comm, self.total = comm, comm.empty(length, np.int64)
         self.begin([])
-        add_into(self.total[:1], self.total[:1])  # changes nothing, but compiles before any clock runs
+        add_into(self.total[:1], self.total[:1])  # compiles the kernel before any clock runs
 
     def begin(self, dealt: list[list[int]]) -> None:
         self.total[:] = 0
@@ -64,8 +64,8 @@ class Sum:
         return {}
 
 
-class LateSum(Sum):
-    """Answers that come one round late. pending: the sum of those that were sent in the round before."""
+class LateSum(SumAggregator):
+    """Answers that arrive one round late. pending: the sum of those sent in the previous round."""
 
     def __init__(self, comm: Communicator, length: int):
         super().__init__(comm, length)
@@ -75,6 +75,6 @@ class LateSum(Sum):
         return {"pending": Same(self.pending)}
 
     def add_pending_to(self, total: np.ndarray) -> None:
-        """total <- total + what was sent in the round before; then what was sent in this one is pending. Collective."""
+        """Add the answers of the previous round to total; those of this round become pending. Collective."""
         add_into(total, self.pending)
         self.pending[:] = self.finish()

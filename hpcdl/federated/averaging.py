@@ -1,11 +1,11 @@
-"""Who is asked in a round, what the change of a client counts, and what the sum is divided by.
+"""Averaging rules: which clients work in a round, the weight of a client's change, and the divisor of the sum.
 
                         weighted: FedAvg                           private: DP-FedAvg (privacy.py)
-asked, of K clients     max(1, C K) of those that have rows        each with probability C, by a coin of its own
-a change w_k - w        as it is                                   clipped to 2-norm S
-counts                  n_k times, for its n_k rows                once
-the sum                 as it is                                   with normal noise of deviation z S
-is divided by           the sum of the n_k that came               C K, whoever came
+sampled, of K clients   max(1, C K) of those that have rows        each with probability C, independently
+a change w_k - w        unchanged                                  clipped to 2-norm S
+its weight              n_k, the number of its rows                1
+the sum                 unchanged                                  with normal noise of deviation z S
+the divisor             the sum of the n_k that arrived            C K, whatever arrived
 """
 
 from collections.abc import Sequence
@@ -17,66 +17,66 @@ from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.federated import privacy
-from hpcdl.federated.clients import sample, toss
+from hpcdl.federated.clients import poisson_sample, sample
 from hpcdl.kernels.device import device_of
 from hpcdl.random import Random
 
-ENDLESS = 1e200  # what a round spends of privacy where there is none left to speak of
+ENDLESS = 1e200  # a divergence per round above this gives no epsilon
 
 
 class WeightedAverage:
-    """The mean of the clients' changes, weighted by their rows. rows: of each client; fraction: C.
+    """Mean of the clients' changes, weighted by their rows. rows: of each client; fraction: C.
 
-    clients: how many are asked in a round. expected: the same, or what chance makes of it in the mean.
+    clients: number sampled per round. expected: the same, or its expectation.
     """
 
     def __init__(self, random: Random, rows: Sequence[np.ndarray], fraction: float):
         self.random, self.rows, self.fraction = random, rows, fraction
-        self.having_rows = [client for client, own in enumerate(rows) if len(own)]
+        self.having_rows = [client for client, own_rows in enumerate(rows) if len(own_rows)]
         self.clients = min(max(1, round(fraction * len(rows))), len(self.having_rows))
         self.expected: float = self.clients
 
     def tracked(self) -> dict[str, Same]:
-        """What a checkpoint holds of it, by name."""
+        """Return the state for a checkpoint, by name."""
         return {}
 
     def ask(self, turn: int) -> list[int]:
-        """The clients that work in round `turn`; none without rows."""
+        """Return the clients that work in round `turn`; none without rows."""
         return sample(self.random, turn, self.having_rows, self.clients)
 
     def weigh(self, client: int, change: np.ndarray) -> int:
-        """How often the client's change counts; it is made, in place, what may be sent of it."""
+        """Return the weight of the client's change; modify it, in place, to what may be sent."""
         return len(self.rows[client])
 
     def finish(self, descent: np.ndarray, weight: int, turn: int) -> float:
-        """What the sum, whose parts weigh so much, is divided by; 0: there is none. It may be changed in place."""
+        """Return the divisor of the sum with this total weight; 0: no client answered. May modify the sum in place."""
         return weight
 
     def report(self) -> dict:
-        """Entries of the summary."""
+        """Return entries of the summary."""
         return {}
 
 
-class Spent(Same):
-    """What the rounds of a run have spent, at each of `privacy.ORDERS`; older checkpoints have the whole orders alone.
+class PrivacySpent(Same):
+    """Privacy spent by the rounds of a run, at each of `privacy.ORDERS`; older checkpoints have integer orders only.
 
-    What such a run has spent at the other orders is not known: it counts as infinite, and bounds no epsilon.
+    Their spending at other orders is unknown: it counts as infinite, and bounds no epsilon.
     """
 
-    older_shapes = ((len(privacy.WHOLE),),)
+    older_shapes = ((len(privacy.INTEGERS),),)
     may_be_infinite = True
 
     def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
         if whole is not None and whole.shape in self.older_shapes:
-            spent = dict(zip(privacy.WHOLE, whole, strict=True))
+            spent = dict(zip(privacy.INTEGERS, whole, strict=True))
             whole = np.array([spent.get(order, np.inf) for order in privacy.ORDERS])
         super().scatter(comm, whole)
 
 
 class PrivateAverage(WeightedAverage):
-    """A mean that tells little of any one client, of changes that are vectors like this one.
+    """A differentially private mean of changes that are vectors like `like`.
 
-    clip, noise: S and z; the epsilon of the rounds is that at delta.
+    clip, noise: S and z; epsilon is reported at delta.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class PrivateAverage(WeightedAverage):
         self.spent = np.zeros(len(privacy.ORDERS))
 
     def tracked(self) -> dict[str, Same]:
-        return {"privacy_spent": Spent(self.spent)} if self.noise else {}
+        return {"privacy_spent": PrivacySpent(self.spent)} if self.noise else {}
 
     def ask(self, turn: int) -> list[int]:
-        tossed = toss(self.random, turn, range(len(self.rows)), self.fraction)
+        tossed = poisson_sample(self.random, turn, range(len(self.rows)), self.fraction)
         return [client for client in tossed if len(self.rows[client])]
 
     def weigh(self, client: int, change: np.ndarray) -> int:

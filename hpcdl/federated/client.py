@@ -1,7 +1,7 @@
-"""What a client does in a round: from the server's model on it trains by its own rows for a while.
+"""Client update: a client trains on its own rows, starting from the server's model.
 
     w_k <- w, with a fresh state of the optimizer
-    for each of E epochs, in an order of its own
+    for each of E epochs, in a new order of rows
         for each batch of B of its n_k rows, the last one smaller
             g   <- mean of grad f(w_k) + mu (w_k - w)
             w_k <- w_k - lr g                               (or the rule of the optimizer)
@@ -9,8 +9,8 @@
 
 mu > 0 is FedProx: clients stay near w (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020).
 
-A rank holds one model for all its clients, one after the other, so that memory does not grow with their number. The
-order of the rows depends on seed, client, round and epoch, never on the rank.
+A rank holds one model for all its clients, which it runs one after the other, so memory does not grow with their
+number. The order of rows depends on seed, client, round and epoch, not on the rank.
 
 (McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, Algorithm 1)
 """
@@ -31,8 +31,8 @@ from hpcdl.random import Random
 class ClientUpdate:
     """`update(client, turn, w)`, for each client of this rank in turn.
 
-    rows: of each client the numbers of its rows. gradient: a vector to compute in. epochs, batch: E and B (0: all of
-    its rows at once). penalty: mu.
+    rows: row numbers of each client. gradient: work vector. epochs, batch: E and B (0: all of its rows at once).
+    penalty: mu.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ClientUpdate:
         self.epochs, self.batch, self.penalty, self.gradient = epochs, batch, penalty, gradient
         device = device_of(gradient)
         self.local = device.empty(gradient.size, gradient.dtype)
-        one = device.zeros(1, gradient.dtype)  # compile what a client needs, before any clock runs
+        one = device.zeros(1, gradient.dtype)  # compile kernels before any clock runs
         proximal(one, one, one, 0.0)
         add_scaled(one, one, 0.0)
 
@@ -61,11 +61,11 @@ class ClientUpdate:
         return [("parameters", self.local), *(("optimizer", vector) for vector in self.optimizer.state.values())]
 
     def work(self, client: int) -> int:
-        """The examples that this client computes in a round."""
+        """Return the examples that this client computes in a round."""
         return self.epochs * len(self.rows[client])
 
     def __call__(self, client: int, turn: int, w: np.ndarray) -> tuple[np.ndarray, float]:
-        """w_k - w of this client in round `turn`, and the sum of its losses; the array is the next client's, too."""
+        """Return w_k - w of this client in round `turn`, and the sum of its losses; the next call reuses the array."""
         local, gradient, optimizer, rows = self.local, self.gradient, self.optimizer, self.rows[client]
         local[:] = w
         optimizer.step = 0
@@ -74,7 +74,7 @@ class ClientUpdate:
         for epoch in range(self.epochs):
             order = rows[self.random("local order", client, turn, epoch).permutation(len(rows))]
             for batch in self.data.visit(order, self.batch or len(rows)):
-                batch.epoch = turn * self.epochs + epoch  # which dropout follows
+                batch.epoch = turn * self.epochs + epoch  # key of dropout
                 gradient[:] = 0
                 loss += self.model.loss_and_gradient(local, batch, gradient)
                 if self.penalty:

@@ -1,14 +1,14 @@
-"""What a client sends: its change of the parameters, times its weight, and that weight, as numbers of fixed point.
+"""Client messages: the weighted change of the parameters, and the weight, as fixed-point numbers.
 
     message = [ n_k (w_k - w) in multiples of 2^-F | n_k ]         d + 1 values of int64 for d parameters
 
-Sums of whole numbers do not depend on their order: the same seed gives the same bits on any number of ranks. No
-parameter may move by more than 2^R in a round (a run in which one does has diverged). A round's sum, with what comes
-late from the round before, is at most 2 n 2^R for n examples in all:
+Integer sums do not depend on their order: the same seed gives the same bits on any number of ranks. A change must have
+a norm below 2^R in a round (otherwise the run has diverged). A round's sum, with late answers of the round before, is
+at most 2 n 2^R for n examples in all:
 
-    2 n 2^R 2^F <= 2^63      F = 62 - R - bits of n      each w is off by at most |S| 2^-F / (2 sum n_k)
+    2 n 2^R 2^F <= 2^63      F = 62 - R - bits of n      error of each w: at most |S| 2^-F / (2 sum n_k)
 
-Whatever is added on the way and taken off again modulo 2^64, as masks are, leaves no trace.
+Terms that are added and subtracted again modulo 2^64, such as masks, cancel exactly.
 """
 
 import math
@@ -25,29 +25,29 @@ RANGE_BITS = 10  # R
 
 
 def fraction_bits(examples: int) -> int:
-    """F: how many bits of a fixed-point number stand behind the point."""
+    """Return F, the number of bits after the binary point."""
     return 62 - RANGE_BITS - examples.bit_length()
 
 
 class Codec:
-    """Messages of clients whose changes are vectors like this one, and that have so many examples together.
+    """Messages of clients whose changes are vectors like `like`, and that have `examples` examples together.
 
-    length: values of a message. far: 1 more than the client of this rank that went too far last; 0: none has.
+    length: values of a message. far: 1 + the last client of this rank whose change was too large; 0: none.
     """
 
     def __init__(self, like: np.ndarray, examples: int):
         device, self.size, self.length, self.far = device_of(like), like.size, like.size + 1, 0
         self.one = 2.0 ** fraction_bits(examples)
         self.message = device.zeros(self.length, np.int64)
-        one, fixed = device.zeros(1, like.dtype), device.zeros(1, np.int64)  # compile, before any clock runs
+        one, fixed = device.zeros(1, like.dtype), device.zeros(1, np.int64)  # compile kernels before any clock runs
         sum_of_squares(one)
         fixed_point.encode(one, 0.0, fixed)
         fixed_point.decode(one, 0.0, fixed)
 
     def encode(self, client: int, change: np.ndarray, weight: int) -> np.ndarray:
-        """The client's message, which is overwritten by the next one's.
+        """Return the client's message, which the next call overwrites.
 
-        A change that goes too far, or is no number, has none: it is noted, and `refuse_far_changes` ends the run.
+        A change that is too large or not finite is not encoded: it is noted, and `refuse_far_changes` ends the run.
         """
         if math.sqrt(sum_of_squares(change)) < 2.0**RANGE_BITS:
             fixed_point.encode(change, weight * self.one, self.message[: self.size])
@@ -57,7 +57,7 @@ class Codec:
         return self.message
 
     def refuse_far_changes(self, comm: Communicator, turn: int) -> None:
-        """Raise TrainingError, on all ranks, where a client of any has gone too far in round `turn`; collective."""
+        """Raise TrainingError, on all ranks, if any client's change was too large in round `turn`; collective."""
         farthest = np.array([self.far])
         comm.all_reduce(farthest, op="max")
         if farthest[0]:
@@ -67,6 +67,6 @@ class Codec:
             )
 
     def decode(self, total: np.ndarray, descent: np.ndarray) -> int:
-        """descent <- - sum n_k (w_k - w), from the sum of the messages; returns sum n_k."""
+        """Set descent to - sum n_k (w_k - w), from the sum of the messages; return sum n_k."""
         fixed_point.decode(descent, -1 / self.one, total[: self.size])
         return int(device_of(total).host(total[self.size :])[0])

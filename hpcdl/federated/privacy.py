@@ -4,9 +4,9 @@
                            u_k <- u_k min(1, S / |u_k|)                    clip its update to 2-norm S
                            d   <- (sum of u_k + N(0, (z S)^2)) / (q K)     one normal number per coordinate
 
-Unlike FedAvg it does not weight by examples, and divides by the expected number of clients, not by their number: so a
-client, with all that it holds, moves the sum by S at most, whoever else takes part. Without clipping to act, the mean
-over clients of equal size is FedAvg's but for the noise and the number that came.
+Unlike FedAvg it does not weight by examples, and divides by the expected number of clients, not the actual one: so a
+client changes the sum by S at most, whoever else takes part. If no update is clipped, the mean
+over clients of equal size is FedAvg's except for the noise and the divisor.
 
     (epsilon, delta):  with and without any one client, each set of models has probabilities p and p' with
                        p <= exp(epsilon) p' + delta
@@ -28,11 +28,11 @@ T rounds add up to T D(a), and for each a
 
     epsilon = T D(a) + log(1 - 1/a) - log(a delta) / (a-1)
 
-of which the least holds: at an order near 1 where epsilon is large, at a large one where it is small.
+of which the least holds: at an order near 1 if epsilon is large, at a large order if it is small.
 
-What epsilon speaks of is the model, and all models on the way to it: not losses, scores or times that a run prints of
-its clients, nor who took part. The noise here is keyed by the run's seed, so that a run can be repeated: whoever knows
-the seed can take it off. A deployment draws it from the system, and discrete (floating-point normal numbers leak by
+Epsilon covers the model and all intermediate models, not losses, scores or times that a run prints of
+its clients, nor which of them took part. The noise is keyed by the run's seed, to repeat a run: whoever knows
+the seed can remove it. A deployment draws discrete noise from the system (floating-point normal numbers leak by
 their low bits: Mironov, CCS 2012).
 
 (McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018; Mironov,
@@ -48,14 +48,14 @@ from hpcdl.kernels.device import device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.kernels.reduce import add_into, scale
 
-WHOLE = [*map(float, (*range(2, 65), *range(72, 257, 8), *range(288, 1025, 32)))]
-ORDERS = sorted({1 + 0.01 * 1.06**step for step in range(151)} | {*WHOLE})  # fractional ones to 64
-MOST = 1e8  # a larger noise multiplier counts as this one: all but none is spent
+INTEGERS = [*map(float, (*range(2, 65), *range(72, 257, 8), *range(288, 1025, 32)))]
+ORDERS = sorted({1 + 0.01 * 1.06**step for step in range(151)} | {*INTEGERS})  # fractional ones to 64
+MOST = 1e8  # upper bound of the noise multiplier: hardly any privacy is spent
 TERMS = 24  # of an alternating series
 
 
 def clip(update: np.ndarray, norm: float) -> None:
-    """Scale `update` (n,) in place so that its 2-norm is `norm` at most."""
+    """Scale `update` (n,) in place to a 2-norm of at most `norm`."""
     length = math.sqrt(sum_of_squares(update))
     if length > norm:
         scale(update, norm / length)
@@ -69,7 +69,7 @@ def add_noise(total: np.ndarray, deviation: float, random: np.random.Generator) 
 
 
 def divergence(noise: float, fraction: float, order: float) -> float:
-    """D(order) of one round, for the noise multiplier z = noise > 0 and clients sampled with probability fraction."""
+    """Return D(order) of one round, for the noise multiplier z = noise > 0 and sampling probability `fraction`."""
     noise = min(noise, MOST)
     double = 2 * noise * noise
     if double < 1e-300:
@@ -101,12 +101,12 @@ def divergence(noise: float, fraction: float, order: float) -> float:
 
 
 def log_binomial(order: float, k: int) -> float:
-    """log |binomial(order, k)|."""
+    """Return log |binomial(order, k)|."""
     return math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1)
 
 
 def log_erfc(x: float) -> float:
-    """log erfc(x); from 25 on, where erfc nears the smallest numbers, by its asymptotic series, to 1e-13."""
+    """Return log erfc(x); for x >= 25, where erfc underflows, by its asymptotic series, to 1e-13."""
     if x < 25:
         return math.log(math.erfc(x))
     y = 1 / (2 * x * x)
@@ -114,7 +114,7 @@ def log_erfc(x: float) -> float:
 
 
 def alternating(terms: int) -> list[float]:
-    """Weights w with which the sum over k of w_k a_k is that of the endless series a_0 - a_1 + a_2 - ..."""
+    """Return weights w with which the sum over k of w_k a_k is that of the endless series a_0 - a_1 + a_2 - ..."""
     d = (3 + math.sqrt(8)) ** terms
     d = (d + 1 / d) / 2
     b, c, weights = -1.0, -d, []
@@ -126,14 +126,14 @@ def alternating(terms: int) -> list[float]:
 
 
 def divergences(noise: float, fraction: float) -> np.ndarray:
-    """D(a) of one round for each a of ORDERS: what the rounds of a run spend adds up, whether they are alike or not."""
+    """Return D(a) of one round for each a of ORDERS; those of several rounds add up, even of different rounds."""
     return np.array([divergence(noise, fraction, order) for order in ORDERS])
 
 
 def epsilon(spent: np.ndarray, delta: float) -> float:
-    """The epsilon at this delta of rounds whose `divergences` add up to `spent`."""
-    found = (
+    """Return epsilon at this delta for rounds whose `divergences` add up to `spent`."""
+    bounds = (
         total + math.log1p(-1 / order) - math.log(order * delta) / (order - 1)
         for total, order in zip(spent, ORDERS, strict=True)
     )
-    return float(max(0.0, min(found))) if spent.any() else 0.0
+    return float(max(0.0, min(bounds))) if spent.any() else 0.0

@@ -1,7 +1,7 @@
 """Secure aggregation: a server learns the sum of the clients' vectors, and nothing else about any of them.
 
-Client u adds to its vector x_u a mask of its own, and one for each other client v that the two have agreed on and that
-v takes off again:
+Client u adds to its vector x_u a mask of its own, and a mask agreed with each other client v, which
+v subtracts:
 
     y_u = x_u + PRG(b_u) + sum over v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)      modulo 2^64
 
@@ -9,32 +9,32 @@ v takes off again:
     y_2 = x_2 + b_2 - s_12        + s_23             y_1 + y_2 + y_3 = x_1 + x_2 + x_3 + b_1 + b_2 + b_3
     y_3 = x_3 + b_3        - s_13 - s_23
 
-Each y_u by itself is uniformly random. All is exact, for the numbers are integers that wrap around. A client that does
-not answer leaves its s_uv in the sums of the others; so each client first gives each other one a share of its secrets
-(shamir.py), and any t clients can let the server know of each client either b_u or s_u, never both:
+Each y_u by itself is uniformly random. The arithmetic is exact: integers that wrap around. A client that does
+not answer leaves its s_uv in the others' sums; so each client first gives each other one a share of its secrets
+(shamir.py), and any t clients can reveal to the server, for each client, either b_u or s_u, never both:
 
-    round              each client sends to the server                  bytes, m clients     it gets back
+    round              each client sends to the server                  bytes, m clients     it receives
     0 advertise keys   two public keys: c_u for shares, s_u for masks   64                   all clients' keys
     1 share keys       for each v, sealed for v: shares of s_u and b_u  82 m                 what was sealed for it
     2 masked input     y_u, of d values                                 8 d                  who has answered
-    3 unmasking        of each that has answered its share of b_u,      33 m
-                       of each that has not its share of s_u
+    3 unmasking        for each that has answered its share of b_u,     33 m
+                       for each that has not its share of s_u
 
-The server takes off PRG(b_u) of those that have answered, and PRG(s_uv) of those that have not. To see x_u it needs
-both secrets of u: b_u is there for a y_u that comes late, when s_u has been revealed already.
+The server subtracts PRG(b_u) of those that have answered, and PRG(s_uv) of those that have not. To see x_u it needs
+both secrets of u: b_u protects a y_u that arrives late, after s_u has been revealed.
 
     cost of a round    a client    2 (m - 1) key agreements, m masks of d values
-                       the server  1 mask for each answer, and for each drop-out one per answer
+                       the server  1 mask per answer, and per drop-out one for each answer
 
-What holds: the server and up to t - 1 clients, which all keep to the protocol but look at what they get, learn the sum
-over the clients that have answered and no more. With t > m / 2 a server that lies about who has answered does not get
-both secrets of a client either, for it would need t clients for each; but a server that makes up clients of its own is
-not kept out: that takes signed keys. A sum of few is still a sum: t is at least 2.
+Guarantee: the server and up to t - 1 clients, all honest but curious, learn the sum
+over the clients that have answered and no more. With t > m / 2 a server that lies about who has answered cannot get
+both secrets of a client either, as it would need t clients for each; a server that invents clients is
+not prevented: that takes signed keys. t is at least 2.
 
 Here clients are simulated, each on some rank, and the server is spread over all ranks. Keys and shares travel between
-ranks as they would through the server. The masked vectors of a rank's clients are added up before they travel: the
-all-reduce then plays the tree of servers that would do it. Which rank takes off which masks is dealt out evenly.
-Nothing of the result depends on the keys, so they come from the system's random numbers and not from the run's seed.
+ranks as they would through the server. The masked vectors of a rank's clients are added up before they are sent: the
+all-reduce plays a tree of servers. The removal of masks is distributed evenly over ranks.
+The result does not depend on the keys, so they come from the system's random numbers and not from the run's seed.
 
 (Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017: its protocol against
 honest but curious parties. X25519, HKDF-SHA256, AES-128 in GCM for the shares and in counter mode as PRG are those of
@@ -65,15 +65,15 @@ except ImportError:
     raise UsageError("secure aggregation needs the package cryptography: pip install 'hpcdl[private]'") from None
 
 KEY, SEED = 32, 16  # bytes of a key of X25519; of a key of AES-128, which b_u is, too
-SEALED = 2 * SHARE + 16  # two shares and the tag by which a change would be seen
+SEALED = 2 * SHARE + 16  # two shares and an authentication tag
 TAG = 30010
-BLOCK = 1 << 14  # elements of a key stream at a time: it and what it is added to stay in the cache
+BLOCK = 1 << 14  # elements of the key stream per step, which stay in the cache
 ZEROS = memoryview(bytes(8 * BLOCK))
 STREAM = np.empty(BLOCK + 2, np.int64)  # older versions of the cipher want room for a block more
 
 
 def add_mask(vector: np.ndarray, key: bytes, sign: int = 1) -> None:
-    """vector += sign * PRG(key), modulo 2^64: the key stream of AES in counter mode, as int64."""
+    """Add sign * PRG(key) to vector, modulo 2^64; PRG: the key stream of AES in counter mode, as int64."""
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     combine = np.add if sign > 0 else np.subtract
     for start in range(0, vector.size, BLOCK):
@@ -82,24 +82,24 @@ def add_mask(vector: np.ndarray, key: bytes, sign: int = 1) -> None:
         combine(part, STREAM[: part.size], out=part)
 
 
-def agreed(private: X25519PrivateKey, public: np.ndarray, purpose: bytes) -> bytes:
-    """The key that the owners of two key pairs both get, and nobody else: HKDF of their Diffie-Hellman secret."""
+def shared_key(private: X25519PrivateKey, public: np.ndarray, purpose: bytes) -> bytes:
+    """Return the key shared by the owners of two key pairs: HKDF of their Diffie-Hellman secret."""
     secret = private.exchange(X25519PublicKey.from_public_bytes(public.tobytes()))
     return HKDF(SHA256(), SEED, None, purpose).derive(secret)
 
 
 def mask_sign(u: int, v: int) -> int:
-    """With which sign client u adds the mask that it shares with client v."""
+    """Return the sign with which client u adds the mask that it shares with client v."""
     return 1 if u < v else -1
 
 
 def nonce(sender: int, receiver: int) -> bytes:
-    """Names the one message that is sealed for this receiver with a key that both have, and that lives for a round."""
+    """Return the nonce of the only message to this receiver; the two clients' key lives for one round."""
     return np.array([sender, receiver, 0], "<u4").tobytes()
 
 
 class Party:
-    """A client in one round: its secrets, and what it says. Clients are numbered 0, 1, ... within the round."""
+    """A client in one round: its secrets and messages. Clients are numbered 0, 1, ... within the round."""
 
     def __init__(self, number: int):
         self.number = number
@@ -130,25 +130,25 @@ class Party:
         """The key of what this client and another one seal for each other; for what it keeps itself, any."""
         if other == self.number:
             return os.urandom(SEED)
-        return agreed(self.sealing, self.keys[other, :KEY], b"hpcdl share")
+        return shared_key(self.sealing, self.keys[other, :KEY], b"hpcdl share")
 
     def receive(self, sealed: np.ndarray) -> None:
         """The end of round 1: what each client has sealed for this one, (clients, SEALED)."""
         self.sealed = sealed
 
     def mask(self, vector: np.ndarray) -> None:
-        """Round 2: make its vector of int64 y_u, in place."""
+        """Round 2: mask the vector of int64 in place, to y_u."""
         add_mask(vector, self.seed)
         for v in range(len(self.keys)):
             if v != self.number:
-                key = agreed(self.masking, self.keys[v, KEY:], b"hpcdl mask")
+                key = shared_key(self.masking, self.keys[v, KEY:], b"hpcdl mask")
                 add_mask(vector, key, mask_sign(self.number, v))
 
     def reveal(self, answered: np.ndarray) -> np.ndarray:
-        """Round 3: its shares of b_u where u has answered, and of s_u where not: (clients, SHARE) bytes.
+        """Round 3: return its shares of b_u for clients that answered, of s_u for others: (clients, SHARE) bytes.
 
-        answered: (clients,) bool. Raises LoneError where that would give more away than the sum of enough clients:
-        when too few have answered, and when asked a second time.
+        answered: (clients,) bool. Raises LoneError if that would reveal more than the sum of enough clients: if too few
+        have answered, or on a second call.
         """
         if self.sealed is None:
             raise LoneError(f"client {self.number} has revealed its shares, and does so once")
@@ -163,16 +163,16 @@ class Party:
 
 
 class SecureAggregator:
-    """An aggregator (aggregators.py) of int64 vectors of `size` elements that learns nothing of them but their sum.
+    """An aggregator (aggregators.py) of int64 vectors of `size` elements that learns only their sum.
 
         begin(dealt)          all ranks: keys and shares among the clients, of which dealt[r] live on rank r
         add(client, vector)   the client's rank, for a client that answers
         finish()              all ranks: the sum, the same on each
 
-    fraction: more than this part of the clients (1: all), and at least 2, must answer, or the sum is 0 and `abandoned`,
-    (1,), counts one round more. observe(kind, client, message) is called with all that a client sends to the server:
-    kind is "keys", "shares", "masked" or "revealed". Vectors and sums are where `comm` computes; masks are added on the
-    CPU.
+    fraction: more than this part of the clients (1: all), and at least 2, must answer; otherwise the sum is 0 and
+    `abandoned`, (1,), increases by one. observe(kind, client, message): called with every message of a client to the
+    server; kind is "keys", "shares", "masked" or "revealed". Vectors and sums are where `comm` computes; masks are
+    added on the CPU.
     """
 
     def __init__(self, comm: Communicator, size: int, fraction: float = 0.5, observe: Callable | None = None):
@@ -181,7 +181,7 @@ class SecureAggregator:
         self.abandoned = np.zeros(1, np.int64)
 
     def begin(self, dealt: list[list[int]]) -> None:
-        """Rounds 0 and 1 among the clients of all ranks, in the order of the ranks."""
+        """Run rounds 0 and 1 among the clients of all ranks, in the order of the ranks."""
         rank, count = self.comm.rank, sum(map(len, dealt))
         self.numbers = np.split(np.arange(count), np.cumsum([len(clients) for clients in dealt])[:-1])  # of each rank
         self.parties = {client: Party(int(k)) for client, k in zip(dealt[rank], self.numbers[rank], strict=True)}
@@ -201,7 +201,7 @@ class SecureAggregator:
             party.receive(inbox[:, column])
 
     def add(self, client: int, vector: np.ndarray) -> None:
-        """Round 2 for one client of this rank; the vector is overwritten."""
+        """Run round 2 for a client of this rank; the vector is overwritten."""
         party, vector = self.parties[client], device_of(vector).host(vector)
         party.mask(vector)
         self.observe("masked", client, vector)
@@ -209,7 +209,7 @@ class SecureAggregator:
         self.answered[party.number] = 1
 
     def finish(self) -> np.ndarray:
-        """Round 3 and the sum over the clients that were added on any rank, until `begin` is called again."""
+        """Run round 3; return the sum over the clients added on any rank, valid until the next `begin`."""
         self.comm.all_reduce(self.answered)
         answered = self.answered.astype(bool)
         if answered.sum() < self.threshold:
@@ -221,16 +221,16 @@ class SecureAggregator:
         return self.comm.device.array(self.total)
 
     def tracked(self) -> dict[str, Same]:
-        """What a checkpoint holds of it, by name."""
+        """Return the state for a checkpoint, by name."""
         return {"rounds_abandoned": Same(self.abandoned)}
 
     def report(self) -> dict:
-        """Entries of the summary."""
+        """Return entries of the summary."""
         return {"rounds_abandoned": int(self.abandoned[0])}
 
     def _unmask(self, answered: np.ndarray) -> None:
-        """Round 3: the shares of those that answered go to where the masks of each client are taken off."""
-        # The server's work on rank r is on every size-th client, drop-outs first: they are the most.
+        """Round 3: send the shares of clients that answered to the ranks that remove masks."""
+        # Rank r removes the masks of every size-th client, drop-outs first: they cost most.
         work = np.concatenate([np.flatnonzero(~answered), np.flatnonzero(answered)])
         parts = [work[rank :: self.comm.size] for rank in range(self.comm.size)]
         senders = [numbers[answered[numbers]] for numbers in self.numbers]
@@ -243,7 +243,7 @@ class SecureAggregator:
         self._take_off(parts[self.comm.rank], answered, np.concatenate(senders), shares)
 
     def _take_off(self, part: np.ndarray, answered: np.ndarray, senders: np.ndarray, shares: np.ndarray) -> None:
-        """Take the masks off that are left by these clients; shares: (senders, clients of the part, SHARE)."""
+        """Remove the remaining masks of these clients; shares: (senders, clients of the part, SHARE)."""
         weights = shamir.weights([int(number) + 1 for number in senders[: self.threshold]])
         for column, u in enumerate(part):
             enough = [share.tobytes() for share in shares[: self.threshold, column]]
@@ -253,10 +253,11 @@ class SecureAggregator:
                 continue
             masking = X25519PrivateKey.from_private_bytes(secret)
             for v in np.flatnonzero(answered):
-                add_mask(self.total, agreed(masking, self.keys[v, KEY:], b"hpcdl mask"), -mask_sign(int(v), u))
+                add_mask(self.total, shared_key(masking, self.keys[v, KEY:], b"hpcdl mask"), -mask_sign(int(v), u))
 
     def _exchange(self, rows: np.ndarray, columns: list[np.ndarray], counts: list[int]) -> np.ndarray:
-        """Send columns[r] of this rank's rows to each rank r; returns, rank after rank, the counts[r] rows from rank r.
+        """Send columns[r] of this rank's rows to each rank r; return the received rows in rank order, counts[r] from
+        rank r.
 
         rows: (own rows, clients, bytes). The result: (sum of counts, columns for this rank, bytes).
         """

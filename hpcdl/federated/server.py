@@ -1,4 +1,4 @@
-"""Rules of the server, which take d, the clients' mean change with its sign turned, for a gradient.
+"""Server rules: they use d, the clients' mean change with reversed sign, as a gradient.
 
 A rule of hpcdl/optim (sgd is FedAvg, momentum is FedAvgM), or one of the adaptive three:
 
@@ -9,11 +9,11 @@ A rule of hpcdl/optim (sgd is FedAvg, momentum is FedAvgM), or one of the adapti
 
     m <- beta1 m + (1 - beta1) d        w <- w - a m / (sqrt(v) + tau)        at first m = 0, v = tau^2;  tau = 0.001
 
-No bias is corrected. Where the root of v is far below tau, a step is one of momentum at the rate a / tau.
+There is no bias correction. If the root of v is far below tau, a step is one of momentum at the rate a / tau.
 
-(Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. Betas and tau are those of its experiments. It
-tunes the rate for each task: the table has the lower median of the best rates of six tasks, which its authors list
-beside their code, google-research/federated, optimization/docs/hyperparameters.md)
+(Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. Betas and tau are those of its experiments.
+The rate is the lower median of the best rates of its six tasks, which its authors list beside their code,
+google-research/federated, optimization/docs/hyperparameters.md)
 """
 
 from typing import Any
@@ -43,19 +43,19 @@ class FedAdam(Optimizer):
         self.reset()
 
     def reset(self) -> None:
-        """m = 0, v = tau^2."""
+        """Set m = 0, v = tau^2."""
         super().reset()
         self.state["second_moment"][:] = self.tau**2
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """m and v, then w: Adam's pass without its corrections."""
+        """Update m and v, then w: Adam without bias correction."""
         m, v = self.state["first_moment"], self.state["second_moment"]
         betas = self.beta1, 1 - self.beta1, self.beta2, self.rest2
         updates.adam(w, g, m, v, rate, scale, self.weight_decay, 1.0, *betas, 1.0, self.tau)
 
 
 class FedAdagrad(FedAdam):
-    """FedAdagrad: v keeps all that it has had."""
+    """FedAdagrad: v is the sum of all d^2."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, beta2=0.0, **kwargs)
@@ -63,10 +63,10 @@ class FedAdagrad(FedAdam):
 
 
 class FedYogi(FedAdam):
-    """FedYogi: v moves towards d^2 by a part of d^2, so that it falls no faster than it rises."""
+    """FedYogi: v moves towards d^2 by a part of d^2, so it falls no faster than it rises."""
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """m and v, then w."""
+        """Update m and v, then w."""
         m, v = self.state["first_moment"], self.state["second_moment"]
         updates.yogi(w, g, m, v, rate, scale, self.weight_decay, self.beta1, 1 - self.beta1, self.rest2, self.tau)
 
@@ -78,27 +78,27 @@ RULES: dict[str, type[FedAdam]] = {"fedadam": FedAdam, "fedyogi": FedYogi, "feda
 RATES = {"fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1}  # of all others 1
 
 
-def parsed(spec: str) -> tuple[str, dict[str, float]]:
-    """The name of the rule and its settings; those of PyTorch's are their maker's to read. Raises UsageError."""
+def parse_rule(spec: str) -> tuple[str, dict[str, float]]:
+    """Return the name of the rule and its settings; PyTorch's are parsed by their factory. Raises UsageError."""
     return (spec, {}) if of_torch(spec) else parse_spec("optimizer", spec, optim.SETTINGS | SETTINGS)
 
 
 def make_rule(
     spec: str, size: int, dtype: DTypeLike, lr: float, device: Device, average_from: int | None = None
 ) -> Optimizer:
-    """The rule that `spec` names, for vectors of `size` elements, at the constant rate `lr`; 0: the rule's own.
+    """Return the rule `spec` for vectors of `size` elements, at the constant rate `lr`; 0: the rule's default.
 
-    average_from: see `Optimizer`. Raises UsageError for an unknown name or setting and for a value out of its range.
+    average_from: see `Optimizer`. Raises UsageError for an unknown name or setting, or a value out of range.
     """
-    name, settings = parsed(spec)
+    name, settings = parse_rule(spec)
     rate = lr or RATES.get(name, 1.0)
-    how: dict[str, Any] = {"device": device, "average_from": average_from}
+    settings_of_state: dict[str, Any] = {"device": device, "average_from": average_from}
     if name in RULES:
-        return RULES[name](size, dtype, lambda step: rate, **how, **settings)
-    return optim.make_optimizer(spec, size, dtype, lambda step: rate, **how)
+        return RULES[name](size, dtype, lambda step: rate, **settings_of_state, **settings)
+    return optim.make_optimizer(spec, size, dtype, lambda step: rate, **settings_of_state)
 
 
 def vectors_of(spec: str) -> tuple[str, ...]:
-    """The names of the vectors, each as long as the parameters, that the rule has which `spec` names."""
-    name, _ = parsed(spec)
+    """Return the names of the rule's state vectors, each as long as the parameters."""
+    name, _ = parse_rule(spec)
     return RULES[name].vectors if name in RULES else optim.vectors_of(spec)

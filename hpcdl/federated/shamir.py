@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: a secret in n shares, of which any t give it back and any t - 1 say nothing.
+"""Shamir's secret sharing: n shares of a secret, of which any t recover it and any t - 1 reveal nothing.
 
 The secret is f(0) of a random polynomial over the integers modulo a prime p, share x is f(x):
 
@@ -21,7 +21,7 @@ SHARE = 33  # bytes of a share
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """The shares of x = 1, ..., count, any `threshold` of which give the secret of up to 32 bytes back."""
+    """Return shares for x = 1, ..., count; any `threshold` of them recover the secret of up to 32 bytes."""
     polynomial = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [int.from_bytes(secret, "little")]
     shares = []
     for x in range(1, count + 1):
@@ -33,22 +33,22 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def weights(points: list[int]) -> list[int]:
-    """What the shares of these points are multiplied by; the same for all secrets that were split for them."""
-    found = []
+    """Return the Lagrange weights of shares at these points, which are the same for all secrets."""
+    result = []
     for x in points:
-        above = below = 1
+        numerator = denominator = 1
         for other in points:
             if other != x:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
-    return found
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - x) % PRIME
+        result.append(numerator * pow(denominator, -1, PRIME) % PRIME)
+    return result
 
 
 def join(shares: list[bytes], weights: list[int], length: int) -> bytes:
-    """The secret of `length` bytes from as many shares as it takes, with the `weights` of their points.
+    """Return the secret of `length` bytes from `threshold` shares and the `weights` of their points.
 
-    Raises OverflowError where the shares do not belong together, but for chance.
+    Raises OverflowError if the shares do not belong together, with overwhelming probability.
     """
     total = sum(int.from_bytes(share, "little") * weight for share, weight in zip(shares, weights, strict=True))
     return (total % PRIME).to_bytes(length, "little")

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.checkpoint.export import written, written_in_parts
+from hpcdl.checkpoint.export import output_file, output_file_in_parts
 from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
@@ -167,7 +167,7 @@ class NPZPredictions:
         """Join the blocks and write the file."""
         first, *_ = self.parts or [{}]
         joined: dict[str, Any] = {name: np.concatenate([part[name] for part in self.parts]) for name in first}
-        with written(self.path) as file:
+        with output_file(self.path) as file:
             np.savez(file, **joined, classes=self.format.names.astype(str))
 
 
@@ -179,7 +179,7 @@ def output(
     if file.endswith(".npz"):
         yield NPZPredictions(form, Path(file))
     elif file:
-        with written_in_parts(Path(file)) if world.rank == 0 else contextlib.nullcontext() as into:
+        with output_file_in_parts(Path(file)) if world.rank == 0 else contextlib.nullcontext() as into:
             yield CSVPredictions(form, into)
     else:
         yield None if stream is None else CSVPredictions(form, stream if world.rank == 0 else None)

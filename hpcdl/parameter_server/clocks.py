@@ -1,15 +1,15 @@
-"""Who may start what: the clocks of a parameter store, and what follows from them. Pure: no message, no values.
+"""Clocks of a parameter store, and what they allow: grants, rounds, staleness. Pure: no messages, no values.
 
-    a client's clock     the pushes that it has made
-    the store's clock    that of its slowest client that is open; under async, the pushes that have come
-    version              the updates that have been applied
+    a client's clock     the number of its pushes
+    the store's clock    that of its slowest open client; under async, the number of pushes received
+    version              the number of updates applied
 
-    a pull at clock c    is answered when the store's clock has reached c - bound, unless its step is to wait
+    a pull at clock c    is answered when the store's clock has reached c - bound, unless its step has to wait
     step t               is complete when the store's clock has passed it: then its round is applied, and it is counted
-    a push               was computed from what the store was when its client pulled: what it missed is its staleness
+    a push               was computed from the store at its client's pull: the updates it missed are its staleness
 
-A client that closes is waited for no longer: the others go on among themselves. The table of the consistencies is in
-consistency.py; steps wait where a lead says so (step_coordinator.py).
+A client that closes is no longer waited for. The table of consistencies is in consistency.py; steps wait if a lead says
+so (step_coordinator.py).
 """
 
 import math
@@ -24,9 +24,9 @@ from hpcdl.parameter_server.store_messages import ENDED, NO_STEP, Push
 
 
 class ClockProgress(NamedTuple):
-    """How far a store is, for one that takes its place: its clocks, by client, and counts, as `Clocks` has them.
+    """Position of a store, for its successor: clocks by client, and the counts of `Clocks`.
 
-    losses: of the steps from `counted` on, what has come of them: the sum of losses, and the examples.
+    losses: of the steps from `counted` on: (sum of losses, examples) received so far.
     """
 
     of_client: dict[int, int]
@@ -41,12 +41,12 @@ class ClockProgress(NamedTuple):
 
 
 class Clocks:
-    """The clocks as one server knows them, from clock `start` on; lead: what it says of the steps (default: nothing).
+    """The clocks as one server knows them, from clock `start` on; lead: decides about steps (default: no limits).
 
-    version: the updates applied. pushes: how many have come. counted: steps below are complete, and were counted.
-    granted: steps below have been given out. broadcast_at: the store's clock when subscribers were last sent the slice.
-    staleness: of the pushes applied, how many were how stale. Under async steps below `low` have been pushed, and those
-    in `beyond`; again: those that were given out to clients which are gone, and are to be given out again.
+    version: updates applied. pushes: number received. counted: steps below are complete and counted. granted: steps
+    below have been given out. broadcast_at: the store's clock at the last broadcast to subscribers. staleness: number
+    of applied pushes by staleness. Under async, steps below `low` and those in `beyond` have been pushed; again: steps
+    of clients that are gone, to be given out again.
     """
 
     def __init__(self, clients: Iterable[int], consistency: Consistency, start: int = 0, lead: Lead | None = None):
@@ -58,12 +58,12 @@ class Clocks:
         self.staleness: Counter[int] = Counter()
 
     def progress(self, losses: dict[int, tuple[float, float]]) -> ClockProgress:
-        """How far this store is; losses: of the steps under way."""
+        """Return the position of this store; losses: of the steps under way."""
         counts = self.counted, self.granted, self.pushes, self.version, self.low, frozenset(self.beyond)
         return ClockProgress(dict(self.of_client), *counts, dict(self.staleness), dict(losses))
 
     def go_on_from(self, progress: ClockProgress) -> None:
-        """Take the place of a store that was so far; what had been given out and was not pushed is given out again."""
+        """Continue from the position of another store; steps given out and not pushed are given out again."""
         self.of_client |= progress.of_client
         self.counted, self.granted, self.pushes, self.version, self.low, beyond, staleness, _ = progress[1:]
         self.beyond, self.staleness = set(beyond), Counter(staleness)
@@ -81,11 +81,11 @@ class Clocks:
     # -- pushes ------------------------------------------------------------------------------------------------------
 
     def step_of(self, push: Push) -> int:
-        """The step that a push which has just come is a part of."""
+        """Return the step of a push that has just arrived."""
         return push.clock if self.consistency.clocked else self.pushes
 
     def pushed(self, push: Push) -> None:
-        """The client's clock goes on by one; UsageError where its parameters are older than the bound allows."""
+        """Advance the client's clock; UsageError if its parameters are older than the bound allows."""
         behind = push.clock - push.seen
         if self.consistency.clocked and behind > self.consistency.bound:
             raise UsageError(
@@ -101,11 +101,11 @@ class Clocks:
                 self.low += 1
 
     def closed(self, client: int) -> None:
-        """This client pushes no more."""
+        """Mark the client as closed: it pushes no more."""
         self.open.discard(client)
 
     def complete(self) -> Iterator[int]:
-        """The steps that are complete and have not been counted; each is when it is given."""
+        """Yield the complete steps that have not been counted, and count each."""
         while self.counted < self.of_store:
             self.counted += 1
             yield self.counted - 1
@@ -113,22 +113,22 @@ class Clocks:
     # -- updates -----------------------------------------------------------------------------------------------------
 
     def described(self, push: Push) -> Push:
-        """The push as it is when it is applied now: for which step, and how stale (consistency.py)."""
+        """Return the push with the step and staleness it has if it is applied now (consistency.py)."""
         step = push.clock if self.consistency.clocked else self.version
         return push._replace(step=step, staleness=self._stale(push))
 
     def applied(self, pushes: Iterable[Push]) -> None:
-        """An update has been made of these pushes."""
+        """Count an update made of these pushes."""
         self.staleness.update(map(self._stale, pushes))
         self.version += 1
 
     def _stale(self, push: Push) -> int:
         return push.clock - push.seen if self.consistency.name == "ssp" else self.version - push.version
 
-    # -- who may go on -----------------------------------------------------------------------------------------------
+    # -- grants ------------------------------------------------------------------------------------------------------
 
     def grant(self, clock: int) -> int | None:
-        """The step that a client which pulls at this clock may compute, ENDED, or None while it has to wait."""
+        """Return the step that a client pulling at this clock may compute, ENDED, or None while it has to wait."""
         clocked = self.consistency.clocked
         if self.again:
             return self.again.popleft()
@@ -141,7 +141,7 @@ class Clocks:
         return step
 
     def grant_unasked(self) -> tuple[int, float]:
-        """What subscribers are told: ENDED or NO_STEP, and before which step they may go on."""
+        """Return for subscribers ENDED or NO_STEP, and the step before which they may proceed."""
         if not self._some_wait:
             return NO_STEP, math.inf
         limit = int(min(self._limit, self.of_store + self.consistency.bound + 1))
@@ -149,7 +149,7 @@ class Clocks:
         return ENDED if self.of_store >= self.lead.steps else NO_STEP, limit
 
     def broadcast_due(self, every: int) -> bool:
-        """Whether it is time to send to subscribers: after `every` clocks, or when they can do nothing else."""
+        """True if a broadcast is due: after `every` clocks, or if subscribers can do nothing else."""
         now, before = self.of_store, self.broadcast_at
         idle = self._some_wait and now >= self.granted
         return (now - self.start) // every > (before - self.start) // every or (idle and now > before)
@@ -160,24 +160,24 @@ class Clocks:
 
     @property
     def _some_wait(self) -> bool:
-        """Whether subscribers wait to be told that they may go on; under async they draw their steps."""
+        """True if subscribers wait for a limit; under async they draw their steps instead."""
         return self.consistency.clocked and self._limit < math.inf
 
 
 class Delay:
-    """A queue of updates, in which each waits until so many have come after it."""
+    """A queue of updates, each of which waits until `versions` more have arrived."""
 
     def __init__(self, versions: int):
         self.versions = versions
         self.waiting: deque = deque()
 
     def enter(self, update: Any) -> Iterator:
-        """One more update; what is due then."""
+        """Add an update; yield those that are due."""
         self.waiting.append(update)
         if len(self.waiting) > self.versions:
             yield self.waiting.popleft()
 
     def rest(self) -> Iterator:
-        """All that waits: nothing is lost."""
+        """Yield all waiting updates: nothing is lost."""
         while self.waiting:
             yield self.waiting.popleft()

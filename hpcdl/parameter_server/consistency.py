@@ -11,8 +11,8 @@ Bulk synchronous parallel (Valiant, CACM 1990), stale synchronous parallel (Ho e
 via a stale synchronous parallel parameter server", NeurIPS 2013), asynchronous (Dean et al., "Large scale distributed
 deep networks", NeurIPS 2012).
 
-The staleness of a push is what it missed: under ssp the clocks by which the store was behind
-the worker when it pulled; else the updates that were applied between its pull and its own.
+The staleness of a push is the number of updates it missed: under ssp the clocks by which the store was behind
+the worker at its pull; else the updates applied between its pull and its own.
 """
 
 import math
@@ -31,21 +31,21 @@ class Consistency(NamedTuple):
 
     @property
     def clocked(self) -> bool:
-        """Whether workers wait for each other at all."""
+        """True if workers wait for each other at all."""
         return self.name != "async"
 
     @property
     def bound(self) -> float:
-        """By how many clocks the store may be behind a worker that pulls."""
+        """The clocks by which the store may be behind a worker that pulls."""
         return self.staleness if self.clocked else math.inf
 
     @property
     def in_rounds(self) -> bool:
-        """Whether the pushes of a clock are applied together."""
+        """True if the pushes of a clock are applied together."""
         return self.bound == 0
 
     def checked(self) -> "Consistency":
-        """Itself; UsageError where it makes no sense."""
+        """Return itself; UsageError for invalid values."""
         if self.name not in NAMES:
             raise unknown("consistency", self.name, NAMES)
         if self.staleness < 0:

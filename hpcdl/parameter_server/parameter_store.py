@@ -24,10 +24,10 @@ way and one to ask; a server gets W K / S and sends W K / S. With S = 1 the serv
 servers relieve until S = W. On workers (`on_workers`) each of N ranks is client and server: it sends and gets
 2 (N-1)/N K values, as in a ring.
 
-With `rows`, clients exchange only the rows that they need, by their keys (sparse_keys.py).
+With `rows`, clients exchange only the rows they need, by keys (sparse_keys.py).
 
-The parts: what is said (store_messages.py), the clients (store_client.py), the servers (slice_server.py), who may go on
-(consistency.py, clocks.py), and who leads (step_coordinator.py).
+The parts: messages (store_messages.py), clients (store_client.py), servers (slice_server.py), consistency and clocks
+(consistency.py, clocks.py), and the coordinator of steps (step_coordinator.py).
 
 (Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014; Dean et al., NeurIPS 2012)
 """
@@ -46,7 +46,7 @@ from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.clocks import ClockProgress, Clocks
 from hpcdl.parameter_server.consistency import BSP, Consistency
-from hpcdl.parameter_server.replication import Following, backups
+from hpcdl.parameter_server.replication import SliceReplica, backups
 from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.parameter_server.sparse_keys import VectorRows
 from hpcdl.parameter_server.step_coordinator import Lead
@@ -56,20 +56,20 @@ from hpcdl.runs import signals
 from hpcdl.runs.roles import divide
 
 
-class Add:
-    """The ready-made update: values <- values + pushed."""
+class AddUpdate:
+    """The default update: values <- values + pushed."""
 
     additive = True
 
-    def of_size(self, size: int) -> "Add":
-        """Itself: it has no state."""
+    def of_size(self, size: int) -> "AddUpdate":
+        """Return itself: it has no state."""
         return self
 
     def __call__(self, values: np.ndarray, pushed: np.ndarray, push: Push) -> None:
         values += pushed
 
 
-add = Add()
+add = AddUpdate()
 
 
 class ParameterStore:
@@ -141,16 +141,18 @@ class ParameterStore:
             held = self.slices[comm.rank]
             values = CPU.zeros(held.stop - held.start, np.dtype(dtype))
             clocks, gathered = Clocks(self.clients, consistency, start, lead), self.led and comm.rank > 0
-            how = delay, max(1, broadcast_every), gathered, memory
-            self.server = SliceServer(self.comm, values, clocks, update, *how, rows, held)
+            settings = delay, max(1, broadcast_every), gathered, memory
+            self.server = SliceServer(self.comm, values, clocks, update, *settings, rows, held)
             if replicas > 1 or careful:
                 self._hold_replicas(servers, replicas, update, start, memory)
                 if progress is not None:
                     self.server.go_on_from(progress)
         if self.works:
-            begun = start if progress is None else progress.of_client[comm.rank]
-            own = update if getattr(update, "additive", False) else None
-            self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), begun, memory or Memory(), own)
+            client_start = start if progress is None else progress.of_client[comm.rank]
+            additive_update = update if getattr(update, "additive", False) else None
+            self.client = self._make_client(
+                np.dtype(dtype), bool(broadcast_every), client_start, memory or Memory(), additive_update
+            )
             self.client.beside = beside
             for connection in self.client.connections:
                 connection.replicated = replicas > 1 or careful
@@ -165,12 +167,12 @@ class ParameterStore:
         for primary in [each for each in range(servers) if rank in backups(each, servers, replicas)]:
             size = self.slices[primary].stop - self.slices[primary].start
             values, clocks = CPU.zeros(size, self.server.values.dtype), Clocks(self.clients, self.consistency, start)
-            own = update.of_size(size) if hasattr(update, "of_size") else update
+            replica_update = update.of_size(size) if hasattr(update, "of_size") else update
             if memory is not None:
-                for vector in getattr(own, "state", {}).values():
+                for vector in getattr(replica_update, "state", {}).values():
                     memory.hold("optimizer", vector)
             led = self.led and primary == 0
-            self.server.replicas.of[primary] = Following(values, clocks, own, led, memory)
+            self.server.replicas.of[primary] = SliceReplica(values, clocks, replica_update, led, memory)
 
     def _make_client(self, dtype: np.dtype, subscribed: bool, start: int, memory: Memory, update: Any) -> Client:
         def connect(rank: int, held: slice, start: int) -> Connection:
@@ -185,24 +187,25 @@ class ParameterStore:
             return Asking(*settings, rows=self.rows)
         return Subscribed(*settings, counter=connect(0, slice(0, 0), 0), memory=memory, update=update)
 
-    # -- what a client does ------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------------------------
 
     @property
     def clock(self) -> int:
-        """This client's clock: the pushes that it has made."""
+        """This client's clock: the number of its pushes."""
         return self.client.clock
 
     @property
     def apart_seconds(self) -> float:
-        """Seconds that the lead has spent on other things than steps, as far as this client knows."""
+        """Seconds that the lead spent on other work than steps, as far as this client knows."""
         return self.client.connections[0].apart_seconds
 
     def pull(self, into: np.ndarray, part: slice | None = None) -> int | None:
-        """into <- the store's values, all or those of `part`, as fresh as the consistency asks; waits until they are.
+        """Set `into` to the store's values, all or those of `part`, as fresh as the consistency demands; waits for
+        them.
 
-        Returns the step to compute (the client's clock, under async the next of a counter that all share), or None
-        when there is none left. Where servers send without being asked it takes what has come, and waits only when
-        that is too old; `into` is then the whole vector, the same array each time.
+        Returns the step to compute (the client's clock, under async the next value of a shared counter), or None if
+        none is left. If servers broadcast, it takes the received values, and waits only if they are too old; `into` is
+        then the whole vector, the same array each time.
         """
         return self.client.pull(into, part)
 
@@ -215,31 +218,31 @@ class ParameterStore:
         loss: float = 0.0,
         norm: float = 0.0,
     ) -> None:
-        """Send `values` (all, or those of `part`) to the servers, which apply them; this client's clock goes on by one.
+        """Send `values` (all, or those of `part`) to the servers, which apply them; advances this client's clock.
 
-        count, total, loss, norm: for the update and whoever leads (see `store_messages.Push`).
+        count, total, loss, norm: for the update and the lead (see `store_messages.Push`).
         """
         self.client.push(values, part, count=count, total=total, loss=loss, norm=norm)
 
     def peek(self, into: np.ndarray) -> None:
-        """into <- all values as they are now: no step is given out for it. For who acts by them."""
+        """Set `into` to all present values without taking a step, for actors."""
         self._asking.fetch(StoreOperation.PEEK, into)
 
     def draw(self) -> int | None:
-        """The next step that nobody has, without values; None where none is left. For async with keys."""
+        """Return the next step of the shared counter, without values; None if none is left. For async with keys."""
         return self._asking.draw()
 
     def pull_at(self, into: np.ndarray, keys: np.ndarray) -> int | None:
-        """As `pull`, of the rows with these keys (int64, sorted, each once) and of what is no row's.
+        """As `pull`, for the rows with these keys (int64, sorted, unique) and the elements of no row.
 
-        Under async it gives out no step: that comes from `draw`.
+        Under async it gives out no step: use `draw`.
         """
         return self._asking.pull_at(into, keys)
 
     def push_at(
         self, values: np.ndarray, count: float = 1.0, total: float = 1.0, loss: float = 0.0, norm: float = 0.0
     ) -> None:
-        """As `push`, of the elements that were pulled last; there `values`, the whole vector, becomes zero."""
+        """As `push`, for the elements pulled last; sets them to zero in `values`, the whole vector."""
         self._asking.push_at(values, count=count, total=total, loss=loss, norm=norm)
 
     @property
@@ -248,15 +251,15 @@ class ParameterStore:
         return self.client
 
     def close(self, into: np.ndarray | None = None) -> None:
-        """No more pushes of this client. Returns when all clients have closed; into <- the final values."""
+        """Close this client. Returns when all clients have closed; `into` gets the final values."""
         self.client.close(into)
         if self.serves:
             self.serve()
 
-    # -- what a server does ------------------------------------------------------------------------------------------
+    # -- servers -----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Answer until all clients have closed."""
+        """Serve until all clients have closed."""
         self.server.serve()
         if self.led and self.comm.rank == 0:
             over = new_header(REQUEST_HEADER, operation=StoreOperation.OVER)
@@ -264,12 +267,12 @@ class ParameterStore:
                 self.comm.push(as_message(over), rank, StoreTag.REQUEST)
 
     def attend(self, *_: object) -> None:
-        """Answer the requests that have come, where this rank is a server, too: for now and then, while it computes."""
+        """Answer requests that have arrived, if this rank is a server, too; for calls during computing."""
         if self.serves:
             self.server.inbox.look()
             self.server.attend()
 
-    # -- what rank 0 does --------------------------------------------------------------------------------------------
+    # -- rank 0 -----------------------------------------------------------------------------------------------------
 
     @property
     def granted(self) -> int:
@@ -277,7 +280,7 @@ class ParameterStore:
         return self.server.clocks.granted
 
     def scatter(self, whole: np.ndarray | None, which: int = 0) -> None:
-        """Give each server its slice of a vector that rank 0 has; before the first pull. which: as in `gather`."""
+        """Give each server its slice of rank 0's vector; before the first pull. which: as in `gather`."""
         if self.comm.rank == 0:
             assert whole is not None
             for rank, held in enumerate(self.slices[1:], 1):
@@ -287,10 +290,10 @@ class ParameterStore:
             self.comm.wait(self.server.vector(which), 0, StoreTag.VALUES)
 
     def gather(self, whole: np.ndarray, which: int = 0, needs: float = -math.inf, finish: bool = False) -> None:
-        """whole <- the servers' vectors; on rank 0, while it serves. For scores and checkpoints.
+        """Set `whole` to the servers' vectors; on rank 0, while it serves. For scores and checkpoints.
 
-        which: 0, the values, or 1, 2, ...: of the update's state. needs: the clock that each server is to have reached.
-        finish: what is delayed is applied first.
+        which: 0, the values, or 1, 2, ...: vectors of the update's state. needs: clock that each server has to reach
+        first. finish: apply delayed updates first.
         """
         others = [Connection(self.comm, rank, held) for rank, held in enumerate(self.slices[1:], 1)]
         for connection in others:
@@ -313,18 +316,18 @@ class ParameterStore:
             self.server.lead.sent(each.rank, float(each.answer["bytes"]), float(each.answer["messages"]))
 
     def replicate(self) -> None:
-        """Let the replicas of slices be as these are: on all servers, once they have theirs, before they serve."""
+        """Copy the slices to their replicas; on all servers, once they are filled, before they serve."""
         if self.serves:
             self.server.copies.begin()
             self.server.replicas.begin()
 
     def free(self) -> None:
-        """Give back the communicator; a collective call, after `close` and `serve`."""
+        """Free the communicator; collective, after `close` and `serve`."""
         self.comm.free()
 
 
 def cut_slices(size: int, holders: int, block: int = 1) -> list[slice]:
-    """The slices of so many holders of a vector, cut at multiples of `block`."""
+    """Return the slices of `holders` servers of a vector, cut at multiples of `block`."""
     slices = [slice(cut.start * block, cut.stop * block) for cut in chunks(size // block, holders)]
     return [*slices[:-1], slice(slices[-1].start, size)]
 
@@ -332,7 +335,7 @@ def cut_slices(size: int, holders: int, block: int = 1) -> list[slice]:
 def refuse_no_replicas(
     servers: int, replicas: int, on_workers: bool, keyed: bool, broadcast_every: int, delay: int
 ) -> None:
-    """Raise UsageError where so many servers cannot have so many replicas of slices, or not in this way."""
+    """Raise UsageError if these servers or settings allow no such replicas."""
     if replicas > servers:
         raise UsageError(
             f"{replicas} replicas of each slice need {replicas} servers, not {servers}: take --servers {replicas}"
@@ -356,7 +359,7 @@ def check_settings(
     broadcast_every: int = 0,
     delay: int = 0,
 ) -> None:
-    """Raise UsageError where so many ranks cannot serve `units` that are not cut."""
+    """Raise UsageError if so many ranks cannot serve `units` indivisible blocks."""
     consistency.checked()
     holders = ranks if on_workers else servers
     if holders < 1:

@@ -1,11 +1,11 @@
 """Replicas of the slices of a parameter store: slice i on the servers i, i + 1, ..., i + R - 1 of a ring of S.
 
     worker               server i, the primary             server i + 1, a backup
-      | push n, values ------> | keeps it                       |
-      |                        | copy of n, values -----------> | keeps it
+      | push n, values ------> | stores it                      |
+      |                        | copy of n, values -----------> | stores it
       |                        | <------------------------ held |
       | <-------------- receipt|                                |
-      | (receipts of all slices have come: n is whole)          |
+      | (receipts of all slices have arrived: n is complete)    |
       | pull n + 1 ----------> | applies n                      |
       |                        | commit n --------------------> | applies n
       | <------- values after n|                                |
@@ -13,13 +13,13 @@
 Primary-backup rather than a chain: a push is on all R servers after two messages whatever R, in a chain of R servers
 after R; on a ring where each server is the primary of one slice and a backup of R - 1 the bytes of a server are the
 same, R - 1 copies of what is pushed to it. The gradient travels, not what it makes of the slice: a backup does the same
-updates in the same order, and so holds the same bits (slice_state.py) of the values and of the optimizer's vectors,
-which would be up to three.
+updates in the same order, and so has the same bits (slice_state.py) of the values and of the optimizer's vectors,
+of which there are up to three.
 
-A push is applied only when its worker has asked for more, and so has had the receipts of all slices. Until then no
-server has applied it, from then on all servers have it: when one is gone, each push is on all slices, and is applied,
-or it is dropped from all, and its worker computes it again (hpcdl/recovery/server_failover.py). Its number is the
-worker's clock; a store takes no other than the next one, so none is applied twice.
+A push is applied only when its worker sends its next request, and so has all receipts. Until then no
+server has applied it, from then on all servers have it: if one fails, each push is on all slices and is applied,
+or it is dropped from all, and its worker recomputes it (hpcdl/recovery/server_failover.py). Its number is the
+worker's clock; a store accepts only the next one, so none is applied twice.
 
 Costs of a step, S servers, W workers, K values of k bytes: a server sends R - 1 copies of the W K k / S bytes that are
 pushed to it, with headers of 96 bytes, and 8 bytes for each push as a backup and 8 as the primary. A push waits for two
@@ -48,45 +48,45 @@ if TYPE_CHECKING:
 
 
 def backups(primary: int, servers: int, replicas: int) -> list[int]:
-    """The servers that hold replicas of the slice of server `primary`."""
+    """Return the servers that hold replicas of the slice of server `primary`."""
     return [(primary + each) % servers for each in range(1, replicas)]
 
 
 class PendingPush:
-    """A push that waits until it is whole. waits: for the acknowledgements of those that hold replicas."""
+    """A push that is not complete yet. waits: requests for the replicas' acknowledgements."""
 
     def __init__(self, push: Push, buffer: np.ndarray):
         self.push, self.buffer = push, buffer
         self.waits: list[Request] = []
-        self.told = False  # whether its client has its receipt
+        self.receipted = False  # True once its client has the receipt
 
 
-class Following(SliceState):
-    """A slice as who is no server of it, or not alone, follows it: pushes are kept until they are told to be whole.
+class SliceReplica(SliceState):
+    """Replica of a slice: stores pushes until they are complete.
 
-    led: whether its primary tells a lead of steps. kept: of each client the push that is not applied. taken: how many
-    events it has followed. notes: what who takes the lead's place has to know.
+    led: True if the primary has a lead. pending: push that is not applied yet, by client. taken: number of events
+    followed. notes: the lead's state for its successor.
     """
 
     def __init__(self, values: np.ndarray, clocks: Clocks, update: Callable, led: bool, memory: "Memory | None" = None):
         super().__init__(values, clocks, update, memory=memory)
         self.led, self.taken, self.notes = led, 0, Notes()
-        self.kept: dict[int, PendingPush] = {}
+        self.pending: dict[int, PendingPush] = {}
 
     def step_done(self, step: int) -> None:
-        """Whoever takes the lead's place tells it of steps of which it had not noted anything: their losses stay."""
+        """Drop the losses of a step, unless a new lead will need them because the old one has not noted the step."""
         if not self.led:
             self.losses.pop(step, None)
 
     def note(self, noted: bytes, step: int, known: int) -> None:
-        """What the lead has noted after a step: the losses until there are known to it."""
+        """Store the lead's note after a step: losses are kept until they are known to it."""
         self.notes.add(step, noted, known)
         for each in [each for each in self.losses if each < step]:
             del self.losses[each]
 
 
 def commit(state: SliceState, kept: dict[int, PendingPush], client: int) -> bool:
-    """Apply the push of this client that is kept; whether there was one. Raises TrainingError for any but its next."""
+    """Apply the pending push of this client; True if there was one. Raises TrainingError if it is not the next."""
     if client not in kept:
         return False
     push, buffer = kept[client].push, kept[client].buffer
@@ -98,54 +98,56 @@ def commit(state: SliceState, kept: dict[int, PendingPush], client: int) -> bool
     return True
 
 
-class Copies:
-    """What a server sends to those that hold replicas of its slice, `backups`.
+class ReplicaSender:
+    """Messages of a server to the replicas of its slice on `backups`.
 
-    careful: whether pushes are acknowledged, and wait until they are whole; without, there are no backups.
+    careful: True if pushes are acknowledged and wait until they are complete; otherwise there are no backups.
     """
 
     def __init__(self, comm: Communicator, state: SliceState):
         self.comm, self.state = comm, state
         self.careful = False
         self.backups: list[int] = []
-        self.kept: dict[int, PendingPush] = {}
+        self.pending: dict[int, PendingPush] = {}
 
     def keep(self, push: Push, buffer: np.ndarray) -> None:
-        """A push has come: let all others have it, and keep it until it is whole."""
-        kept = self.kept[push.client] = PendingPush(push, buffer)
+        """Send a new push to all replicas, and store it until it is complete."""
+        pending = self.pending[push.client] = PendingPush(push, buffer)
         header = copy_of(StoreOperation.PUSH, push.client, push)
         for backup in self.backups:
-            held = np.empty(1)
-            kept.waits.append(self.comm.iwait(held, backup, StoreTag.HELD))
+            acknowledgement = np.empty(1)
+            pending.waits.append(self.comm.iwait(acknowledgement, backup, StoreTag.HELD))
             self.comm.ipush(as_message(header), backup, StoreTag.COPY)
-            kept.waits.append(self.comm.ipush(buffer[: push.size], backup, StoreTag.COPIED))
+            pending.waits.append(self.comm.ipush(buffer[: push.size], backup, StoreTag.COPIED))
 
     def held(self) -> bool:
-        """Whether there is a push that all have, and whose client does not know it."""
-        return any(not kept.told and all(each.done for each in kept.waits) for kept in self.kept.values())
+        """True if all replicas have a push whose client has no receipt."""
+        return any(not push.receipted and all(each.done for each in push.waits) for push in self.pending.values())
 
     def acknowledge(self) -> bool:
-        """Tell the clients of pushes that all have; whether there were any."""
-        found = [kept for kept in self.kept.values() if not kept.told and all(each.done for each in kept.waits)]
-        for kept in found:
-            kept.told = True
-            self.comm.ipush(np.array([float(kept.push.clock)]), kept.push.client, StoreTag.RECEIPT)
-        return bool(found)
+        """Send the receipts that are due; True if there were any."""
+        complete = [
+            each for each in self.pending.values() if not each.receipted and all(request.done for request in each.waits)
+        ]
+        for each in complete:
+            each.receipted = True
+            self.comm.ipush(np.array([float(each.push.clock)]), each.push.client, StoreTag.RECEIPT)
+        return bool(complete)
 
     def commit(self, client: int) -> None:
-        """The last push of this client is whole: apply it, as all others will."""
-        if commit(self.state, self.kept, client):
+        """Apply the last push of this client, here and on all replicas."""
+        if commit(self.state, self.pending, client):
             self.tell(StoreOperation.COMMIT, client)
 
     def tell(self, operation: StoreOperation, client: int) -> None:
-        """Let all others follow what has happened here."""
+        """Send an event of this slice to all replicas."""
         for backup in self.backups:
             self.comm.ipush(
                 as_message(new_header(COPY_HEADER, operation=operation, client=client)), backup, StoreTag.COPY
             )
 
     def note(self, noted: bytes, known: int) -> None:
-        """Let all others know what the lead has noted, where there is one."""
+        """Send the lead's note, if any, to all replicas."""
         if not noted:
             return
         counted = self.state.clocks.counted
@@ -155,55 +157,55 @@ class Copies:
             self.comm.ipush(np.frombuffer(noted, np.uint8), backup, StoreTag.COPIED)
 
     def begin(self) -> None:
-        """Send the slice as it is to those that are to follow it."""
+        """Send the whole slice to its replicas."""
         for backup in self.backups:
             for vector in vectors(self.state):
                 self.comm.ipush(vector.copy(), backup, StoreTag.COPIED)
 
 
 class SliceReplicas:
-    """The replicas that a server holds, of the slices of other servers, by their ranks."""
+    """The replicas on a server of other servers' slices, by rank."""
 
     def __init__(self, comm: Communicator):
-        self.comm, self.of = comm, {}  # type: Communicator, dict[int, Following]
+        self.comm, self.of = comm, {}  # type: Communicator, dict[int, SliceReplica]
         self.inbox: Inbox | None = None
 
     @property
     def open(self) -> bool:
-        """Whether pushes may still come."""
+        """True if pushes may still arrive."""
         return any(each.clocks.open for each in self.of.values())
 
     def begin(self) -> None:
-        """Receive the slices as they are."""
+        """Receive the whole slices."""
         for primary, replica in self.of.items():
             for vector in vectors(replica):
                 self.comm.iwait(vector, primary, StoreTag.COPIED).wait(doze=True)
         self.inbox = Inbox(self.comm, StoreTag.COPY, self.of, len(COPY_HEADER), "f8")  # type: ignore[arg-type]
 
     def arrived(self) -> bool:
-        """Whether anything has come for them."""
+        """True if any message has arrived for them."""
         return self.inbox is not None and bool(self.inbox.arrived())
 
     def attend(self) -> bool:
-        """Follow what has come; whether there was anything."""
-        if self.inbox is None or not (come := self.inbox.arrived()):
+        """Process the messages that have arrived; True if there were any."""
+        if self.inbox is None or not (senders := self.inbox.arrived()):
             return False
-        for primary in come:
+        for primary in senders:
             self.follow(primary, self.inbox.take(primary).view(COPY_HEADER).reshape(()))
             if self.of[primary].clocks.open:
                 self.inbox.listen(primary)
         return True
 
     def follow(self, primary: int, header: np.ndarray) -> None:
-        """One event of this server's slice."""
+        """Process one event of this server's slice."""
         replica, operation, client = self.of[primary], header["operation"], int(header["client"])
         if operation == StoreOperation.PUSH:
             push, buffer = Push.read(header, client), replica.buffer()
             self.comm.iwait(buffer[: push.size], primary, StoreTag.COPIED).wait(doze=True)
-            replica.kept[client] = PendingPush(push, buffer)
+            replica.pending[client] = PendingPush(push, buffer)
             self.comm.ipush(np.array([float(push.clock)]), primary, StoreTag.HELD)
         elif operation == StoreOperation.COMMIT:
-            commit(replica, replica.kept, client)
+            commit(replica, replica.pending, client)
         elif operation == StoreOperation.NOTE:
             noted = np.empty(int(header["stop"]), np.uint8)
             self.comm.iwait(noted, primary, StoreTag.COPIED).wait(doze=True)
@@ -215,12 +217,12 @@ class SliceReplicas:
 
 
 def vectors(state: SliceState) -> list[np.ndarray]:
-    """All that an update may change: the values, and the vectors of the update's state."""
+    """Return all vectors that an update may change: the values and the update's state."""
     return [state.values, *getattr(state.update, "state", {}).values()]
 
 
 def copy_of(operation: StoreOperation, client: int, push: Push) -> np.ndarray:
-    """The header of a copy of a push."""
+    """Return the header of a copy of a push."""
     numbers = {name: getattr(push, name) for name in ("clock", "seen", "version", "count", "total", "loss", "norm")}
     part = {"start": push.part.start, "stop": push.part.stop, "which": push.drawn}
     return new_header(COPY_HEADER, operation=operation, client=client, **numbers, **part)

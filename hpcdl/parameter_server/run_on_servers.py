@@ -1,8 +1,8 @@
-"""A run whose parameters lie on servers: rank 0, the first of them, runs it, and gives out the steps.
+"""A run with its parameters on servers: rank 0, the first server, runs it and gives out the steps.
 
-Keeper       on rank 0: leads the store (step_coordinator.py), and lets it give out no step beyond the next checkpoint
-OnServers    what a run asks who holds its parameters (hpcdl/runs/ownership.py), which rank 0 gathers
-asked        what a worker asks the store before a step
+RunCoordinator  on rank 0: the lead of the store (step_coordinator.py); gives out no step beyond the next checkpoint
+OnServers       ownership (hpcdl/runs/ownership.py) of parameters that rank 0 gathers
+request_step    a worker's request to the store before a step
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.checkpoint.buffers import mean, pack, unpack
-from hpcdl.checkpoint.state import Elsewhere, Tracked
+from hpcdl.checkpoint.state import RemoteVector, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU, Array
@@ -28,31 +28,31 @@ from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.run import Run
 from hpcdl.runs.stopwatch import Stopwatch
 
-NOTE = 1024  # a note is so many bytes long, or twice as many, ...
+NOTE = 1024  # length of a note in bytes: a multiple of this
 
 
-def asked(
+def request_step(
     comm: Communicator, store: ParameterStore, stopwatch: Stopwatch, ask: Callable, *arguments: Any
 ) -> int | None:
-    """What the store answers: a step, or None where none is left."""
+    """Call `ask` and return its step, or None if none is left; the lead's own work is not counted as waiting."""
     blocked, apart = comm.traffic.blocked_seconds, store.apart_seconds
     step: int | None = ask(*arguments)
-    if comm.rank > 0:  # what rank 0 has spent on scores and checkpoints meanwhile is no part of a step
+    if comm.rank > 0:  # rank 0's scores and checkpoints are not part of a step
         stopwatch.excuse(min(store.apart_seconds - apart, comm.traffic.blocked_seconds - blocked))
     return step
 
 
 class OnServers(OnOneRank):
-    """The parameters and the optimizer's state lie on the servers, of which rank 0 gathers what is scored and saved.
+    """Ownership of parameters and optimizer state on servers; rank 0 gathers them for scores and checkpoints.
 
-    loaded: of a run that is gone on with, vectors of the state by number, to be given to the servers.
+    loaded: state vectors of a resumed run by number, for the servers.
     """
 
-    keeper: Any  # Keeper, and None but on rank 0
-    own_beside: np.ndarray | None = None  # what this rank's model held before its scores were those of all workers
+    keeper: Any  # RunCoordinator, and None but on rank 0
+    own_beside: np.ndarray | None = None  # this rank's buffers before those of all workers were averaged
 
     def __init__(
-        self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: "Keeper | None"
+        self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: "RunCoordinator | None"
     ):
         super().__init__(model, parameters, optimizer, works)
         self.keeper = keeper
@@ -65,7 +65,7 @@ class OnServers(OnOneRank):
         if not self.leads:
             return {}
         state: dict[str, Tracked] = {
-            f"optimizer/{name}": Elsewhere(
+            f"optimizer/{name}": RemoteVector(
                 partial(self._read, which), partial(self.loaded.__setitem__, which), self.parameters
             )
             for which, name in enumerate(self.optimizer.state, 1)
@@ -73,21 +73,21 @@ class OnServers(OnOneRank):
         return super().tracked() | state
 
     def _read(self, which: int) -> np.ndarray:
-        """A vector of the optimizer's state, whole; the parameters in place of their mean, where that is shown."""
+        """Return a whole vector of the optimizer's state; if the mean is shown, the parameters in its place."""
         vector = CPU.empty(self.parameters.size, self.parameters.dtype)
         self.keeper.gather(vector, 0 if self.average_shown and which == self.average else which)
         return vector
 
     def show_average(self) -> None:
-        """The servers hold both as they are."""
+        """Do nothing: the servers hold both vectors unchanged."""
 
     def hide_average(self) -> None:
-        """What was loaded changes back, before it is given to the servers."""
+        """Exchange loaded parameters and mean, before they are given to the servers."""
         if not self.average_shown and self.average in self.loaded:
             exchange(self.parameters, self.loaded[self.average])
 
     def hand_out(self, workers: list[int]) -> None:
-        """Workers have pulled the iterates; give them what rank 0 has saved. Collective."""
+        """Send rank 0's saved parameters to workers, which hold pulled iterates. Collective."""
         comm = self.everyone
         for rank in workers if comm.rank == 0 else ():
             comm.push(self.parameters, rank)
@@ -95,7 +95,7 @@ class OnServers(OnOneRank):
             comm.wait(self.parameters, 0)
 
     def refresh(self) -> None:
-        if self.keeper.over or not self.average_shown:  # at the end what is delayed is applied, and so in the mean
+        if self.keeper.over or not self.average_shown:  # at the end delayed updates are applied, also to the mean
             self.keeper.gather(self.parameters)
         if self.average_shown:
             self.keeper.gather(self.parameters, self.average)
@@ -103,10 +103,10 @@ class OnServers(OnOneRank):
             self.own_beside = pack(self.model) if self.own_beside is None else self.own_beside
             unpack(self.model, mean(self.model, [*([self.own_beside] if self.works else []), *told.values()]))
         legs = self.keeper.run.legs
-        legs.sent = self.sent(legs.comm.traffic)  # the servers have told, too
+        legs.sent = self.sent(legs.comm.traffic)  # includes the servers' reports
 
     def take_back(self) -> None:
-        """What the model holds beside its parameters is this rank's own again, where it works on."""
+        """Restore this rank's own buffers if it continues to work."""
         if self.own_beside is not None and not self.keeper.over:
             unpack(self.model, self.own_beside)
         self.own_beside = None
@@ -115,20 +115,20 @@ class OnServers(OnOneRank):
         return self.keeper.store.granted
 
 
-class Keeper(Lead):
-    """On rank 0: runs the run, and decides which steps may be given out: none beyond the next checkpoint."""
+class RunCoordinator(Lead):
+    """The lead on rank 0: runs the run, and limits the steps given out to those before the next checkpoint."""
 
     store: LedStore
     held: OnServers
 
     def __init__(self, run: Run, notes: bool = False):
-        """notes: whether it is to be known what who takes its place has to know."""
+        """notes: True if state for a successor is noted."""
         self.run, self.notes, self.noted = run, Notes() if notes else None, run.step
-        self.told_beside: dict[int, np.ndarray] = {}  # of each worker: what its model holds beside its parameters
+        self.told_beside: dict[int, np.ndarray] = {}  # buffers of each worker's model
 
     @property
     def over(self) -> bool:
-        """Whether the run is."""
+        """True if the run is over."""
         return self.run.over
 
     def begin(self, store: LedStore, step: int) -> None:
@@ -156,18 +156,18 @@ class Keeper(Lead):
             self._decide()
 
     def _fail(self, error: TrainingError) -> None:
-        """The run cannot go on: what has been given out is computed, as after a signal, and nothing comes of it."""
+        """Stop the run with an error: steps already given out are computed without effect."""
         self.held.failure = error
         self.steps = self.limit = self.store.granted
 
     def note(self) -> tuple[bytes, int]:
-        """How far the run is, and of the steps since the last note the losses that are not yet agreed on."""
+        """Return the run's state, and the losses since the last note that are not agreed on yet."""
         if self.notes is None:
             return b"", 0
         about = self.run.note(self.noted)
         self.noted = about["step"]
         noted = json.dumps(about).encode()
-        noted = noted.ljust(NOTE * -(-len(noted) // NOTE))  # counts do not depend on how long numbers are
+        noted = noted.ljust(NOTE * -(-len(noted) // NOTE))  # byte counts do not depend on the digits of numbers
         self.notes.add(self.noted, noted, about["known"])
         return noted, about["known"]
 
@@ -181,5 +181,5 @@ class Keeper(Lead):
         self.held.note_sent(rank, bytes, messages)
 
     def gather(self, whole: np.ndarray, which: int = 0) -> None:
-        """whole <- the servers' vectors after the run's step; when it is over, the values with all that is delayed."""
+        """Set `whole` to the servers' vectors after the run's step; at its end, with delayed updates applied."""
         self.store.gather(whole, which, self.run.step, finish=which == 0 and self.over)

@@ -1,13 +1,13 @@
-"""One server of a parameter store: it holds a slice of the vector, and answers whoever asks.
+"""One server of a parameter store: holds a slice of the vector and answers requests.
 
-    for ever, until all clients have closed:
+    until all clients have closed:
         wait for a request of any client
-        push      take the values in; apply them by `update`, at once or with their round
-        pull      keep it until the consistency allows the answer
-        end the steps that are complete; answer the pulls whose time has come; send to subscribers
+        push      receive the values; apply them by `update`, at once or with their round
+        pull      store it until the consistency allows the answer
+        end the steps that are complete; answer the pulls that are allowed; send to subscribers
 
-All messages are typed buffers (store_messages.py); who may go on is decided by clocks.py. While an answer travels the
-slice may change, so what is sent is a copy, one for all that are sent the same version.
+All messages are typed buffers (store_messages.py); clocks.py decides which pulls are allowed. Since the slice may
+change while an answer travels, answers are sent from a copy, one per version.
 """
 
 import math
@@ -21,7 +21,7 @@ from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.requests import Request
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.clocks import ClockProgress, Clocks
-from hpcdl.parameter_server.replication import Copies, SliceReplicas
+from hpcdl.parameter_server.replication import ReplicaSender, SliceReplicas
 from hpcdl.parameter_server.request_checks import ServedSlice, check_keys, check_request
 from hpcdl.parameter_server.slice_state import SliceState
 from hpcdl.parameter_server.sparse_keys import KEY, Touched, VectorRows
@@ -40,8 +40,8 @@ from hpcdl.parameter_server.store_messages import (
 from hpcdl.runs import signals
 
 
-class Asked(NamedTuple):
-    """A request, and of which rank; deliver(header, values): how an answer gets to a client on this very rank."""
+class StoreRequest(NamedTuple):
+    """A request of a client; deliver(header, values): passes the answer to a client on this very rank."""
 
     header: np.ndarray
     client: int
@@ -49,13 +49,13 @@ class Asked(NamedTuple):
 
 
 class Subscription:
-    """A client that is sent the slice unasked.
+    """A client that receives broadcasts of the slice.
 
-    sending: the message that went out last. behind: once that has arrived, it is to get the newest.
+    sending: the last message sent. behind: True if the newest values follow when that has arrived.
     """
 
-    def __init__(self, asked: Asked):
-        self.asked, self.behind = asked, False
+    def __init__(self, received: StoreRequest):
+        self.received, self.behind = received, False
         self.sending: Request | None = None
 
     @property
@@ -66,9 +66,9 @@ class Subscription:
 class SliceServer(SliceState):
     """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm); see `SliceState`.
 
-    broadcast_every: clocks (async: versions) after which subscribers are sent the slice. gathered: the lead, on rank 0,
-    may ask until it says that it is over. copies: of this slice on other servers, replicas: those of other slices that
-    this server holds; empty where each slice is on one server.
+    broadcast_every: clocks (async: versions) between broadcasts. gathered: True while the lead, on rank 0, may send
+    requests. copies: replicas of this slice on other servers; replicas: those of other slices on this server; both are
+    empty without replication.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class SliceServer(SliceState):
         held: slice | None = None,
     ):
         super().__init__(values, clocks, update, delay, memory, rows, held)
-        self.touched: dict[int, Touched] = {}  # what each client has asked for by its last keys
+        self.touched: dict[int, Touched] = {}  # elements of each client's last keys
         self.comm, self.broadcast_every, self.gathered = comm, broadcast_every, gathered
-        self.copies, self.replicas = Copies(comm, self), SliceReplicas(comm)
-        self.waiting: list[Asked] = []  # pulls that wait for their answers
-        self.closing: list[Asked] = []  # last pulls, which wait until all clients have closed
+        self.copies, self.replicas = ReplicaSender(comm, self), SliceReplicas(comm)
+        self.waiting: list[StoreRequest] = []  # pulls that wait for their answers
+        self.closing: list[StoreRequest] = []  # last pulls, which wait until all clients have closed
         self.last_answers: list[Request] = []
         self.subscriptions: dict[int, Subscription] = {}
         heard = [rank for rank in range(comm.size) if rank != comm.rank and self._may_ask(rank)]
@@ -98,7 +98,7 @@ class SliceServer(SliceState):
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Answer until all clients have closed, and have their last answers."""
+        """Serve until all clients have closed and received their last answers."""
         while self.clocks.open or self.gathered or self.replicas.open:
             self.comm.wait_until(self._anything, self._catch_up, patient=True)
             self.attend()
@@ -106,49 +106,49 @@ class SliceServer(SliceState):
             answer.wait(doze=True)
 
     def _anything(self) -> bool:
-        """Whether anything has come."""
+        """True if any message has arrived."""
         return bool(self.inbox.arrived()) or self.copies.held() or self.replicas.arrived()
 
     def attend(self) -> bool:
-        """Handle the requests that have arrived; whether there was anything to do."""
+        """Handle the requests that have arrived; True if there was anything to do."""
         busy = self._catch_up() | self.copies.acknowledge() | self.replicas.attend()
-        while come := self.inbox.arrived():
-            for client in come:
+        while senders := self.inbox.arrived():
+            for client in senders:
                 self.handle(*self._receive(client))
                 if self._may_ask(client):
                     self.inbox.listen(client)
             busy = True
         return busy
 
-    def handle(self, asked: Asked, buffer: np.ndarray | None = None) -> None:
-        """One request, and all that it makes possible; buffer: begins with the values of a push, or is the keys."""
-        if asked.header["signal"]:
+    def handle(self, received: StoreRequest, buffer: np.ndarray | None = None) -> None:
+        """Handle one request and its consequences; buffer: the values of a push, at its beginning, or the keys."""
+        if received.header["signal"]:
             self.lead.signalled()
-        if asked.client != self.comm.rank:
-            self.lead.sent(asked.client, float(asked.header["bytes"]), float(asked.header["messages"]))
+        if received.client != self.comm.rank:
+            self.lead.sent(received.client, float(received.header["bytes"]), float(received.header["messages"]))
         counted = self.clocks.counted
-        self._note(asked, buffer)
+        self._note(received, buffer)
         self.end_steps()
         if self.clocks.counted > counted:
             self.copies.note(*self.lead.note())
-        if asked.header["operation"] == StoreOperation.LAST:
-            self.copies.tell(StoreOperation.LAST, asked.client)
+        if received.header["operation"] == StoreOperation.LAST:
+            self.copies.tell(StoreOperation.LAST, received.client)
         self._answer_who_may_go_on()
         self._send_to_subscribers()
         self._answer_last_pulls()
 
     def go_on_from(self, progress: ClockProgress) -> None:
-        """Take the place of a server that was so far, with all replicas that this one holds."""
+        """Continue from another server's position, with all replicas on this one."""
         for state in (self, *self.replicas.of.values()):
             state.clocks.go_on_from(progress)
             state.losses = dict(progress.losses)
 
     def _may_ask(self, rank: int) -> bool:
-        """Whether requests of this rank may still come."""
+        """True if requests of this rank may still arrive."""
         return rank in self.clocks.open or (self.gathered and rank == 0)
 
-    def _receive(self, client: int) -> tuple[Asked, np.ndarray | None]:
-        """The request of this client that has arrived, with the values where it is a push."""
+    def _receive(self, client: int) -> tuple[StoreRequest, np.ndarray | None]:
+        """Return the request of this client that has arrived, with its values or keys."""
         request, buffer = as_request(self.inbox.take(client)), None
         self._check(request, client)
         count = int(request["stop"] - request["start"])
@@ -164,50 +164,50 @@ class SliceServer(SliceState):
             buffer = np.empty(count, KEY)
             fill(self.comm, buffer, client, StoreTag.VALUES)
             check_keys(buffer, self.rows.count(self.held), client)
-        return Asked(request, client), buffer
+        return StoreRequest(request, client), buffer
 
     def _check(self, request: np.ndarray, client: int) -> None:
-        """Raise UsageError for a request that is none of a client's, before anything is done by it."""
+        """Raise UsageError for an invalid request, before acting on it."""
         rows = None if self.rows is None else self.rows.count(self.held)
         touched = len(self.touched[client].elements) if client in self.touched else None
         vectors = len(getattr(self.update, "state", ()))
-        leads, kept = client == 0 and self.gathered, client in self.copies.kept
+        leads, kept = client == 0 and self.gathered, client in self.copies.pending
         held = ServedSlice(self.values.size, vectors, rows, touched, leads, kept)
-        waiting = sum(asked.client == client for asked in self.waiting)
+        waiting = sum(received.client == client for received in self.waiting)
         check_request(request, client, held, self.clocks, waiting)
 
-    def _note(self, asked: Asked, buffer: np.ndarray | None) -> None:
-        """Take in what a request brings, or keep it until its time has come."""
-        operation, client = asked.header["operation"], asked.client
+    def _note(self, received: StoreRequest, buffer: np.ndarray | None) -> None:
+        """Process a request, or store it until its answer is allowed."""
+        operation, client = received.header["operation"], received.client
         if operation == StoreOperation.PUSH:
             assert buffer is not None
-            (self.copies.keep if self.copies.careful else self.take_in)(Push.read(asked.header, client), buffer)
+            (self.copies.keep if self.copies.careful else self.take_in)(Push.read(received.header, client), buffer)
             return
-        self.copies.commit(client)  # who asks for more knows that its last push is on all servers
+        self.copies.commit(client)  # its next request shows that its last push is on all servers
         if operation == StoreOperation.PUSH_AT:
             assert buffer is not None
-            self.take_in(Push.read(asked.header, client)._replace(part=self.touched[client]), buffer)
+            self.take_in(Push.read(received.header, client)._replace(part=self.touched[client]), buffer)
         elif operation == StoreOperation.SUBSCRIBE:
-            self.subscriptions[client] = Subscription(asked)
+            self.subscriptions[client] = Subscription(received)
             self._send_unasked(self.subscriptions[client])
         elif operation == StoreOperation.LAST:
             self.clocks.closed(client)
             self.subscriptions.pop(client, None)
-            self.closing.append(asked)
+            self.closing.append(received)
         elif operation == StoreOperation.OVER:
             self.gathered = False
         else:
             if operation == StoreOperation.KEYS:
                 assert buffer is not None and self.rows is not None
                 self.touched[client] = Touched(buffer, self.rows.elements(buffer, self.held))
-            self.waiting.append(asked)
+            self.waiting.append(received)
 
     def _answer_who_may_go_on(self) -> None:
-        for asked in list(self.waiting):
-            step = self._grant(asked)
+        for received in list(self.waiting):
+            step = self._grant(received)
             if step is not None:
-                self.waiting.remove(asked)
-                self._answer(asked, step)
+                self.waiting.remove(received)
+                self._answer(received, step)
 
     def _send_to_subscribers(self) -> None:
         if self.subscriptions and self.clocks.broadcast_due(self.broadcast_every):
@@ -216,39 +216,39 @@ class SliceServer(SliceState):
                 self._send_unasked(subscription)
 
     def _answer_last_pulls(self) -> None:
-        """When the last client has closed: apply what is delayed, and answer them all."""
+        """When the last client has closed: apply delayed updates, and answer all closing clients."""
         if self.clocks.open or not self.closing:
             return
         self.apply_delayed()
-        sent = [self._answer(asked, NO_STEP, last=True) for asked in self.closing]
+        sent = [self._answer(received, NO_STEP, last=True) for received in self.closing]
         self.last_answers, self.closing = [each for each in sent if each is not None], []
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def _grant(self, asked: Asked) -> int | None:
-        """What the answer says of the step; None while the request has to wait."""
-        if asked.header["reply"] == StoreTag.GATHERED:
-            return NO_STEP if self.clocks.of_store >= asked.header["needs"] else None
-        operation = asked.header["operation"]
+    def _grant(self, received: StoreRequest) -> int | None:
+        """Return the step for the answer; None while the request has to wait."""
+        if received.header["reply"] == StoreTag.GATHERED:
+            return NO_STEP if self.clocks.of_store >= received.header["needs"] else None
+        operation = received.header["operation"]
         if operation == StoreOperation.PEEK or (
             operation == StoreOperation.KEYS and not self.clocks.consistency.clocked
         ):
             return NO_STEP
-        return self.clocks.grant(int(asked.header["clock"]))
+        return self.clocks.grant(int(received.header["clock"]))
 
-    def _answer(self, asked: Asked, step: int, last: bool = False) -> Request | None:
-        request = asked.header
+    def _answer(self, received: StoreRequest, step: int, last: bool = False) -> Request | None:
+        request = received.header
         if request["operation"] == StoreOperation.FINISH:
             self.apply_delayed()
         answer, tag, which = self._header(step=step, last=last), int(request["reply"]), int(request["which"])
         if request["operation"] == StoreOperation.DRAW:
-            return self._send(asked, tag, answer)
+            return self._send(received, tag, answer)
         if request["operation"] == StoreOperation.KEYS:
             return self._send(
-                asked, tag, answer, self._for_now("parameters", self.values[self.touched[asked.client].elements])
+                received, tag, answer, self._for_now("parameters", self.values[self.touched[received.client].elements])
             )
         values = self._snapshot() if which == 0 else self.vector(which).copy()
-        return self._send(asked, tag, answer, values[int(request["start"]) : int(request["stop"])])
+        return self._send(received, tag, answer, values[int(request["start"]) : int(request["stop"])])
 
     def _header(self, step: int, limit: float = math.inf, last: bool = False) -> np.ndarray:
         return new_header(
@@ -262,29 +262,31 @@ class SliceServer(SliceState):
             signal=bool(signals.received),
         )
 
-    def _send(self, asked: Asked, tag: int, answer: np.ndarray, values: np.ndarray | None = None) -> Request | None:
-        """Answer; returns the last message, where it travels."""
-        if asked.deliver is not None:
-            asked.deliver(answer, values)
+    def _send(
+        self, received: StoreRequest, tag: int, answer: np.ndarray, values: np.ndarray | None = None
+    ) -> Request | None:
+        """Send an answer; return the request of its last message, None for a local client."""
+        if received.deliver is not None:
+            received.deliver(answer, values)
             return None
         tell_sent(answer, self.comm.traffic, values)
-        sent = self.comm.ipush(as_message(answer), asked.client, tag)
-        return sent if values is None else self.comm.ipush(values, asked.client, tag + 1)
+        sent = self.comm.ipush(as_message(answer), received.client, tag)
+        return sent if values is None else self.comm.ipush(values, received.client, tag + 1)
 
     # -- to subscribers ----------------------------------------------------------------------------------------------
 
     def _send_unasked(self, subscription: Subscription) -> None:
-        """Send the slice, unless the one before is still on its way: then the newest follows when that has arrived."""
+        """Broadcast the slice to a subscriber, unless its last message is under way: then the newest follows."""
         subscription.behind = not subscription.arrived
         if not subscription.behind:
             step, limit = self.clocks.grant_unasked()
             if step == NO_STEP and self.clocks.consistency.clocked:
-                step = self.clocks.of_client[subscription.asked.client]
+                step = self.clocks.of_client[subscription.received.client]
             answer = self._header(step, limit)
-            subscription.sending = self._send(subscription.asked, StoreTag.UNASKED, answer, self._snapshot())
+            subscription.sending = self._send(subscription.received, StoreTag.UNASKED, answer, self._snapshot())
 
     def _catch_up(self) -> bool:
-        """Send the newest to the subscribers that are behind and can have it; whether there were any."""
+        """Send the newest slice to subscribers that are behind and ready; True if there were any."""
         ready = [each for each in self.subscriptions.values() if each.behind and each.arrived]
         for subscription in ready:
             self._send_unasked(subscription)

@@ -1,17 +1,17 @@
-"""A client of a parameter store: it pushes, and pulls in one of two ways.
+"""Clients of a parameter store: they push, and pull in one of two ways.
 
     Asking                                        Subscribed
-        ask all servers; wait for all answers         subscribe once; from then on servers send when it is time
-                                                      take what has come; wait only where that is too old
+        request from all servers; wait for all        subscribe once; from then on servers broadcast
+                                                      take the received values; wait only if too old
 
-A subscriber saves the question and the way there, and computes on what may be older than it could be. Under async it
-still asks for one thing, its next step, one ahead, so that the number is there when it is needed.
+A subscriber saves the request and its latency, and may compute with older values than necessary. Under async it still
+requests its next step, one ahead, so that the number is there when needed.
 
-Under ssp a client sees the effect of all of its own pushes (read-my-writes; Ho et al., NeurIPS 2013, section 2). Who
-asks does, for its push comes before its question. What a subscriber was sent may lack the last ones: it adds what they
-change, which it knows only where that does not depend on the values, nor on a state of the update.
+Under ssp a client sees the effect of all of its own pushes (read-my-writes; Ho et al., NeurIPS 2013, section 2). An
+asking client does, since its push precedes its request. A broadcast may lack a subscriber's last pushes: it adds their
+changes, which it knows only if they depend neither on the values nor on a state of the update.
 
-To a server on this very rank nothing travels: it is called, and calls back.
+A server on this very rank is called directly, and calls back; no message is sent.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.slice_server import Asked, SliceServer
+from hpcdl.parameter_server.slice_server import SliceServer, StoreRequest
 from hpcdl.parameter_server.sparse_keys import VectorRows
 from hpcdl.parameter_server.store_messages import (
     ANSWER_HEADER,
@@ -41,8 +41,8 @@ from hpcdl.parameter_server.store_messages import (
 from hpcdl.runs import signals
 
 
-class Own(NamedTuple):
-    """What a push of this client changes of a server's values. clock: its number. part: of the whole vector."""
+class OwnPush(NamedTuple):
+    """Change of a server's values by one of this client's pushes. clock: its number. part: of the whole vector."""
 
     clock: int
     part: slice
@@ -50,11 +50,11 @@ class Own(NamedTuple):
 
 
 class Connection:
-    """What a client knows of one server: its rank, its slice of the vector, and the answer that is under way.
+    """A client's view of one server: its rank, its slice of the vector, and the pending answer.
 
-    own: of a subscriber, the pushes that the last values lack; missing: of these, those that it has not added to them.
-    seen, version: the store's clock and version, as the last answer has them that was read; so with `apart_seconds`, of
-    the lead. signalled: whether that rank had a signal.
+    own: a subscriber's pushes that the last values lack; missing: those of them not yet added. seen, version: the
+    store's clock and version in the last answer read; so too `apart_seconds`, of the lead. signalled: True if that rank
+    had a signal.
     """
 
     local = False
@@ -63,42 +63,42 @@ class Connection:
         self.comm, self.rank, self.slice = comm, rank, held
         self.seen, self.version, self.apart_seconds, self.signalled = float(start), float(start), 0.0, False
         self.answer = new_header(ANSWER_HEADER)
-        self.values: Any = None  # np.ndarray | None: where the answer's values go
+        self.values: Any = None  # np.ndarray | None: receives the answer's values
         self.requests: list[Request] = []
-        self.replicated = False  # whether pushes are acknowledged (replication.py)
-        self.own: list[Own] = []
-        self.missing: list[Own] = []
+        self.replicated = False  # True if pushes are acknowledged (replication.py)
+        self.own: list[OwnPush] = []
+        self.missing: list[OwnPush] = []
 
     def expect(self, values: np.ndarray | None, tag: int = StoreTag.ANSWER) -> None:
-        """An answer will come: a header, and values where there is an array for them."""
+        """Post the receives of an answer: a header, and values if there is an array for them."""
         self.values = values
         arrays = [as_message(self.answer), *([] if values is None else [values])]
         self.requests = [self.comm.iwait(array, self.rank, tag + i) for i, array in enumerate(arrays)]
 
     @property
     def arrived(self) -> bool:
-        """Whether the answer is complete."""
+        """True if the answer is complete."""
         return all(request.done for request in self.requests)
 
     def read(self) -> None:
-        """Take note of what the header says."""
-        self.seen, self.version = float(self.answer["seen"]), float(self.answer["version"])  # not views of it
+        """Take over the fields of the header."""
+        self.seen, self.version = float(self.answer["seen"]), float(self.answer["version"])  # copies, not views
         self.apart_seconds = float(self.answer["apart"])
         self.signalled |= bool(self.answer["signal"])
 
     @property
     def step(self) -> int | None:
-        """The step that the answer gives; None where none is left."""
+        """The step that the answer gives; None if none is left."""
         return None if self.answer["step"] == ENDED else int(self.answer["step"])
 
     def ask(self, request: np.ndarray, keys: np.ndarray | None = None) -> None:
-        """Send a request, and keys with it."""
+        """Send a request, with keys if given."""
         self.comm.ipush(as_message(tell_sent(request, self.comm.traffic, keys)), self.rank, StoreTag.REQUEST)
         if keys is not None:
             self.comm.ipush(keys, self.rank, StoreTag.VALUES)
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
-        """Send values; returns what is on its way, and the receipt where all replicas give one."""
+        """Send values; return the pending sends, and the receipt if replicas give one."""
         tell_sent(request, self.comm.traffic, values)
         receipts = [self.comm.iwait(np.empty(1), self.rank, StoreTag.RECEIPT)] if self.replicated else []
         sent = self.comm.ipush(as_message(request), self.rank, StoreTag.REQUEST)
@@ -106,7 +106,7 @@ class Connection:
 
 
 class LocalConnection(Connection):
-    """The server on this very rank."""
+    """The connection to a server on this very rank."""
 
     local = True
 
@@ -122,24 +122,24 @@ class LocalConnection(Connection):
         return self.delivered
 
     def ask(self, request: np.ndarray, keys: np.ndarray | None = None) -> None:
-        self.server.handle(Asked(request, self.rank, self._deliver), keys)
+        self.server.handle(StoreRequest(request, self.rank, self._deliver), keys)
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
         buffer = self.server.buffer()
         buffer[: values.size] = values
-        self.server.handle(Asked(request, self.rank), buffer)
+        self.server.handle(StoreRequest(request, self.rank), buffer)
         return []
 
     def _deliver(self, answer: np.ndarray, values: np.ndarray | None) -> None:
-        """The server's answer."""
+        """Take the server's answer."""
         self.answer[...], self.delivered = answer, True
         if values is not None:
             self.values[:] = values
 
 
 class Client:
-    """What both ways have in common. connections: to all servers, in the order of their slices; attend: what a server
-    on this rank does while the client waits."""
+    """Common part of both clients. connections: to all servers, in the order of their slices; attend: serves requests
+    on this rank while the client waits."""
 
     def __init__(
         self,
@@ -152,18 +152,18 @@ class Client:
     ):
         self.comm, self.connections, self.dtype, self.consistency = comm, connections, dtype, consistency
         self.size, self.attend, self.clock = connections[-1].slice.stop, attend, start
-        self.drawn = 0  # the step that the last pull has given
-        # A server on this rank comes last, for its lead may wait for the other servers, and before it that of the lead,
-        # who is so told what was sent to the others.
-        self.beside: Callable[[], np.ndarray] | None = None  # what each push carries to the lead, on rank 0
+        self.drawn = 0  # the step of the last pull
+        # A server on this rank comes last, since its lead may wait for the other servers; rank 0 comes before it,
+        # so that it learns the traffic to the others.
+        self.beside: Callable[[], np.ndarray] | None = None  # further numbers of each push for the lead, on rank 0
         self.others_first = sorted(connections, key=lambda each: (each.local, each.rank == 0))
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
-        """into <- the store's values (see `ParameterStore.pull`)."""
+        """Set `into` to the store's values (see `ParameterStore.pull`)."""
         raise NotImplementedError
 
     def close(self, into: np.ndarray | None) -> None:
-        """No more pushes. Returns when all clients have closed; into <- the final values."""
+        """Close. Returns when all clients have closed; `into` gets the final values."""
         self.fetch(StoreOperation.LAST, into)
 
     def push(self, values: np.ndarray, part: slice | None, **amounts: float) -> None:
@@ -179,7 +179,7 @@ class Client:
         self.clock += 1
 
     def fetch(self, operation: StoreOperation, into: np.ndarray | None, part: slice | None = None) -> int | None:
-        """Ask all servers for what they hold of `part`, and wait for it; returns the step that the first one gives."""
+        """Request `part` from all servers and wait for it; return the step of the first server's answer."""
         if into is None:
             into, part = np.empty(0, self.dtype), slice(0, 0)
         part = self.checked(into, part)
@@ -198,7 +198,7 @@ class Client:
     def request(
         self, operation: StoreOperation, connection: Connection, part: slice | None = None, **numbers: float
     ) -> np.ndarray:
-        """The header of a request about a part of the whole vector, of which the server has the elements."""
+        """Return the header of a request for a part of the whole vector within the server's slice."""
         first, part = connection.slice.start, part or connection.slice
         numbers = {"reply": StoreTag.ANSWER, "start": part.start - first, "stop": part.stop - first} | numbers
         return new_header(
@@ -208,7 +208,7 @@ class Client:
             needs=self.clock - self.consistency.bound,
             seen=connection.seen,
             version=connection.version,
-            signal=bool(signals.received) or any(each.signalled for each in self.connections),  # the lead has to know
+            signal=bool(signals.received) or any(each.signalled for each in self.connections),  # for the lead
             **numbers,
         )
 
@@ -230,18 +230,18 @@ class Client:
 
 
 class Asking(Client):
-    """Asks for what it needs, when it needs it. rows: how keys name elements; None: there are no keys."""
+    """A client that requests values when it needs them. rows: maps keys to elements; None: no keys."""
 
     def __init__(self, *arguments: Any, rows: VectorRows | None = None, **options: Any):
         super().__init__(*arguments, **options)
         self.rows = rows
-        self.touched: list[tuple[Connection, np.ndarray]] = []  # of the last keys: the elements of each server
+        self.touched: list[tuple[Connection, np.ndarray]] = []  # elements of the last keys by server
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
         return self.fetch(StoreOperation.PULL, into, part)
 
     def draw(self) -> int | None:
-        """The next step that nobody has; None where none is left."""
+        """Return the next step of the shared counter; None if none is left."""
         first = self.connections[0]
         first.expect(None)
         first.ask(self.request(StoreOperation.DRAW, first))
@@ -250,14 +250,16 @@ class Asking(Client):
         return first.step
 
     def pull_at(self, into: np.ndarray, keys: np.ndarray) -> int | None:
-        """As `pull`, of the elements that these keys name, sorted and each once; what else is in `into` stays there."""
+        """As `pull`, for the elements of these sorted, unique keys; the other elements of `into` are unchanged."""
         assert self.rows is not None
         self.checked(into, None)
-        own = [self.rows.within(keys, each.slice) for each in self.others_first]
-        self.touched = [(c, self.rows.elements(k, c.slice)) for c, k in zip(self.others_first, own, strict=True)]
+        server_keys = [self.rows.within(keys, each.slice) for each in self.others_first]
+        self.touched = [
+            (c, self.rows.elements(k, c.slice)) for c, k in zip(self.others_first, server_keys, strict=True)
+        ]
         for connection, elements in self.touched:
             connection.expect(np.empty(len(elements), self.dtype))
-        for connection, each in zip(self.others_first, own, strict=True):
+        for connection, each in zip(self.others_first, server_keys, strict=True):
             connection.ask(self.request(StoreOperation.KEYS, connection, start=0, stop=len(each)), each)
         self.wait_until(lambda: all(connection.arrived for connection in self.connections))
         for connection, elements in self.touched:
@@ -266,31 +268,32 @@ class Asking(Client):
         return self.connections[0].step
 
     def push_at(self, values: np.ndarray, **amounts: float) -> None:
-        """Send each server its elements of the last keys, and set them to zero in `values`, as a gradient begins."""
+        """Send each server its elements of the last keys, and set them to zero in `values`, for the next gradient."""
         self.checked(values, None)
         sent: list[Request] = []
         for connection, elements in self.touched:
-            own = values[connection.slice]
-            leaving = own[elements]
-            own[elements] = 0
+            server_values = values[connection.slice]
+            message = server_values[elements]
+            server_values[elements] = 0
             request = self.request(StoreOperation.PUSH_AT, connection, None, start=0, stop=len(elements), **amounts)
-            sent += connection.push(request, leaving)
+            sent += connection.push(request, message)
         self.wait_until(lambda: all(request.done for request in sent))
         self.clock += 1
 
 
 class Subscribed(Client):
-    """Is sent all values unasked, from its first pull on. counter: to the server that gives out the steps.
+    """A client that receives broadcasts from its first pull on. counter: connection to the server that gives out the
+    steps.
 
-    memory: counts the vectors that they are received in. update: that of the servers, where it is additive.
+    memory: counts the receive buffers. update: the servers' update, if it is additive.
     """
 
     def __init__(self, *arguments: Any, counter: Connection, memory: Memory, update: Any = None, **options: Any):
         super().__init__(*arguments, **options)
         self.counter, self.memory, self.subscribed = counter, memory, False
         self.update = update if shows_own_pushes(self.consistency) else None
-        self.heard: set[int] = set()  # ranks of servers that have sent something
-        self.closed: set[int] = set()  # and of those that have sent their last
+        self.received: set[int] = set()  # servers that have sent values
+        self.closed: set[int] = set()  # servers that have sent their last values
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
         if part is not None:
@@ -318,13 +321,13 @@ class Subscribed(Client):
         for connection in self.connections:
             common, clock, seen = overlap(connection.slice, part), self.clock - 1, int(connection.seen)
             pushed = within(values, part, common)
-            told = {"step": clock, "staleness": clock - seen, "version": int(connection.version)} | amounts
-            push: Any = Push(client=self.comm.rank, part=common, clock=clock, seen=seen, **told)  # type: ignore[arg-type]
+            fields = {"step": clock, "staleness": clock - seen, "version": int(connection.version)} | amounts
+            push: Any = Push(client=self.comm.rank, part=common, clock=clock, seen=seen, **fields)  # type: ignore[arg-type]
             change = device_of(pushed).zeros(pushed.size, self.dtype)
             self.update.of_size(pushed.size)(change, pushed, push)
-            own = Own(clock, common, self.memory.hold_until_freed("parameters", change))
-            connection.own.append(own)
-            connection.missing.append(own)
+            own_push = OwnPush(clock, common, self.memory.hold_until_freed("parameters", change))
+            connection.own.append(own_push)
+            connection.missing.append(own_push)
 
     def close(self, into: np.ndarray | None) -> None:
         if not self.subscribed:
@@ -332,7 +335,7 @@ class Subscribed(Client):
             return
         into = np.empty(self.size, self.dtype) if into is None else into
         self.checked(into, None)
-        self.wait_until(lambda: self.counter.arrived)  # the step that is drawn ahead
+        self.wait_until(lambda: self.counter.arrived)  # the step requested ahead
         for connection in self.others_first:
             connection.ask(self.request(StoreOperation.LAST, connection, reply=StoreTag.UNASKED))
         self.wait_until(lambda: self._take_newest(into) and len(self.closed) == len(self.connections))
@@ -348,27 +351,27 @@ class Subscribed(Client):
             self._draw()
 
     def _draw(self) -> None:
-        """Ask for the next step."""
+        """Request the next step."""
         self.counter.expect(None)
         self.counter.ask(self.request(StoreOperation.DRAW, self.counter))
 
     def _take_newest(self, into: np.ndarray) -> bool:
-        """into <- what has come; whether all servers have sent something."""
+        """Copy received values into `into`; True if all servers have sent some."""
         for connection in self.connections:
             while connection.arrived and connection.rank not in self.closed:
                 device_of(into).copy_in(into[connection.slice], connection.values)
                 connection.read()
                 connection.own = [each for each in connection.own if each.clock >= connection.answer["step"]]
                 connection.missing = list(connection.own)
-                self.heard.add(connection.rank)
+                self.received.add(connection.rank)
                 if connection.answer["last"]:
                     self.closed.add(connection.rank)
                 else:
                     connection.expect(connection.values, StoreTag.UNASKED)
-        return len(self.heard) == len(self.connections)
+        return len(self.received) == len(self.connections)
 
     def _may_go_on(self) -> bool:
-        """Whether the parameters at hand are fresh enough for the next step, or it is known that there is none."""
+        """True if the parameters are fresh enough for the next step, or no step is left."""
         if not self.consistency.clocked:
             return self.counter.arrived
         first = self.connections[0]
@@ -379,16 +382,16 @@ class Subscribed(Client):
 
 
 def shows_own_pushes(consistency: Consistency) -> bool:
-    """Whether it promises a client the effect of its own pushes while it does not wait for those of all."""
+    """True if clients see their own pushes without waiting for those of all."""
     return consistency.name == "ssp" and not consistency.in_rounds
 
 
-def overlap(held: slice, asked: slice) -> slice:
-    """What both slices have; empty at the beginning of `held` where that is nothing."""
-    start, stop = max(held.start, asked.start), min(held.stop, asked.stop)
+def overlap(held: slice, requested: slice) -> slice:
+    """Return the intersection of two slices; an empty slice at the beginning of `held` if there is none."""
+    start, stop = max(held.start, requested.start), min(held.stop, requested.stop)
     return slice(start, stop) if start < stop else slice(held.start, held.start)
 
 
 def within(array: np.ndarray, part: slice, common: slice) -> np.ndarray:
-    """Of `array`, which is for `part` of the whole vector, the elements that are for `common`."""
+    """Return the elements `common` of `array`, which holds the elements `part` of the whole vector."""
     return array[common.start - part.start : common.stop - part.start]

@@ -1,24 +1,24 @@
-"""What clients and servers of a parameter store say to each other: typed buffers, each begun by a header of numbers.
+"""Messages between clients and servers of a parameter store: typed buffers, each with a header of numbers.
 
 request   the header, and for PUSH the values, for KEYS the keys
 
     PULL        the elements `start` to `stop` of the slice; the answer waits until the consistency allows it
     PUSH        apply the values that follow to these elements
-    DRAW        the next step that nobody has, without values
-    SUBSCRIBE   from now on send the slice unasked
-    LAST        this client pushes no more; as PULL, when all clients have said so
-    FINISH      as PULL, but what is delayed is applied before
+    DRAW        the next step of the shared counter, without values
+    SUBSCRIBE   broadcast the slice from now on
+    LAST        this client pushes no more; answered like PULL, when all clients have sent it
+    FINISH      as PULL, after delayed updates are applied
     OVER        the lead gathers no more
-    KEYS        as PULL, but of the elements that these keys name (sparse_keys.py); under async it gives out no step
-    PUSH_AT     as PUSH, to the elements of this client's last keys
-    PEEK        as PULL, but it gives out no step and waits for nothing
+    KEYS        as PULL, for the elements named by keys (sparse_keys.py); under async it gives out no step
+    PUSH_AT     as PUSH, for the elements of this client's last keys
+    PEEK        as PULL, but it gives out no step and never waits
 
-copy      from a server to those that hold replicas of its slice, where there are any (replication.py)
+copy      from a server to the replicas of its slice, if any (replication.py)
 
     PUSH        a push of `client`, with its values; it is acknowledged
-    COMMIT      the last push of `client` is whole: apply it, or take it into its round
+    COMMIT      the last push of `client` is complete: apply it, or add it to its round
     LAST        `client` pushes no more
-    NOTE        what who takes the lead's place has to know, `stop` bytes
+    NOTE        state for the lead's successor, `stop` bytes
 
 answer    the header, and, but for DRAW, the values in a second message, whose tag is the header's + 1
 """
@@ -32,23 +32,23 @@ from hpcdl.comm.trace import Traffic
 
 
 class StoreOperation(IntEnum):
-    """What a request is for."""
+    """Operations of requests."""
 
     PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER, KEYS, PUSH_AT, PEEK, COMMIT, NOTE = range(12)
 
 
 class StoreTag(IntEnum):
-    """Whose message it is: of a request, of what comes with it, or the header of an answer."""
+    """Tags: of a request, of its values, of the header of an answer."""
 
     REQUEST, VALUES = 1, 2
     ANSWER, GATHERED, UNASKED = 3, 5, 7  # to a client, to the lead, to a subscriber
-    BESIDE = 9  # what a client's pushes carry to the lead beside their values
-    COPY, COPIED, HELD = 10, 11, 12  # to replicas: a header, what comes with it; and their acknowledgement
+    BESIDE = 9  # further numbers of a client's push, for the lead
+    COPY, COPIED, HELD = 10, 11, 12  # to replicas: header, values; their acknowledgement
     RECEIPT = 13  # to a client: all replicas have its push
 
 
 def numbers(*names: str) -> np.dtype:
-    """A kind of header: named numbers that travel as so many float64, which hold whole numbers up to 2^53."""
+    """Return the type of a header: named float64 numbers, which hold integers up to 2^53."""
     return np.dtype([(name, "f8") for name in names])
 
 
@@ -77,15 +77,15 @@ ANSWER_HEADER = numbers("step", "seen", "version", "limit", "last", "apart", "si
 
 
 def new_header(kind: np.dtype, **numbers: float) -> np.ndarray:
-    """A header of this kind with these numbers; the others are 0."""
-    made = np.zeros((), kind)
+    """Return a header of this kind with these numbers; the others are 0."""
+    header = np.zeros((), kind)
     for name, number in numbers.items():
-        made[name] = number
-    return made
+        header[name] = number
+    return header
 
 
 def tell_sent(header: np.ndarray, traffic: Traffic, values: np.ndarray | None = None) -> np.ndarray:
-    """Let a header that is about to leave, and values with it, tell what its sender will have sent then."""
+    """Write the sender's total traffic, including this header and values, into a header to be sent."""
     bytes, messages = traffic.sent_so_far
     header["bytes"] = bytes + header.nbytes + (0 if values is None else values.nbytes)
     header["messages"] = messages + (1 if values is None else 2)
@@ -93,23 +93,22 @@ def tell_sent(header: np.ndarray, traffic: Traffic, values: np.ndarray | None = 
 
 
 def as_message(header: np.ndarray) -> np.ndarray:
-    """The header as the vector that travels; a view."""
+    """Return the header as a vector to send; a view."""
     return header.reshape(1).view("f8")
 
 
 def as_request(message: np.ndarray) -> np.ndarray:
-    """The header of a request that has come; a view."""
+    """Return the header of a received request; a view."""
     return message.view(REQUEST_HEADER).reshape(())
 
 
 class Push(NamedTuple):
-    """What `update` is told of the values that it applies.
+    """Description of pushed values, for `update`.
 
-    step: which step they are for: the clock, under async the version. part: the elements of the slice; with keys,
-    `Touched` (sparse_keys.py). count: examples that the values are the sum over. total: examples of the whole step.
-    norm: of the worker's whole vector. staleness: see consistency.py. clock, seen, version: the client's clock, which
-    is the number of this push of its, and the store's clock and version when it had pulled. drawn: under async, which
-    of the steps that all share it was computed for.
+    step: the step they belong to: the clock, under async the version. part: elements of the slice; with keys, `Touched`
+    (sparse_keys.py). count: examples summed over. total: examples of the whole step. norm: of the worker's whole
+    vector. staleness: see consistency.py. clock, seen, version: the client's clock, which is the number of this push,
+    and the store's clock and version at the pull. drawn: under async, the step of the shared counter.
     """
 
     client: int
@@ -127,7 +126,7 @@ class Push(NamedTuple):
 
     @classmethod
     def read(cls, request: np.ndarray, client: int) -> "Push":
-        """What a request of this client, or a copy of it, says."""
+        """Return the push of a client's request, or of a copy of it."""
         start, stop, clock, seen, version = (
             int(request[name]) for name in ("start", "stop", "clock", "seen", "version")
         )
@@ -137,5 +136,5 @@ class Push(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements it has values for."""
+        """The number of its values."""
         return self.part.stop - self.part.start if isinstance(self.part, slice) else len(self.part.elements)

@@ -15,8 +15,8 @@ or to none. What was acknowledged is on all servers of its slice, and so on one 
 at once, the run is over.
 
 The first of the servers that are left runs the run. That of rank 0 notes after each step how far the run is, for those
-that hold replicas of its slice (Keeper.note): a step that it had not noted is scored and saved again by who takes its
-place, and recorded once.
+that hold replicas of its slice (RunCoordinator.note): a step that it had not noted is scored and saved again by who
+takes its place, and recorded once.
 """
 
 import json
@@ -32,7 +32,7 @@ from hpcdl.formatting import counted
 from hpcdl.kernels.device import CPU
 from hpcdl.parameter_server.clocks import ClockProgress
 from hpcdl.parameter_server.parameter_store import ParameterStore
-from hpcdl.parameter_server.replication import Following, PendingPush, commit, vectors
+from hpcdl.parameter_server.replication import PendingPush, SliceReplica, commit, vectors
 from hpcdl.parameter_server.slice_state import SliceState
 from hpcdl.recovery.survivor import Handover, Survivor
 from hpcdl.runs.agreement import Step
@@ -225,7 +225,7 @@ class ServedSurvivor(Survivor):
         if store is not None and store.serves:
             for which in (rank, *store.server.replicas.of):
                 state, kept = self.held(which)
-                far = state.taken if isinstance(state, Following) else SERVER
+                far = state.taken if isinstance(state, SliceReplica) else SERVER
                 slices[which] = far, {c: n + (c in kept) for c, n in state.clocks.of_client.items()}
         clock = store.clock if store is not None and store.works else -1
         return Known(rank, store is not None, clock, slices, self.spent())
@@ -235,9 +235,9 @@ class ServedSurvivor(Survivor):
         assert self.store is not None
         server = self.store.server
         if which == self.store.comm.rank:
-            return server, server.copies.kept
+            return server, server.copies.pending
         replica = server.replicas.of[which]
-        return replica, replica.kept
+        return replica, replica.pending
 
     def _gather(self, comm: MPI.Intracomm, spoken: list[int], speakers: list[int]) -> dict[str, np.ndarray]:
         """On rank 0 the whole vectors, as a checkpoint names them; spoken: the slices that this rank sends."""
@@ -264,7 +264,7 @@ class ServedSurvivor(Survivor):
         run, state = self.run, self.held(0)[0]
         assert run is not None
         notes = state.lead.notes if state is self.store.server else state.notes  # type: ignore
-        found = [json.loads(noted) for _, noted in notes.kept]
+        found = [json.loads(noted) for _, noted in notes.entries]
         first = self.handover
         since, fresh = (run.legs.first, []) if first is None else (first.recorded, first.fresh)
         steps = dict(enumerate(fresh, since + 1))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.checkpoint.state import Loose, Same, Tracked
+from hpcdl.checkpoint.state import OptionalArray, Same, Tracked
 from hpcdl.data import Batch
 from hpcdl.kernels.device import Array
 from hpcdl.models.model_wrapper import unwrapped
@@ -51,7 +51,7 @@ class ReturnScored(Ownership):
 def tracked_state(prefix: str, of: Any, loaded: dict[str, np.ndarray]) -> dict[str, Tracked]:
     """Return tracked entries PREFIX/NAME for each vector of of.state(), of any shape; `loaded` gets loaded values."""
     return {
-        f"{prefix}/{name}": Loose(
+        f"{prefix}/{name}": OptionalArray(
             lambda name=name: of.state()[name],  # type: ignore[misc]
             lambda value, name=f"{prefix}/{name}": loaded.__setitem__(name, value),  # type: ignore[misc]
         )

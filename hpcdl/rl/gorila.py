@@ -35,7 +35,7 @@ from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
-from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
+from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator, request_step
 from hpcdl.parameter_server.step_coordinator import LedStore
 from hpcdl.parameter_server.store_messages import Push
 from hpcdl.random import Random
@@ -183,7 +183,7 @@ class Bundle:
         while True:
             with self.stopwatch.step():
                 with self.by_kind("parameters"):
-                    step = asked(self.comm, self.store, self.stopwatch, self.store.pull, self.parameters)
+                    step = request_step(self.comm, self.store, self.stopwatch, self.store.pull, self.parameters)
                 if step is None:
                     break
                 saved = self.save(step, saved)
@@ -324,7 +324,7 @@ class StalenessFilter(Updates):
         return True
 
 
-class GorilaCoordinator(Keeper):
+class GorilaCoordinator(RunCoordinator):
     """Coordinates the store's steps and collects the counts of all ranks (rank 0)."""
 
     def __init__(self, run: Run, tally: RankCounts, servers: range):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint, Damaged, Stored
-from hpcdl.checkpoint.rollback import before, folder_of, is_last, later_than, set_aside
-from hpcdl.checkpoint.state import everywhere
+from hpcdl.checkpoint.rollback import folder_of, is_last, later_than, older_checkpoints, set_aside
+from hpcdl.checkpoint.state import visible_to_all
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.data.schema import Schema, name_list
@@ -248,7 +248,7 @@ def whole_one(resume: str, comm: Communicator, display: Display) -> tuple[str, C
         first = first or problem
         if older is None:
             with activity.inside("look for older checkpoints", comm):
-                beside = [str(each) for each in before(Path(resume))] if os.path.isdir(resume) else []
+                beside = [str(each) for each in older_checkpoints(Path(resume))] if os.path.isdir(resume) else []
                 older = comm.mpi.bcast(beside)
         if not older:
             more = "; none beside it is whole" if resume != asked else ""
@@ -262,7 +262,7 @@ def problem_with(comm: Communicator, found: Checkpoint | None, problem: str) -> 
 
     problem: what rank 0 knows to be wrong already. Collective.
     """
-    seen = everywhere(comm, found)
+    seen = visible_to_all(comm, found)
     look, share = (found, (0, 1)) if seen is None else (Checkpoint(seen, {}, seen.joined), (comm.rank, comm.size))
     if look is not None and not problem:
         assert isinstance(look.vectors, Stored)

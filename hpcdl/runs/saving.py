@@ -29,7 +29,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import OLDER, Checkpoint, rotate
-from hpcdl.checkpoint.shards import Joined, Portion, WrittenShard, name_of_piece, sweep, write_piece
+from hpcdl.checkpoint.shards import JoinedPieces, Portion, WrittenShard, name_of_piece, sweep, write_piece
 from hpcdl.checkpoint.state import State
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
@@ -94,7 +94,7 @@ class CheckpointJob:
         try:
             if not self.problem:
                 forms = {name: form for part in parts for name, form in part.forms.items()}
-                joined = Joined([part.written for part in parts if part.written], forms)
+                joined = JoinedPieces([part.written for part in parts if part.written], forms)
                 self.name(Checkpoint(self.vectors, self.attributes, joined))
         except Exception as error:
             self._fail(error)

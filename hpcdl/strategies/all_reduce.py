@@ -22,7 +22,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from hpcdl.checkpoint.buffers import kept
+from hpcdl.checkpoint.buffers import buffers_restored
 from hpcdl.checkpoint.state import PerRank
 from hpcdl.comm import Communicator
 from hpcdl.comm.compressed import Compressed
@@ -95,5 +95,5 @@ def try_out(overlap: Overlap, model: Any, parameters: Array, first: Batch) -> st
         gradient[:] = 0
         model.loss_and_gradient(parameters, first, gradient, on_ready)
 
-    with kept(model):
+    with buffers_restored(model):
         return overlap.try_out(backward) or ""

@@ -41,7 +41,7 @@ from threadpoolctl import threadpool_limits
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import Data
 from hpcdl.errors import UsageError
-from hpcdl.federated.aggregators import Aggregator, LateSum, Sum
+from hpcdl.federated.aggregators import Aggregator, LateSum, SumAggregator
 from hpcdl.federated.averaging import PrivateAverage, WeightedAverage
 from hpcdl.federated.client import ClientUpdate
 from hpcdl.federated.clients import deal, fate
@@ -107,7 +107,9 @@ def train(
     for kind, vector in client_update.held:
         run.memory.hold(kind, vector)
     codec = Codec(gradient, data.examples)
-    aggregator: Aggregator = SecureAggregator(comm, codec.length, secure) if secure else Sum(comm, codec.length)
+    aggregator: Aggregator = (
+        SecureAggregator(comm, codec.length, secure) if secure else SumAggregator(comm, codec.length)
+    )
     late_sum: Any = LateSum(comm, codec.length) if late else None
     parts: tuple[Any, ...] = late_sum, aggregator, averaging
     for part in filter(None, parts):

@@ -65,7 +65,7 @@ from hpcdl.parallel.shared_vector import SharedVector, ThreadCounts, VectorPerNo
 from hpcdl.parallel.thread_team import ThreadTeam, check_rule, touched, words_for
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore
-from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
+from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator, request_step
 from hpcdl.random import Random
 from hpcdl.runs.run import Run
 from hpcdl.runs.stopwatch import Stopwatch
@@ -163,7 +163,7 @@ def train_on_servers(
             raise UsageError("--join servers adds up what workers change, who have no state in common: take sgd")
     whole = model.initialize(run.random) if comm.rank == 0 else None
     w = np.empty(model.layout.size, model.layout.dtype) if works else None
-    keeper = Keeper(run) if comm.rank == 0 else None
+    keeper = RunCoordinator(run) if comm.rank == 0 else None
     held = OnServers(model, w if whole is None else whole, optimizer, works, keeper)
     bookkeeping, stopwatch, memory = run.bookkeeping, run.stopwatch, run.memory
     crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
@@ -225,7 +225,7 @@ def work(
     before, (batch, per_epoch, _) = np.empty_like(w), plan
     while True:
         with stopwatch.step():
-            step = asked(comm, store, stopwatch, store.pull, w)
+            step = request_step(comm, store, stopwatch, store.pull, w)
             if step is None:
                 break
             with stopwatch.fetching():

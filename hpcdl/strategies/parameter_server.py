@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.checkpoint.buffers import carried
+from hpcdl.checkpoint.buffers import buffer_packer
 from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.data import Batch, Data
@@ -52,7 +52,7 @@ from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
-from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
+from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator, request_step
 from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
 from hpcdl.parameter_server.store_client import shows_own_pushes
 from hpcdl.parameter_server.store_messages import Push
@@ -107,7 +107,7 @@ def train(
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
     pulled: Any = getattr(model, "device", CPU).empty(size, model.layout.dtype) if works else None
     careful = replicas > 1 or survivor is not None
-    keeper = Keeper(run, careful) if comm.rank == 0 else None
+    keeper = RunCoordinator(run, careful) if comm.rank == 0 else None
     held = OnServers(model, pulled if whole is None else whole, optimizer, works, keeper)
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
     run.report(servers=holders, broadcast_every=broadcast_every, fixed_delay=delay, replicas=replicas)
@@ -129,7 +129,7 @@ def train(
         lead=keeper,
         start=run.step,
         memory=run.memory,
-        beside=carried(model),
+        beside=buffer_packer(model),
         replicas=replicas,
         careful=careful,
         progress=None if survivor is None else survivor.progress,
@@ -248,7 +248,7 @@ def pull_all(
     comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
 ) -> Batch | None:
     """The batch to compute on these parameters, which are pulled; None: no step is left."""
-    step = asked(comm, store, stopwatch, store.pull, parameters)
+    step = request_step(comm, store, stopwatch, store.pull, parameters)
     return None if step is None else batches.take(step)
 
 
@@ -256,12 +256,12 @@ def pull_touched(
     comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
 ) -> Batch | None:
     """Likewise, but the batch comes first, and what it touches of the parameters is pulled."""
-    step = store.clock if store.consistency.clocked else asked(comm, store, stopwatch, store.draw)
+    step = store.clock if store.consistency.clocked else request_step(comm, store, stopwatch, store.draw)
     if step is None or step >= batches.steps:
         return None
     batch = batches.take(step)
     keys = np.unique(batch.x.indices[batch.x.part]).astype(KEY)
-    return None if asked(comm, store, stopwatch, store.pull_at, parameters, keys) is None else batch
+    return None if request_step(comm, store, stopwatch, store.pull_at, parameters, keys) is None else batch
 
 
 def touched_rows(model: Any) -> VectorRows:
@@ -293,7 +293,7 @@ def check_replicas(model: Any, optimizer: Optimizer, consistency: Consistency) -
         )
     if optimizer.average_from is not None:
         raise UsageError("--replicas: the mean of the iterates has no replicas; leave out --average")
-    if carried(model) is not None:
+    if buffer_packer(model) is not None:
         raise UsageError("--replicas: what a model holds beside its parameters has no replicas; leave out one of them")
 
 

@@ -55,9 +55,9 @@ def test_the_mean_and_the_largest(each_group):
 
 def test_nothing_of_what_is_kept_stays():
     made = model(3)
-    with buffers.kept(made):
+    with buffers.buffers_restored(made):
         for array in made.extra.values():
             array[...] = 0
     assert all(np.array_equal(array, model(3).extra[name]) for name, array in made.extra.items())
-    with buffers.kept(object()):
+    with buffers.buffers_restored(object()):
         pass

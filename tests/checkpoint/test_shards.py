@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hpcdl.checkpoint import checkpoint_file, shards
 from hpcdl.checkpoint.checkpoint_file import Checkpoint, link, move, pack, rotate
-from hpcdl.checkpoint.shards import Joined, Portion, merged, name_of_piece, read_into, sweep, write_piece
+from hpcdl.checkpoint.shards import JoinedPieces, Portion, merged, name_of_piece, read_into, sweep, write_piece
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.files import Sink
@@ -71,7 +71,9 @@ def saved(folder, step, how="tensors", ranks=3, keep=1, previous=None, token=Non
         spoken = [each for each, speaks in own if speaks]
         portions = {name: Portion(vector[numbers], spoken, SIZE) for name, vector in vectors(step).items()}
         written.append(write_piece(folder, name_of_piece(step, token, rank), portions))
-    found = Checkpoint({"data/mean": np.arange(3.0)}, {"step": step}, Joined([each for each in written if each], forms))
+    found = Checkpoint(
+        {"data/mean": np.arange(3.0)}, {"step": step}, JoinedPieces([each for each in written if each], forms)
+    )
     rotate(folder, keep, found, previous)
     return found
 
@@ -110,7 +112,7 @@ def test_what_one_cut_has_written_any_program_and_any_other_cut_reads(how, ranks
 def test_what_is_not_finite_is_found_by_who_reads_it(tmp_path):
     w = np.array([1.0, 2.0, np.inf, 4.0])
     written = write_piece(tmp_path, name_of_piece(1, "00000000", 0), {"w": Portion(w, [Hyperslab(0, 0, 1, 4, 4)], 4)})
-    Checkpoint({}, {"step": 1}, Joined([written], {"w": (4, w.dtype)})).write(tmp_path / "checkpoint.h5")
+    Checkpoint({}, {"step": 1}, JoinedPieces([written], {"w": (4, w.dtype)})).write(tmp_path / "checkpoint.h5")
     with Checkpoint.read(tmp_path).vectors.opened() as file:
         assert read_into(file["w"], [Hyperslab(0, 0, 1, 2, 2)], np.empty(2))
         assert not read_into(file["w"], [Hyperslab(0, 1, 1, 2, 2)], np.empty(2))
@@ -131,7 +133,7 @@ def test_a_strided_piece_is_a_few_numbers_and_neighbours_are_one(tmp_path):
         names = [name_of_piece(1, f"{blocks:08x}", rank) for rank in range(2)]
         written = [write_piece(tmp_path, name, portions) for name, portions in zip(names, halves, strict=True)]
         assert [len(each.rows["w"]) for each in written] == [1, 1]
-        Checkpoint({}, {}, Joined(written, {"w": (2 * rows, np.dtype("f8"))})).write(tmp_path / "checkpoint.h5")
+        Checkpoint({}, {}, JoinedPieces(written, {"w": (2 * rows, np.dtype("f8"))})).write(tmp_path / "checkpoint.h5")
         assert (tmp_path / "checkpoint.h5").stat().st_size < 20_000
 
 
@@ -158,7 +160,7 @@ def test_memory_is_that_of_a_slab_whatever_the_size(tmp_path, monkeypatch):
         result, used = peak(lambda portions=portions, name=name: write_piece(tmp_path, name, portions))
         written.append(result)
         assert used < most
-    whole = Checkpoint({}, {"step": 1}, Joined(written, {"parameters": (2 * n, np.dtype("f4"))}))
+    whole = Checkpoint({}, {"step": 1}, JoinedPieces(written, {"parameters": (2 * n, np.dtype("f4"))}))
     assert peak(lambda: whole.write(tmp_path / "checkpoint.h5"))[1] < most
     found, used = peak(lambda: Checkpoint.read(tmp_path))
     assert used < most

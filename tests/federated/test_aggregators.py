@@ -3,7 +3,7 @@
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.federated.aggregators import LateSum, Sum
+from hpcdl.federated.aggregators import LateSum, SumAggregator
 
 
 def test_sums_may_wrap_around_as_masks_make_them(world):
@@ -11,7 +11,7 @@ def test_sums_may_wrap_around_as_masks_make_them(world):
     comm = Communicator(world, "ring")
     random = np.random.default_rng(world.rank)
     masks = random.integers(-(2**63), 2**63, (50, 9))
-    total = Sum(comm, 9)
+    total = SumAggregator(comm, 9)
     for _ in range(2):
         total.begin([])
         for client, mask in enumerate(masks):

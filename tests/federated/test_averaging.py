@@ -8,9 +8,9 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.state import State
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
-from hpcdl.federated.averaging import PrivateAverage, Spent, WeightedAverage
-from hpcdl.federated.clients import sample, toss
-from hpcdl.federated.privacy import ORDERS, WHOLE, divergences, epsilon
+from hpcdl.federated.averaging import PrivacySpent, PrivateAverage, WeightedAverage
+from hpcdl.federated.clients import poisson_sample, sample
+from hpcdl.federated.privacy import INTEGERS, ORDERS, divergences, epsilon
 from hpcdl.random import Random
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
@@ -36,7 +36,7 @@ def test_the_private_average_bounds_what_each_client_does():
     average = PrivateAverage(Random(3), ROWS, 0.4, np.zeros(2), clip=2.5)
     assert average.expected == 0.4 * 7  # whoever has rows
     for turn in range(30):
-        asked = [client for client in toss(Random(3), turn, range(7), 0.4) if client in HAVING]
+        asked = [client for client in poisson_sample(Random(3), turn, range(7), 0.4) if client in HAVING]
         assert average.ask(turn) == asked
     change, total = np.array([3.0, 4.0]), np.array([1.0, 2.0])
     assert average.weigh(2, change) == 1 and np.allclose(change, [1.5, 2.0], rtol=1e-15)
@@ -56,12 +56,12 @@ def test_noise_is_the_rounds_own_and_what_it_buys_adds_up():
 
 
 def test_what_an_older_checkpoint_has_spent_bounds_epsilon_by_whole_orders():
-    spent, older = np.zeros(len(ORDERS)), 60 * divergences(2.0, 0.25)[[ORDERS.index(order) for order in WHOLE]]
+    spent, older = np.zeros(len(ORDERS)), 60 * divergences(2.0, 0.25)[[ORDERS.index(order) for order in INTEGERS]]
     state, found = State(), Checkpoint({"privacy_spent": older}, {})
-    state.track("privacy_spent", Spent(spent))
+    state.track("privacy_spent", PrivacySpent(spent))
     state.check_vectors(found, 1, "")
     state.load(Communicator(MPI.COMM_SELF), found)
-    assert np.isinf(spent).sum() == len(ORDERS) - len(WHOLE) and state.collect(Communicator(MPI.COMM_SELF), False)[2]
+    assert np.isinf(spent).sum() == len(ORDERS) - len(INTEGERS) and state.collect(Communicator(MPI.COMM_SELF), False)[2]
     assert abs(epsilon(spent, 1e-5) - 5.42) < 0.005 < epsilon(spent, 1e-5) - epsilon(60 * divergences(2.0, 0.25), 1e-5)
     with pytest.raises(UsageError, match="privacy_spent is 7 of float64, not"):
         state.check_vectors(Checkpoint({"privacy_spent": older[:7]}, {}), 1, "")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.federated.clients import deal, fate, sample, toss
+from hpcdl.federated.clients import deal, fate, poisson_sample, sample
 from hpcdl.random import Random
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
@@ -28,14 +28,18 @@ def test_each_client_tosses_a_coin_of_its_own():
     having, turns = [0, 2, 3, 5, 7, 8, 9], 4000
     asked = np.zeros((turns, 10))
     for turn in range(turns):
-        asked[turn, toss(Random(4), turn, having, 0.3)] = 1
+        asked[turn, poisson_sample(Random(4), turn, having, 0.3)] = 1
     asked = asked[:, having]
     assert np.abs(asked.mean(axis=0) - 0.3).max() < 5 * np.sqrt(0.3 * 0.7 / turns)
     assert abs(asked.sum(axis=1).var() - 7 * 0.3 * 0.7) < 0.2
     assert np.abs(np.corrcoef(asked.T) - np.eye(7)).max() < 5 / np.sqrt(turns)
     assert 0 < (asked.sum(axis=1) == 0).mean() < 0.2
-    assert toss(Random(4), 1, having, 0.3) == toss(Random(4), 1, having, 0.3) != toss(Random(4), 2, having, 0.3)
-    assert toss(Random(4), 0, having, 1.0) == having
+    assert (
+        poisson_sample(Random(4), 1, having, 0.3)
+        == poisson_sample(Random(4), 1, having, 0.3)
+        != poisson_sample(Random(4), 2, having, 0.3)
+    )
+    assert poisson_sample(Random(4), 0, having, 1.0) == having
 
 
 def test_the_same_seed_gives_the_same_rounds():

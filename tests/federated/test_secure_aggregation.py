@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError
 from hpcdl.federated import shamir
-from hpcdl.federated.secure_aggregation import BLOCK, KEY, SEALED, SEED, Party, SecureAggregator, add_mask, agreed
+from hpcdl.federated.secure_aggregation import BLOCK, KEY, SEALED, SEED, Party, SecureAggregator, add_mask, shared_key
 
 LENGTH = 5000  # enough bytes for a chi-square test
 
@@ -94,7 +94,7 @@ def test_the_server_receives_noise(world, secret):
         for k, y in masked.items():
             left = y.copy()
             add_mask(left, own[k], -1)
-            add_mask(left, agreed(of_dropped, heard["keys", k][KEY:], b"hpcdl mask"), 1 if k > dropped else -1)
+            add_mask(left, shared_key(of_dropped, heard["keys", k][KEY:], b"hpcdl mask"), 1 if k > dropped else -1)
             without_own.append(left)
             for noise in (y, left):
                 assert abs(chi_square(noise)) < 8

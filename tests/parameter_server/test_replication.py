@@ -8,7 +8,7 @@ from hpcdl.errors import TrainingError, UsageError
 from hpcdl.parameter_server.clocks import Clocks
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore
-from hpcdl.parameter_server.replication import Following, PendingPush, backups, commit, vectors
+from hpcdl.parameter_server.replication import PendingPush, SliceReplica, backups, commit, vectors
 from hpcdl.parameter_server.store_messages import COPY_HEADER, Push
 
 pytestmark = pytest.mark.four
@@ -105,33 +105,33 @@ def test_who_holds_what():
 
 
 def test_no_push_is_applied_but_the_next_one():
-    state = Following(np.zeros(3), Clocks([5], BSP), Decaying(3), led=False)
+    state = SliceReplica(np.zeros(3), Clocks([5], BSP), Decaying(3), led=False)
     push = Push(5, slice(0, 3), 0, 0, 0, count=1, total=1, loss=0.5, norm=0)
-    state.kept[5] = PendingPush(push, np.ones(3))
+    state.pending[5] = PendingPush(push, np.ones(3))
     assert not state.values.any()  # it waits until it is whole
-    assert commit(state, state.kept, 5) and not commit(state, state.kept, 5)
+    assert commit(state, state.pending, 5) and not commit(state, state.pending, 5)
     state.end_steps()
     assert state.values.tolist() == [1, 1, 1] and not state.losses
     for clock in (0, 2):  # it again, and one too many
-        state.kept[5] = PendingPush(push._replace(clock=clock), np.ones(3))
+        state.pending[5] = PendingPush(push._replace(clock=clock), np.ones(3))
         with pytest.raises(TrainingError, match=f"push {clock} of rank 5, and push 1 is next"):
-            commit(state, state.kept, 5)
+            commit(state, state.pending, 5)
     assert state.values.tolist() == [1, 1, 1]
 
 
 def test_losses_are_kept_until_the_lead_has_noted_them():
-    state = Following(np.zeros(1), Clocks([5], BSP), Decaying(1), led=True)
+    state = SliceReplica(np.zeros(1), Clocks([5], BSP), Decaying(1), led=True)
     for clock in range(3):
         push = Push(5, slice(0, 1), clock, clock, 0, count=2, total=2, loss=clock, norm=0)
-        state.kept[5] = PendingPush(push, np.ones(1))
-        commit(state, state.kept, 5)
+        state.pending[5] = PendingPush(push, np.ones(1))
+        commit(state, state.pending, 5)
         state.end_steps()
     assert state.losses == {0: (0, 2), 1: (1, 2), 2: (2, 2)}
     state.note(b"a", 1, 0)
     state.note(b"b", 2, 0)
-    assert state.losses == {2: (2, 2)} and [step for step, _ in state.notes.kept] == [1, 2]
+    assert state.losses == {2: (2, 2)} and [step for step, _ in state.notes.entries] == [1, 2]
     state.note(b"c", 3, 2)
-    assert not state.losses and [noted for _, noted in state.notes.kept] == [b"c"]
+    assert not state.losses and [noted for _, noted in state.notes.entries] == [b"c"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hpcdl.comm.trace import Traffic
 from hpcdl.parameter_server.clocks import Clocks
 from hpcdl.parameter_server.consistency import BSP, Consistency
-from hpcdl.parameter_server.slice_server import Asked, SliceServer
+from hpcdl.parameter_server.slice_server import SliceServer, StoreRequest
 from hpcdl.parameter_server.step_coordinator import Lead
 from hpcdl.parameter_server.store_messages import (
     ANSWER_HEADER,
@@ -79,7 +79,7 @@ def serve():
         def ask(client, operation, clock=0, **numbers):
             buffer = np.full(2, float(client)) if operation == StoreOperation.PUSH else None
             numbers = {"reply": StoreTag.ANSWER, "clock": clock, "seen": clock, "stop": 2, "total": 8} | numbers
-            server.handle(Asked(new_header(REQUEST_HEADER, operation=operation, **numbers), client), buffer)
+            server.handle(StoreRequest(new_header(REQUEST_HEADER, operation=operation, **numbers), client), buffer)
 
         return server, post, ask
 

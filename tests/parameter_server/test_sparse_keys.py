@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.parameter_server.parameter_store import cut_slices
-from hpcdl.parameter_server.sparse_keys import Touched, VectorRows, added
+from hpcdl.parameter_server.sparse_keys import Touched, VectorRows, sum_touched
 
 
 @pytest.mark.parametrize("width, features, rest", [(1, 11, 1), (3, 5, 3), (4, 6, 9), (5, 2, 40)])
@@ -36,7 +36,7 @@ def test_sums_are_those_of_whole_vectors_to_the_bit(held):
         whole = np.zeros_like(dense)
         whole[parts[-1].elements] = values[-1]
         dense += whole
-    union, total = added(rows, held, parts, values)
+    union, total = sum_touched(rows, held, parts, values)
     assert np.array_equal(union.keys, np.unique(np.concatenate([part.keys for part in parts])))
     found = np.zeros_like(dense)
     found[union.elements] = total

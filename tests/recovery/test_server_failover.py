@@ -8,7 +8,7 @@ import pytest
 from hpcdl.errors import TrainingError
 from hpcdl.parameter_server.clocks import Clocks
 from hpcdl.parameter_server.consistency import BSP, Consistency
-from hpcdl.parameter_server.replication import Following, PendingPush
+from hpcdl.parameter_server.replication import PendingPush, SliceReplica
 from hpcdl.parameter_server.store_messages import Push
 from hpcdl.recovery.server_failover import Known, WorkDivision, WorkShare, refuse_lost, settle, share_at, speakers_of
 
@@ -91,14 +91,14 @@ class Adding:
 def slice_of(consistency, pushed, kept=()):
     """A slice to which clients 2, 3, ... have made so many pushes of ones, and which keeps another one of some."""
     clients = range(2, 2 + len(pushed))
-    state = Following(np.zeros(2), Clocks(clients, consistency), Adding(), led=True)
+    state = SliceReplica(np.zeros(2), Clocks(clients, consistency), Adding(), led=True)
     for step in range(max(pushed) + 1):
         for client, count in zip(clients, pushed, strict=True):
             push = Push(client, slice(0, 2), step, step, 0, count=1, total=2, loss=1, norm=0, drawn=step)
             if step < count:
                 state.take_in(push, np.ones(2))
             elif step == count and client in kept:
-                state.kept[client] = PendingPush(push, np.ones(2))
+                state.pending[client] = PendingPush(push, np.ones(2))
         for _ in state.clocks.complete():
             state.apply_round()
     return state
@@ -116,7 +116,7 @@ def slice_of(consistency, pushed, kept=()):
 def test_rounds_are_whole_or_not_there(pushed, kept, whole, values):
     state = slice_of(BSP, pushed, kept)
     for _ in range(2):  # once more changes nothing
-        settle(state, state.kept, dict(enumerate(whole, 2)))
+        settle(state, state.pending, dict(enumerate(whole, 2)))
         assert state.values.tolist() == [values, values] and not state.round
         assert state.clocks.of_client == dict(enumerate(whole, 2)) and set(state.losses) == set(range(min(whole)))
 
@@ -124,7 +124,7 @@ def test_rounds_are_whole_or_not_there(pushed, kept, whole, values):
 def test_pushes_that_all_slices_have_are_applied_and_others_are_dropped():
     for consistency in (Consistency("ssp", 3), Consistency("async")):
         state = slice_of(consistency, (5, 3), (2, 3))
-        settle(state, state.kept, {2: 6, 3: 3})
+        settle(state, state.pending, {2: 6, 3: 3})
         assert state.values.tolist() == [9, 9] and state.clocks.of_client == {2: 6, 3: 3}
         assert sum(state.clocks.staleness.values()) == 9
 

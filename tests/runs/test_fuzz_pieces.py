@@ -17,7 +17,7 @@ from in_process import assert_ends
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.checkpoint.shards import BLOCK, FOLDER, SEAL, Joined, Portion, crc_of, name_of_piece, seal, write_piece
+from hpcdl.checkpoint.shards import BLOCK, FOLDER, SEAL, JoinedPieces, Portion, crc_of, name_of_piece, seal, write_piece
 from hpcdl.errors import UsageError
 from hpcdl.models.layout import Hyperslab
 
@@ -50,7 +50,7 @@ def joined(folder, found):
         portion = Portion(whole[at].copy(), [Hyperslab(0, at.start, 1, length, length)], size)
         written.append(write_piece(folder, name_of_piece(3, "0" * 8, rank), {"parameters": portion}))
     rest = {name: found.vectors[name] for name in found.vectors if name != "parameters"}
-    checkpoint = Checkpoint(rest, found.attributes, Joined(written, {"parameters": (size, whole.dtype)}))
+    checkpoint = Checkpoint(rest, found.attributes, JoinedPieces(written, {"parameters": (size, whole.dtype)}))
     checkpoint.write(folder / "checkpoint.h5")
 
 
@@ -96,7 +96,7 @@ def plain(item):
 def sign(path):
     """Set all checksums of the joining file anew, as a program would that means harm; where it can be read so."""
     with contextlib.suppress(Exception), h5py.File(path, "a") as file:
-        held = Joined.read(file)
+        held = JoinedPieces.read(file)
         vectors = {}
         file.visititems(lambda name, item: vectors.update({name: item[()]} if plain(item) else {}))
         found = Checkpoint(vectors, json.loads(file.attrs["attributes"]), held)

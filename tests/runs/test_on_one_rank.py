@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.checkpoint.state import Elsewhere
+from hpcdl.checkpoint.state import RemoteVector
 from hpcdl.comm import Communicator
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
@@ -49,7 +49,7 @@ def lead(world, data):
             class Led(OnOneRank):
                 def tracked(self):
                     write = partial(state.__setitem__, slice(None))
-                    state_there = {"optimizer/momentum": Elsewhere(read, write, state)}
+                    state_there = {"optimizer/momentum": RemoteVector(read, write, state)}
                     return super().tracked() | (state_there if self.leads else {})
 
                 def refresh(self):

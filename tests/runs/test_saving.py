@@ -262,8 +262,8 @@ def test_where_not_all_see_the_folder_rank_0_gathers_and_says_so(run, world, mpi
     world.Barrier()
     for folder in (out, shared):
         with monkeypatch.context() as patch:
-            patch.setattr(resume, "everywhere", lambda comm, found: None)
-            patch.setattr("hpcdl.checkpoint.state.everywhere", lambda comm, found: None)
+            patch.setattr(resume, "visible_to_all", lambda comm, found: None)
+            patch.setattr("hpcdl.checkpoint.state.visible_to_all", lambda comm, found: None)
             done = run(**CUT, out="none", resume=str(folder))
         wanted = run(**CUT, out="none", resume=str(shared))
         assert np.array_equal(done.parameters, wanted.parameters) and done.step == 20

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
-from hpcdl.federated.clients import toss
+from hpcdl.federated.clients import poisson_sample
 from hpcdl.federated.privacy import divergences, epsilon
 from hpcdl.random import Random
 from hpcdl.strategies import federated
@@ -96,7 +96,7 @@ def test_no_client_moves_the_model_by_more_than_its_share(federate, world):
     one = federate(world, {"clients": 1, "clip": clip})
     assert np.linalg.norm(steps(one), axis=1) == pytest.approx(clip, rel=1e-9)
     half = federate(world, {"clip": clip, "fraction": 0.5}, rounds=8)
-    asked = [len(toss(half.random, turn, range(7), 0.5)) for turn in range(8)]
+    asked = [len(poisson_sample(half.random, turn, range(7), 0.5)) for turn in range(8)]
     assert len(set(asked)) > 2
     bounds = clip * np.array(asked) / 3.5
     assert (np.linalg.norm(steps(half), axis=1) <= bounds * (1 + 1e-9)).all()
@@ -121,10 +121,10 @@ def test_the_noise_is_what_the_accountant_takes_it_for(federate, world):
 def test_rounds_without_clients_are_rounds_of_noise(first, federate, world, tmp_path):
     folder = Path(world.bcast(tmp_path)) / "run"
     own = {"fraction": 0.1, "clip": 0.05, "noise": 1.0}
-    empty = [not toss(Random(seed), 0, range(7), 0.1) for seed in range(20)]
+    empty = [not poisson_sample(Random(seed), 0, range(7), 0.1) for seed in range(20)]
     seed = empty.index(first == "first round empty")
     run = federate(world, own, rounds=12, out=str(folder), seed=seed)
-    asked = [len(toss(run.random, turn, range(7), 0.1)) for turn in range(12)]
+    asked = [len(poisson_sample(run.random, turn, range(7), 0.1)) for turn in range(12)]
     assert 0 in asked[1:] and max(asked) > 0
     assert (np.linalg.norm(steps(run), axis=1) > 0).all()
     assert run.reported["epsilon"] == pytest.approx(epsilon(12 * divergences(1.0, 0.1), 1e-5))
