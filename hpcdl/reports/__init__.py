@@ -1,4 +1,4 @@
-"""What runs have written to their folders, read back: curves, tables, comparisons, pages with pictures."""
+"""Reports: curves, tables, comparisons and pages with pictures, from the folders of runs."""
 
 from hpcdl.reports.load import load, trials
 

@@ -1,11 +1,9 @@
-"""What lies below some folders: runs, by the files that a run writes, comparisons, by their results.json, and searches,
-by their journal.jsonl.
+"""Discovery of runs (by the files that a run writes), comparisons (results.json) and searches (journal.jsonl).
 
-A folder is a run's if it holds one of config.yaml, metrics.jsonl and summary.json: a run that goes on, was killed or
-comes from an older version lacks some of them. With config.yaml alone it may be that of a comparison that was stopped:
-then the runs below it count. Below a run no other is looked for, nor below a comparison, whose runs are those that its
-results.json names, nor below a search, whose journal tells of its trials. Links to folders are not followed, except
-where they are named.
+A run's folder holds one of config.yaml, metrics.jsonl and summary.json; a run that is not finished, was killed or is of
+an older version lacks some of them. A folder with config.yaml alone may be a stopped comparison: then the runs below it
+count. Folders below a run, a comparison (whose results.json names its runs) or a search (whose journal holds its
+trials) are not searched. Links to folders are followed only if they are given by name.
 """
 
 import os
@@ -21,7 +19,7 @@ COMPARISON = "results.json"
 
 
 class DiscoveredFolders(NamedTuple):
-    """Folders of runs, comparisons and searches, each once, in the order of their names, of numbers in them by size."""
+    """Folders of runs, comparisons and searches, without duplicates, in natural order of their names."""
 
     runs: list[Path]
     comparisons: list[Path]
@@ -29,7 +27,7 @@ class DiscoveredFolders(NamedTuple):
 
 
 def find(folders: list[str]) -> DiscoveredFolders:
-    """All of them in or below the folders; UsageError for a folder in which there are none."""
+    """Return all runs, comparisons and searches in or below the folders; UsageError for a folder without any."""
     found: tuple[dict[str, Path], ...] = {}, {}, {}
     for name in folders:
         folder = Path(name)
@@ -50,9 +48,9 @@ def find(folders: list[str]) -> DiscoveredFolders:
 
 
 def below(folder: Path, within: bool = False) -> DiscoveredFolders:
-    """What is in or below one folder; UsageError where that cannot be read.
+    """Return the runs, comparisons and searches in or below a folder; UsageError if it cannot be read.
 
-    within: runs of comparisons and searches, too.
+    within: True to include the runs of comparisons and searches.
     """
 
     def refuse(error: OSError) -> None:
@@ -83,7 +81,7 @@ def below(folder: Path, within: bool = False) -> DiscoveredFolders:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A key for sorting in which 2-b comes before 10-a."""
+    """Return a sort key by which 2-b comes before 10-a."""
     digits = "".join(each if each.isdecimal() else " " for each in name).split()
     rest, key = name, []
     for number in digits:

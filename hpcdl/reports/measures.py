@@ -1,7 +1,6 @@
-"""What the runs of a comparison are measured by: numbers from a run's summary, and what it took to reach a target.
+"""The measures of a comparison: numbers from a run's summary, and the cost to reach a target.
 
-A measure that a run does not have, or that is not known, is None: a count that a library's collective hides, a score of
-another task, a target that was not reached.
+An unknown measure is None: a count that a library's collective hides, a score of another task, a missed target.
 """
 
 import math
@@ -12,20 +11,20 @@ from typing import Any, NamedTuple
 from hpcdl.errors import UsageError, nearest, parse_finite
 from hpcdl.reports.lines import MetricLines
 
-# What --target may name: of an evaluation line, and whether more of it is better.
+# Targets by name: the entry of an evaluation line, and True if larger is better.
 TARGETS = {
     "accuracy": ("test_accuracy", True),
     "loss": ("test_loss", False),
     "rmse": ("test_rmse", False),
     "return": ("test_return", True),
 }
-TAKEN = ("seconds", "bytes", "steps", "environment_steps")  # what it takes to reach a target
+TAKEN = ("seconds", "bytes", "steps", "environment_steps")  # costs to reach a target
 
 
 class Measure(NamedTuple):
-    """A measure: its name, its title in tables, how its values are shown, and whether more or less of it is better.
+    """A measure: its name, title in tables, format, and direction.
 
-    A value is shown as `format(value * scale, format)` and the unit.
+    A value is printed as `format(value * scale, format)` and the unit.
     """
 
     name: str
@@ -78,7 +77,7 @@ USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target", "environmen
 
 
 def read_target(text: str) -> dict[str, float]:
-    """What --target says, as accuracy=0.95 or loss=0.3; "": nothing. Raises UsageError."""
+    """Parse --target, as accuracy=0.95 or loss=0.3; "": no target. Raises UsageError."""
     if not text:
         return {}
     name, _, number = text.partition("=")
@@ -95,13 +94,13 @@ def read_target(text: str) -> dict[str, float]:
 
 
 def values(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> dict[str, float | None]:
-    """The measures of a run that has ended, by name."""
+    """Return the measures of a run that has ended, by name."""
     found = {name: value for name, value in all_of(folder, summary, target)}
     return {measure.name: finite_or_none(found.get(measure.name)) for measure in MEASURES}
 
 
 def all_of(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> Iterator[tuple[str, Any]]:
-    """The measures as a summary has them, or as they follow from it."""
+    """Yield the entries of a summary, and the measures derived from it."""
     yield from summary.items()
     workers, steps, seconds = summary.get("workers") or 1, summary.get("steps"), summary.get("seconds")
     yield "milliseconds_per_step", 1e3 * seconds / steps if steps and seconds is not None else None
@@ -118,12 +117,12 @@ def all_of(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> I
 
 
 def of_ranks(of: Callable[[list], float], values: Any) -> float | None:
-    """The largest, or whatever `of` is, of a list with one number for each rank; None where one is not known."""
+    """Return of(values) for a list with a number per rank; None if one is unknown."""
     return of(values) if isinstance(values, list) and values and None not in values else None
 
 
 def idle(summary: dict[str, Any], workers: int) -> float | None:
-    """The part of its steps for which a worker was idle, in the mean over the workers, the last of all ranks."""
+    """Return the idle share of the steps, averaged over the workers, which are the last ranks."""
     names = ("idle", "compute", "communication")
     each = [of_ranks(list, summary.get(f"{name}_seconds_per_rank")) for name in names]  # type: ignore[arg-type]
     if None in each:
@@ -134,7 +133,7 @@ def idle(summary: dict[str, Any], workers: int) -> float | None:
 
 
 def memory(summary: dict[str, Any]) -> float | None:
-    """Bytes that the rank held which held most: the sum of the peaks of its kinds."""
+    """Return the bytes of the rank with the most memory: the sum of the peaks of its kinds."""
     kinds = summary.get("memory_bytes_per_rank")
     if not isinstance(kinds, dict) or not kinds:
         return None
@@ -142,14 +141,14 @@ def memory(summary: dict[str, Any]) -> float | None:
 
 
 def mean_of_histogram(counts: Any) -> float | None:
-    """The mean of 0, 1, 2, ... that have been counted so often."""
+    """Return the mean of the values 0, 1, 2, ... with these counts."""
     if not isinstance(counts, list) or not sum(counts):
         return None
     return sum(value * count for value, count in enumerate(counts)) / sum(counts)
 
 
 def bounds(folder: Path, target: dict[str, float]) -> dict[str, float]:
-    """Of a run that missed the target, what it took is larger than this, by the measure's name; {} where it did not."""
+    """Return lower bounds of the costs of a run that missed the target, by measure; {} if it reached it."""
     if not target:
         return {}
     reached, last = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
@@ -158,9 +157,9 @@ def bounds(folder: Path, target: dict[str, float]) -> dict[str, float]:
 
 
 def to_target(metrics: Path, name: str, goal: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What it took by the first evaluation that reached the goal, bytes of all ranks; {} where none did.
+    """Return the costs at the first evaluation that reached the goal ({}: none did), and at the last one read.
 
-    And what it had taken by the last evaluation that was looked at.
+    Bytes are those of all ranks.
     """
     (key, more), last = TARGETS[name], dict[str, Any]()
     try:
@@ -176,12 +175,12 @@ def to_target(metrics: Path, name: str, goal: float) -> tuple[dict[str, Any], di
 
 
 def finite_or_none(value: Any) -> float | None:
-    """The number; None for what is none, or not finite."""
+    """Return a finite number; None for other values."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def shown(measure: Measure, value: float | None, sign: str = "", unit: bool = True) -> str:
-    """A value for people."""
+    """Return a value as text."""
     if value is None:
         return ""
     return format(value * measure.scale, sign + measure.format) + measure.unit * unit

@@ -1,8 +1,8 @@
-"""One HTML file that holds all: text, tables, pictures as SVG. No script, no font, nothing from elsewhere.
+"""A self-contained HTML page: text, tables, pictures as SVG; no scripts, fonts or external files.
 
-What users have written (names, options, messages) is escaped wherever it stands. Colours are variables that follow the
-reader's choice of light or dark; on paper they are light. Tables become cards where they would be too wide, so that
-nothing has to be scrolled sideways, and parts that fold are open, for paper cannot unfold them.
+Text from users (names, options, messages) is escaped. Colours are variables that follow the reader's light or dark
+scheme; on paper they are light. Wide tables become cards, so that nothing scrolls sideways. Foldable parts are open,
+for paper cannot unfold them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,12 +64,12 @@ class Drawn(NamedTuple):
 
 
 def text(value: object) -> str:
-    """What a user may have written, as text of the page: no markup, and nothing that is not printable."""
+    """Return a user's text escaped for HTML, printable characters only."""
     return escape(printable(value))
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """The whole file."""
+    """Return the HTML of the page."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="generator" content="{OURS}">\n'
@@ -80,18 +80,18 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, anchor: str, parts: Iterable[str]) -> str:
-    """A part with a heading, to which the table of contents leads."""
+    """Return a section with a heading, the target of a link in the table of contents."""
     return f'<section id="{anchor}">\n<h2>{text(title)}</h2>\n' + "\n".join(filter(None, parts)) + "\n</section>"
 
 
 def contents(entries: Sequence[tuple[str, str]]) -> str:
-    """Links to sections (anchor, title)."""
+    """Return the table of contents of sections (anchor, title)."""
     rows = "".join(f'<li><a href="#{anchor}">{text(title)}</a></li>' for anchor, title in entries)
     return f"<nav><ol>{rows}</ol></nav>"
 
 
 def folded(title: str, body: str) -> str:
-    """What a reader may fold; it is open."""
+    """Return a foldable part, open."""
     return f"<details open><summary>{text(title)}</summary>\n{body}\n</details>" if body else ""
 
 
@@ -100,19 +100,19 @@ def paragraph(said: str, soft: bool = False) -> str:
 
 
 def missing(said: Sequence[str]) -> str:
-    """What is not shown, and why."""
+    """Return a list of missing parts, with reasons."""
     rows = "".join(f"<li>{text(each)}</li>" for each in said)
     return f'<ul class="missing">{rows}</ul>' if rows else ""
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """A table of names and what is said of them."""
+    """Return a table of names and values."""
     body = "".join(f"<tr><th>{text(name)}</th><td>{text(said)}</td></tr>" for name, said in rows)
     return f'<table class="about">{body}</table>' if body else ""
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, a smaller one below it, and whether it says that something has failed."""
+    """A cell of a table: text, smaller text below it, True if it reports a failure, legend key."""
 
     said: str
     more: str = ""
@@ -121,7 +121,7 @@ class Cell(NamedTuple):
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table with a row of names; a row that has fewer cells ends with one that is as wide as those that it lacks."""
+    """Return a table with a row of names; the last cell of a shorter row spans the missing columns."""
     head = "".join(f"<th>{text(name)}</th>" for name in names)
     body = ""
     for row in rows:
@@ -138,7 +138,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def swatch(key: Key) -> str:
-    """A piece of a line, or an area, as a legend shows it."""
+    """Return the legend symbol of a line or an area."""
     if key.style is None:
         inside = f'<rect width="27" height="10" fill="{key.colour}"/>'
     else:
@@ -148,7 +148,7 @@ def swatch(key: Key) -> str:
 
 
 def figures(drawn: Sequence[Drawn]) -> str:
-    """Pictures in a grid, with title and legend above and the sentence on how to read it below."""
+    """Return a grid of pictures, with title and legend above, and a sentence on how to read it below."""
     return f'<div class="pictures">{"".join(map(figure, drawn))}</div>' if drawn else ""
 
 

@@ -1,8 +1,8 @@
-"""A report of runs, comparisons and searches: what is found is read and drawn on all cores, and becomes one page.
+"""A report of runs, comparisons and searches: one page, read and drawn on all cores.
 
-    find the folders -> read, thin and draw each run, on all cores -> overview, comparisons, searches, runs: one page
+    find the folders -> read, downsample and draw each run, on all cores -> overview, comparisons, searches, runs
 
-Memory goes with what is drawn. A page shows the pictures of so many runs each, and of all others a row and a curve.
+Memory is proportional to the pictures. A page has pictures of the first runs, and a row and a curve of all others.
 """
 
 import math
@@ -34,14 +34,14 @@ from hpcdl.reports.search_section import searched
 from hpcdl.runs.closing_table import ROWS, said_of
 from hpcdl.search.search_log_reader import Trials, read
 
-MOST = 40  # runs whose own pictures are shown
-FEW = 4  # runs for which other processes are worth their start
+MOST = 40  # most runs with pictures of their own
+FEW = 4  # fewest runs that are worth the start of other processes
 COLUMNS = 6  # measures of a table of a comparison
 PICTURE = re.compile(r"(run|comparison|search)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.(png|svg)")
 
 
 class ReportJob(NamedTuple):
-    """A run to be read. look: its colour and style; detailed: with pictures; files: where those go, and how."""
+    """A run to read. look: index of colour and style; detailed: with pictures; files: folder and type of these."""
 
     folder: Path
     look: int
@@ -57,7 +57,7 @@ class DrawnRun(NamedTuple):
 
 @dataclass
 class Made:
-    """What was put into a page: how many runs, comparisons, searches and pictures, and what is missing."""
+    """The contents of a page: numbers of runs, comparisons, searches and pictures, and missing parts."""
 
     runs: int = 0
     comparisons: int = 0
@@ -67,7 +67,7 @@ class Made:
 
 
 def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str = "png", force: bool = False) -> Made:
-    """Write the page, and the pictures as files, where a folder for them is named.
+    """Write the page, and the pictures as files if `pictures` is given.
 
     Raises UsageError for folders without runs, and for files that cannot be written or were not written by a report.
     """
@@ -134,7 +134,7 @@ def sections(
     files: tuple[Path, str] | None,
     made: Made,
 ) -> list[str]:
-    """The overview, the comparisons with a run of each line, the searches, and the runs that belong to none."""
+    """Return the overview, the comparisons with a run of each line, the searches, and the other runs."""
     parts, entries = [], []
     for number_, comparison in enumerate(comparisons, 1):
         anchor, title = f"c{number_}", f"Comparison {named(comparison.folder)}"
@@ -178,7 +178,7 @@ def sections(
 
 
 def work(job: ReportJob) -> DrawnRun:
-    """Read a run and draw it; in a process of its own, perhaps."""
+    """Read and draw a run, possibly in a process of its own."""
     recorded = record(job.folder)
     if not job.detailed:
         return DrawnRun(recorded, [])
@@ -187,7 +187,7 @@ def work(job: ReportJob) -> DrawnRun:
 
 
 def draw(pictures: Iterable[Picture], prefix: str, anchor: str, files: tuple[Path, str] | None) -> list[Drawn]:
-    """The pictures as parts of the page, and as files where those are asked for."""
+    """Return the pictures as parts of the page, and write them as files on request."""
     found = []
     with drawing():
         for place, picture in enumerate(pictures):
@@ -199,7 +199,7 @@ def draw(pictures: Iterable[Picture], prefix: str, anchor: str, files: tuple[Pat
 
 
 def in_parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterable[Any]:
-    """The results in the order of the jobs, of as many processes as there are cores for us."""
+    """Return the results in the order of the jobs, computed on all cores."""
     cores = min(len(os.sched_getaffinity(0)), len(jobs))
     if cores < 2 or len(jobs) < FEW or "mpi4py.MPI" in sys.modules:  # a rank of a job starts no processes
         return map(function, jobs)
@@ -209,7 +209,7 @@ def in_parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterable
 
 
 def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
-    """The section of a comparison."""
+    """Return the section of a comparison."""
     rows = [("command", comparison.command), ("budget", comparison.budget)]
     rows.append(("seeds", ", ".join(map(str, comparison.seeds))))
     rows.append(("target", ", ".join(f"{name} {value}" for name, value in comparison.target.items())))
@@ -234,12 +234,12 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
 
 
 def mean_of(line: DrawnLine, measure: dict[str, Any]) -> bool:
-    """Whether a line has this measure."""
+    """True if a line has this measure."""
     return math.isfinite(number(line.statistics.get(str(measure["name"]), {}).get("mean")))
 
 
 def measured(comparison: Comparison, measures: list[dict[str, Any]]) -> str:
-    """A table of some measures, a row for each line; one that has failed says why."""
+    """Return a table of measures, a row per line; a failed line shows the reason."""
     names = ["line", *(str(each.get("title") or each["name"]) for each in measures or [{"name": ""}])]
     rows = []
     for line in comparison.lines:
@@ -257,7 +257,7 @@ def measured(comparison: Comparison, measures: list[dict[str, Any]]) -> str:
 
 
 def statistic(of: dict[str, Any], measure: dict[str, Any]) -> Cell:
-    """Mean and deviation, and the difference to the first line."""
+    """Return the cell of mean and deviation, and the difference to the first line."""
     mean, deviation, difference = (number(of.get(name)) for name in ("mean", "deviation", "difference"))
     if not math.isfinite(mean):
         return Cell("-")
@@ -290,7 +290,7 @@ OVERVIEW = (  # name, entry of the summary, format, unit
 
 
 def overview(lines: list[DrawnLine], drawn: list[Drawn]) -> list[str]:
-    """All runs in a table, and together in pictures."""
+    """Return the table of all runs, and pictures of them together."""
 
     def value(recorded: Recorded, entry: str) -> float:
         found = recorded.summary.get(entry)
@@ -322,7 +322,7 @@ def overview(lines: list[DrawnLine], drawn: list[Drawn]) -> list[str]:
 
 
 def one(done: DrawnRun) -> list[str]:
-    """The section of a run: what it was, what it reached, its pictures, its options."""
+    """Return the section of a run: its facts, pictures, results and options."""
     run = done.recorded
     environment = run.summary.get("environment") or run.started.get("environment") or run.header
     about = [("run", ", ".join(described(run)))]
@@ -351,7 +351,7 @@ def one(done: DrawnRun) -> list[str]:
 
 
 def environment_of(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """Command, commit and machine, and all versions in one row."""
+    """Return rows of command, commit and machine, and all versions in one row."""
     names = {"launch": "command", "commit": "commit", "mpi": "MPI", "machine": "machine"}
     rows = [(said, str(told[name])) for name, said in names.items() if told.get(name)]
     versions = ", ".join(f"{name} {value}" for name, value in told.items() if name not in names)
@@ -359,7 +359,7 @@ def environment_of(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Raise UsageError where the page cannot be written, or would replace what is none of ours."""
+    """Raise UsageError if the page cannot be written, or would replace a file of another program."""
     from hpcdl.checkpoint.export import check_output_file
 
     check_output_file("--out", str(out), (".html", ".htm"))
@@ -367,7 +367,7 @@ def check_out(out: Path, force: bool) -> None:
 
 
 def check_pictures(folder: Path, kind: str, force: bool) -> None:
-    """Raise UsageError where pictures cannot be written, or one would replace what is none of ours."""
+    """Raise UsageError if pictures cannot be written, or would replace a file of another program."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--pictures {folder} is a file; name a folder")
     parent = folder.absolute()
@@ -383,7 +383,7 @@ def check_pictures(folder: Path, kind: str, force: bool) -> None:
 
 
 def refuse_foreign(path: Path, option: str, force: bool) -> None:
-    """Raise UsageError where the file is there, and no report has written it."""
+    """Raise UsageError if the file exists, and no report has written it."""
     if force or not path.is_file():
         return
     with blamed_on(f"{option} {path} cannot be read"):
@@ -393,7 +393,7 @@ def refuse_foreign(path: Path, option: str, force: bool) -> None:
 
 
 def name_of(folder: Path, all_of_them: list[Path]) -> str:
-    """A run's name: its folder without what all of them have before it."""
+    """Return a run's name: its folder without the common parent of all."""
     if len(all_of_them) < 2:
         return named(folder)
     common = os.path.commonpath([each.absolute() for each in all_of_them])
@@ -401,12 +401,12 @@ def name_of(folder: Path, all_of_them: list[Path]) -> str:
 
 
 def named(folder: Path) -> str:
-    """A folder as it was named; of "." its own name."""
+    """Return a folder as it was given; for "." its own name."""
     return str(folder) if folder.name else folder.absolute().name
 
 
 def slug(name: str) -> str:
-    """The name as a part of a file's."""
+    """Return the name in a form for file names."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "run"
 
 

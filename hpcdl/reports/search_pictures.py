@@ -1,7 +1,7 @@
-"""The pictures of a search: its scores against each option, against time and trials, over rungs, and all together.
+"""The pictures of a search: scores by option, by time and trials, by rung, and as parallel coordinates.
 
-Scores are those of a journal's rows (search/search_log_reader.py). The best trial is orange in all pictures; trials
-that were stopped early stand apart from those that were trained as long as any.
+Scores come from the journal (search/search_log_reader.py). The best trial is orange in all pictures; trials that were
+stopped early differ from those that were trained longest.
 """
 
 import math
@@ -18,18 +18,18 @@ from hpcdl.search.importance import importance
 from hpcdl.search.search_log_reader import Axis, TrialRow, Trials, best, extent, finite
 
 BLUE, _, _, _, SKY, ORANGE, GREY = COLOURS
-MOST_OPTIONS = 12  # with a picture of their own, those that explain most
+MOST_OPTIONS = 12  # options with a picture, those that explain most
 MOST_AXES = 6  # of parallel coordinates, beside the score
-MOST_LINES = 400  # trials of a picture whose lines would be a mat
+MOST_LINES = 400  # trials with a line in a picture; more are unreadable
 ROOM = 36  # characters of all names below an axis
 LONG = 40  # characters of a name in a legend
 GOOD = 8  # the best eighth stands out
-FAR = 30  # between scores: as many times the smallest, from which on their axis is logarithmic
-HUGE = 1e30  # numbers beyond it, or as small, are not drawn: matplotlib's own would overflow
+FAR = 30  # ratio of the largest to the smallest score from which on their axis is logarithmic
+HUGE = 1e30  # larger numbers, and ones below 1 / HUGE, are not drawn: matplotlib would overflow
 
 
 def pictures_of(trials: Trials) -> list[Picture]:
-    """All that the search has something to show for."""
+    """Return the pictures of a search for which there are scores."""
     rows = [row for row in trials.rows() if drawable(row.score)]
     if not rows:
         return []
@@ -41,13 +41,13 @@ def pictures_of(trials: Trials) -> list[Picture]:
 
 
 def drawable(value: Any) -> bool:
-    """Whether it is a number that has a place on an axis."""
+    """True if the value is a number that can be drawn."""
     number = finite(value)
     return number is not None and (number == 0 or 1 / HUGE <= abs(number) <= HUGE)
 
 
 def ordered(axes: Sequence[Axis], shares: Sequence[tuple[str, float | None]]) -> list[Axis]:
-    """The parameters, those first that explain most; without those that have one value alone."""
+    """Return the options with several values, those first that explain most."""
     by_name = {axis.name: axis for axis in axes}
     found = [by_name[name] for name, _ in shares]
     return [
@@ -56,7 +56,7 @@ def ordered(axes: Sequence[Axis], shares: Sequence[tuple[str, float | None]]) ->
 
 
 def named(trials: Trials) -> str:
-    """The score, as an axis is labelled."""
+    """Return the label of the score's axis."""
     return printable(trials.objective.replace("_", " "), allowed="")[:LONG] + (" (%)" if trials.percent else "")
 
 
@@ -65,7 +65,7 @@ def times(trials: Trials) -> float:
 
 
 def score_axis(axes: Any, trials: Trials, scores: Iterable[float]) -> None:
-    """The y axis of scores: logarithmic where they are far from each other."""
+    """Set up the y axis of scores, logarithmic for a large range."""
     values = np.array([*scores])
     log = bool(not trials.percent and values.min() > 0 and values.max() > FAR * values.min())
     if log:
@@ -79,7 +79,7 @@ def name_of(row: TrialRow) -> str:
 
 
 def full(rows: Iterable[TrialRow]) -> tuple[list[TrialRow], list[TrialRow]]:
-    """Those that were trained as long as any, and those that were not."""
+    """Split the trials into those that were trained longest, and the others."""
     rows = [*rows]
     most = max(extent(row.amount) for row in rows)
     return [row for row in rows if extent(row.amount) == most], [row for row in rows if extent(row.amount) < most]
@@ -95,7 +95,7 @@ def keys_of(trials: Trials, whole: Sequence[TrialRow], early: Sequence[TrialRow]
 
 
 def against(trials: Trials, rows: Sequence[TrialRow], axis: Axis, place: int) -> list[Picture]:
-    """Score against an option, of the trials in which it was active."""
+    """Return the picture of score against an option, for the trials in which it was active."""
     active = [row for row in rows if has(row, axis)]
     if not active:
         return []
@@ -137,7 +137,7 @@ def against(trials: Trials, rows: Sequence[TrialRow], axis: Axis, place: int) ->
 
 
 def has(row: TrialRow, axis: Axis) -> bool:
-    """Whether the trial has a value of this option that can be drawn."""
+    """True if the trial has a value of this option that can be drawn."""
     value = row.values.get(axis.name)
     return value is not None and (axis.kind == "choice" or drawable(value))
 
@@ -147,17 +147,17 @@ def better(trials: Trials) -> str:
 
 
 def positions(axis: Axis) -> tuple[Callable[[TrialRow], float], list[str]]:
-    """Where a row stands on the axis of an option, and the names of its columns, if it has such."""
+    """Return a function from a row to its position on an option's axis, and the names of categories, if any."""
     if axis.kind != "choice":
         return lambda row: float(row.values[axis.name]), []
     place = {str(text): i for i, text in enumerate(axis.choices)}
     labels = [printable(text, allowed="") for text in place]
-    # Beside each other, as the golden section spreads them: the same in each report.
+    # Spread by the golden section, so that points do not overlap: the same in each report.
     return lambda row: place[str(row.values[axis.name])] + 0.5 * ((row.trial * 0.618034) % 1 - 0.5), labels
 
 
 def range_of(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
-    """The range of an option, a little wider, so that what lies at its ends is seen."""
+    """Return the range of an option with a margin, so that points at its ends are visible."""
     low, high = min([axis.low, *values]), max([axis.high, *values])
     if axis.log and low > 0:
         more = (high / low) ** 0.03
@@ -167,12 +167,12 @@ def range_of(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
 
 
 def too_long(names: Sequence[str]) -> bool:
-    """Whether names do not fit below an axis."""
+    """True if the names do not fit below an axis."""
     return len(names) * (max(map(len, names)) + 1) > ROOM
 
 
 def short(text: str, most: int) -> str:
-    """The text; of a long one the beginning."""
+    """Return the text, shortened to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -180,7 +180,7 @@ def short(text: str, most: int) -> str:
 
 
 def over_time(trials: Trials) -> list[Picture]:
-    """The best score so far against seconds and against trials."""
+    """Return pictures of the best score so far against seconds and against trials."""
     ended = [each for each in trials.ended if drawable(each.score)]
     found = []
     for what, at in (("seconds", [each.piece.at for each in ended]), ("trials", [each.trials for each in ended])):
@@ -190,7 +190,7 @@ def over_time(trials: Trials) -> list[Picture]:
 
 
 def so_far(trials: Trials, what: str, x: np.ndarray, score: np.ndarray) -> Picture:
-    """One of them."""
+    """Return the picture of the best score so far against x; what: "seconds" or "trials"."""
     factor, unit = scale(x, what)
     choose = np.maximum if trials.maximize else np.minimum
     top, y = times(trials) * choose.accumulate(score), times(trials) * score
@@ -220,7 +220,7 @@ def so_far(trials: Trials, what: str, x: np.ndarray, score: np.ndarray) -> Pictu
 
 
 def rungs(trials: Trials, rows: Sequence[TrialRow]) -> list[Picture]:
-    """Score against the amount of training, with a line for each trial that went on; where there are rungs."""
+    """Return the picture of score against the amount of training, with a line per trial, if there are rungs."""
     lines: list[tuple[TrialRow, list[tuple[float, float]]]] = []
     for row in rows:
         of = [
@@ -326,7 +326,7 @@ def parallel(trials: Trials, rows: Sequence[TrialRow], axes: Sequence[Axis]) -> 
 
 
 def legend_of(axes: Sequence[Axis]) -> list[str]:
-    """What the numbers of the axes stand for."""
+    """Return the legend of the axes' numbers."""
     found = []
     for number, axis in enumerate(axes, 1):
         of = f"from {axis.low:.4g} to {axis.high:.4g}" + (", logarithmic" if axis.log else "")
@@ -338,7 +338,7 @@ def legend_of(axes: Sequence[Axis]) -> list[str]:
 
 
 def frame(on: Any, axes: Sequence[Axis], ends: Sequence[str], percent: bool) -> None:
-    """Upright axes with numbers below, and the lowest and the highest score at the last."""
+    """Draw vertical axes with numbers below, and the lowest and highest score at the last one."""
     from hpcdl.reports.figures import GRID, SOFT
 
     last = len(axes)

@@ -1,4 +1,4 @@
-"""The section of a search in a report: what was searched, its best trials in a table, what each option explains."""
+"""The section of a search in a report: its settings, a table of its best trials, the importance of each option."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from hpcdl.search.search_log_reader import Axis, TrialRow, Trials, best, number_
 
 BEST = 20  # trials in the table
 COLUMNS = 6  # options with a column of their own
-REASONS = 5  # for which trials failed
+REASONS = 5  # most listed reasons of failed trials
 OPTIMISTIC = (
     "The best of many scores that vary by chance is better than it would be once more: train it with other seeds "
     "before you tell of it, or search with --seeds."
@@ -21,7 +21,7 @@ OPTIMISTIC = (
 
 
 def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
-    """The parts of the section."""
+    """Return the parts of the section."""
     rows, axes = trials.rows(), trials.axes()
     shares = importance(rows, axes)
     top = best(rows, BEST)
@@ -34,7 +34,7 @@ def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
 
 
 def about(trials: Trials, rows: Sequence[TrialRow]) -> list[tuple[str, str]]:
-    """What was searched, and how far it is."""
+    """Return the settings and the progress of the search."""
     told = trials.settings
     better = "larger is better" if trials.maximize else "smaller is better"
     counts = Counter(row.status for row in rows)
@@ -53,7 +53,7 @@ def about(trials: Trials, rows: Sequence[TrialRow]) -> list[tuple[str, str]]:
 
 
 def failures(rows: Sequence[TrialRow]) -> list[str]:
-    """How many trials failed for which reason."""
+    """Return the number of failed trials by reason."""
     whys = Counter(row.failed for row in rows if row.failed is not None).most_common()
     said = [f"{counted(count, 'trial')} failed: {why}" for why, count in whys[:REASONS]]
     left = sum(count for _, count in whys[REASONS:])
@@ -61,7 +61,7 @@ def failures(rows: Sequence[TrialRow]) -> list[str]:
 
 
 def table(trials: Trials, top: Sequence[TrialRow], axes: Sequence[Axis], scored: int) -> str:
-    """The best trials, a row each."""
+    """Return the table of the best trials."""
     columns, others = axes[:COLUMNS], axes[COLUMNS:]
     rungs = any(row.amount > 0 for row in top)
     names = ["trial", trials.objective.replace("_", " "), *(["epochs"] if rungs else []), "time"]
@@ -79,7 +79,7 @@ def table(trials: Trials, top: Sequence[TrialRow], axes: Sequence[Axis], scored:
 
 
 def explained(shares: Sequence[tuple[str, float | None]]) -> str:
-    """The share of each option."""
+    """Return the table of each option's importance."""
     if all(share is None for _, share in shares):
         return ""
     rows = [

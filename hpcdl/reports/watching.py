@@ -1,12 +1,12 @@
-"""A run that goes on elsewhere, seen through its files alone: how far it is, how fast, whether it will end in time.
+"""A running job watched through its files: its progress, its speed, and the time that is left.
 
-    started.json     what was begun, with how many steps, and when Slurm or --time-limit will end it
-    metrics.jsonl    steps and evaluations: what is new each time, of which a bounded number of points is kept
-    summary.json     it has come to its end
-    .lock            held as long as the run lives, where the file system is of this machine
-    logs/            how it was stopped
+    started.json     the program, the number of steps, and the time at which Slurm or --time-limit ends the run
+    metrics.jsonl    steps and evaluations; new lines are read each time, a bounded number of points is kept
+    summary.json     the run has ended
+    .lock            locked while the run lives, on file systems of this machine
+    logs/            the reason of a stop
 
-Older runs have no started.json: then config.yaml has the options, and what only the former says is not known.
+Older runs have no started.json: config.yaml then has the options, and the other entries are unknown.
 """
 
 import collections
@@ -29,8 +29,8 @@ from hpcdl.runs.stopping import Budget
 
 POINTS = 512  # of a curve, at most
 WINDOW = 60.0  # seconds of steps over which "now" is measured
-PATIENCE = 60.0  # seconds without a change after which a summary is believed where nobody knows of the lock
-STEADY = 60.0  # seconds of steps after which what comes beside them, as evaluations, is known well enough
+PATIENCE = 60.0  # seconds without a change after which a summary counts as final, if the lock is unknown
+STEADY = 60.0  # seconds of steps after which the overhead (evaluations, checkpoints) is known well enough
 LOCAL = re.compile(
     "bcachefs|btrfs|ext[234]|f2fs|jfs|overlay|ramfs|reiserfs|tmpfs|xfs|zfs"
 )  # file systems of one machine
@@ -47,15 +47,15 @@ SCORES = (
 
 
 class BoundedCurve:
-    """Points of a curve, as many as can be drawn: when there are too many, each two become their mean."""
+    """A curve with at most `most` points: when it is full, pairs of points are replaced by their means."""
 
     def __init__(self, most: int = POINTS):
-        self.most, self.each = most, 1  # each: how many are one point
+        self.most, self.each = most, 1  # each: values per point
         self.points: list[tuple[float, float]] = []
-        self.open = (0, 0.0, 0.0)  # of the next point: how many it has, and their sums
+        self.open = (0, 0.0, 0.0)  # the next point: number of values, and their sums
 
     def add(self, x: float, y: Any) -> None:
-        """One more; what is no finite number is none."""
+        """Add a value; other than finite numbers are ignored."""
         if not isinstance(y, int | float) or not math.isfinite(y):
             return
         count, sum_x, sum_y = self.open
@@ -69,13 +69,13 @@ class BoundedCurve:
             self.each *= 2
 
     def drawn(self) -> list[tuple[float, float]]:
-        """All points, with one for those that are not enough for one yet."""
+        """Return all points, the incomplete last one included."""
         count, sum_x, sum_y = self.open
         return [*self.points, (sum_x / count, sum_y / count)] if count else [*self.points]
 
 
 class WatchedRun:
-    """A run's folder. After each `look` the attributes are what its files say; `now` is a clock of UNIX seconds."""
+    """A run's folder. `look` updates the attributes from its files; now: a clock of UNIX seconds."""
 
     def __init__(self, folder: Path, now: Any = time.time):
         self.folder, self.now = folder, now
@@ -88,7 +88,7 @@ class WatchedRun:
         self._over()
 
     def _over(self) -> None:
-        """From the beginning of metrics.jsonl."""
+        """Begin metrics.jsonl anew."""
         self.lines = MetricLines(self.folder / METRICS)
         self.last: dict[str, Any] = {}  # what was last said of each name
         self.scores: dict[str, Any] = {}  # of the last evaluation
@@ -100,7 +100,7 @@ class WatchedRun:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Read what is new; returns whether something was. Nothing is where the folder is not there any more."""
+        """Read new data; return True if there were any."""
         changed = False
         for name, read in (("started.json", self._read_started), ("config.yaml", self._read_config)):
             changed |= self._changed(name, read)
@@ -113,7 +113,7 @@ class WatchedRun:
         return changed
 
     def _changed(self, name: str, read: Any) -> bool:
-        """Read a file if it is another one than before; a file that is gone says nothing."""
+        """Read a file if it has changed or is gone; return True if so."""
         mark = None
         with contextlib.suppress(OSError):
             about = os.stat(self.folder / name)
@@ -140,7 +140,7 @@ class WatchedRun:
                 self.problem = str(error)
 
     def _read_metrics(self) -> bool:
-        """The new lines; from the beginning, where the file is another one, or was cut."""
+        """Read the new lines; all lines if the file was replaced or cut. Return True if there were any."""
         with contextlib.suppress(OSError):
             about = os.stat(self.lines.path)
             place = (about.st_dev, about.st_ino)
@@ -173,26 +173,26 @@ class WatchedRun:
             while len(self.recent) > 2 and seconds - self.recent[1][1] >= WINDOW:
                 self.recent.popleft()
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     @property
     def score(self) -> str:
-        """The name of the score that counts; "" before the first evaluation."""
+        """Name of the main score; "" before the first evaluation."""
         return next((name for name in SCORES if isinstance(self.scores.get(name), int | float)), "")
 
     @property
     def step(self) -> int:
-        """The last step that was recorded."""
+        """The last recorded step."""
         return int(number(self.last.get("step"), number(self.started.get("first_step"), 0)))
 
     @property
     def rounds(self) -> bool:
-        """Whether steps are rounds."""
+        """True if steps are rounds."""
         return "round" in self.last or self.started.get("program") == "train-federated"
 
     @property
     def steps(self) -> int | None:
-        """The last step as planned; None where that is not known."""
+        """The planned number of steps; None if unknown."""
         found = number(self.started.get("steps"), 0) or whole(self.options.get("rounds" if self.rounds else "steps"))
         if found:
             return int(found)
@@ -201,21 +201,21 @@ class WatchedRun:
 
     @property
     def epochs(self) -> float | None:
-        """The last epoch as planned."""
+        """The planned number of epochs; None if unknown."""
         per_epoch, epoch = number(self.started.get("steps_per_epoch"), 0), number(self.last.get("epoch"), 0)
         per_epoch = per_epoch or (round(self.step / epoch) if epoch > 0 else 0)
         return self.steps / per_epoch if self.steps and per_epoch else None
 
     @property
     def batch(self) -> int | None:
-        """Examples of a step; None where that is not known."""
+        """Examples of a step; None if unknown."""
         found = number(self.started.get("batch_size"), 0)
         if not found and not whole(self.options.get("batch_per_rank")) and not self.rounds:
             found = whole(self.options.get("batch_size"))
         return int(found) or None
 
     def rates(self) -> tuple[float, float] | None:
-        """Steps per second: over the last while, and in the mean of all; None before there are some."""
+        """Return steps per second over the last WINDOW seconds and over all steps; None before the first step."""
         seconds, step = number(self.last.get("seconds"), 0), self.step
         if seconds <= 0 or step <= 0:
             return None
@@ -224,9 +224,9 @@ class WatchedRun:
         return now, step / seconds
 
     def left(self) -> float | None:
-        """Seconds that the run will take still, at the pace of the last while; None where that is not known.
+        """Return the remaining seconds of the run at its current speed; None if unknown.
 
-        What comes beside steps, as evaluations and checkpoints, is added as it was in this leg so far.
+        Overhead (evaluations, checkpoints) is added in the proportion of this leg so far.
         """
         rates, seconds = self.rates(), number(self.last.get("seconds"), 0)
         begun = number(self.started.get("started"), 0)
@@ -242,7 +242,7 @@ class WatchedRun:
         return max(0.0, found) * share
 
     def _allowed(self, seconds: float, rate: float) -> list[float]:
-        """Seconds of steps that --budget allows still; of bytes, as they were sent until the last evaluation."""
+        """Return the seconds of steps that --budget leaves; bytes at the rate until the last evaluation."""
         budget, (at, sent) = self.budget, self.sent
         found = [budget.seconds - seconds] if math.isfinite(budget.seconds) else []
         if math.isfinite(budget.bytes) and at > 0 and sent > 0:
@@ -253,14 +253,14 @@ class WatchedRun:
 
     @property
     def budget(self) -> Budget:
-        """What --budget allows."""
+        """The --budget of the run."""
         text = self.options.get("budget")
         with contextlib.suppress(UsageError):
             return Budget.read(text if isinstance(text, str) else "")
         return Budget()
 
     def ends(self) -> list[tuple[str, float]]:
-        """What will end the run, and in how many seconds: Slurm, --time-limit; the first one first."""
+        """Return (Slurm or --time-limit, seconds until it ends the run), the earlier one first."""
         found = []
         if number(self.started.get("ends"), 0):
             found.append(("Slurm", self.started["ends"] - self.now()))
@@ -270,18 +270,18 @@ class WatchedRun:
         return sorted(found, key=lambda each: each[1])
 
     def changed(self) -> float | None:
-        """When one of the run's files has changed last, in UNIX seconds; None where there is none."""
+        """Return the last change of the run's files in UNIX seconds; None without files."""
         return last_change(self.folder)
 
     def quiet(self) -> float:
-        """Seconds without news."""
+        """Return the seconds since the last change."""
         changed = self.changed()
         return 0.0 if changed is None else max(0.0, self.now() - changed)
 
     def state(self) -> tuple[str, str]:
-        """gone, ended, stopped, dead or going, and the reason if there is one.
+        """Return the state (gone, ended, stopped, dead or going) and the reason, if any.
 
-        dead: nobody holds the lock, and the run has not said how it ended. A run of which nobody can tell is going.
+        dead: no process holds the lock, and the run has not logged its end. A run with an unknown lock is going.
         """
         if self.changed() is None:
             return "gone", ""
@@ -300,13 +300,13 @@ class WatchedRun:
         return "dead", ""
 
     def summary_is_last(self) -> bool:
-        """Whether nothing was written after the summary: no other leg has begun."""
+        """True if nothing was written after the summary: no other leg has begun."""
         times = [self.seen.get(name) for name in ("summary.json", "started.json", "config.yaml")]
         return times[0] is not None and all(each is None or each[1] <= times[0][1] for each in times[1:])
 
 
 def last_change(folder: Path) -> float | None:
-    """When one of the files of a run has changed last, in UNIX seconds; None where there is none."""
+    """Return the last change of a run's files in UNIX seconds; None without files."""
     times = []
     for name in (METRICS, "started.json", "config.yaml", "summary.json", "checkpoint.h5"):
         with contextlib.suppress(OSError):
@@ -315,7 +315,7 @@ def last_change(folder: Path) -> float | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A file's object; None where it is none, or half-written."""
+    """Return the JSON object of a file; None if it is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError):
         found = parse_json(path.read_bytes()) if path.is_file() else None  # a pipe would be waited for
         return found if isinstance(found, dict) else None
@@ -323,19 +323,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def number(value: Any, otherwise: float) -> float:
-    """The value if it is a finite number."""
+    """Return the value if it is a finite number, else `otherwise`."""
     return value if isinstance(value, int | float) and math.isfinite(value) else otherwise
 
 
 def whole(text: Any) -> int:
-    """The number that an option's text says; 0 where it says none, as `full`."""
+    """Return the integer of an option's text; 0 for other texts, as `full`."""
     return int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def is_held(folder: Path) -> bool | None:
-    """Whether a process holds the lock of this folder; None where that cannot be known.
+    """True if a process holds the lock of this folder; None if unknown.
 
-    On file systems of the network it cannot: who holds it may be on another machine.
+    On network file systems it is unknown: the process may be on another machine.
     """
     try:
         if not LOCAL.fullmatch(file_system(folder)):
@@ -350,7 +350,7 @@ def is_held(folder: Path) -> bool | None:
 
 
 def file_system(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
-    """The kind of file system on which a path lies; "" where that is not known."""
+    """Return the type of a path's file system; "" if unknown."""
     about = os.stat(path).st_dev
     device = f"{os.major(about)}:{os.minor(about)}"
     kind = ""
@@ -363,7 +363,7 @@ def file_system(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
 
 
 class Watching:
-    """Folders of runs: the run that has changed last, and how many there are."""
+    """Folders of runs: the run that changed last, and the number of runs."""
 
     def __init__(self, folders: Iterable[str], now: Any = time.time):
         self.folders, self.now = [*folders], now
@@ -373,7 +373,7 @@ class Watching:
         self.done = 0
 
     def look(self) -> bool:
-        """Read what is new; returns whether something was."""
+        """Read new data; return True if there were any."""
         with contextlib.suppress(UsageError):
             self.runs = runs_of(self.folders)
         if self.run is None or len(self.runs) > 1:
