@@ -78,9 +78,7 @@ def departed(sums: list[int], name: str) -> str:
     if 2 * count > size:
         others = [rank for rank, each in enumerate(sums) if each != most]
         rest = [rank for rank, each in enumerate(sums) if each == most]
-        return (
-            f"{format_ranks(others)} {'holds' if len(others) == 1 else 'hold'} other {name} than {format_ranks(rest)}"
-        )
+        return f"{format_ranks(others)} {'hold' + 's' * (len(others) == 1)} other {name} than {format_ranks(rest)}"
     groups: dict[int, list[int]] = {}
     for rank, each in enumerate(sums):
         groups.setdefault(each, []).append(rank)
