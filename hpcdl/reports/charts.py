@@ -41,7 +41,7 @@ class Curve(NamedTuple):
 
 
 def scale(values: Any, quantity: str) -> tuple[float, str]:
-    """(factor, unit) in which these values of a quantity are shown; 1 and nothing where it has none."""
+    """Return (factor, unit) for values of a quantity; (1, "") if it has no unit."""
     most = float(np.nanmax(np.abs(values), initial=0.0)) if np.size(values) else 0.0
     factor, unit = 1.0, ""
     for least, size, name in SCALES.get(quantity, ()):
@@ -51,7 +51,7 @@ def scale(values: Any, quantity: str) -> tuple[float, str]:
 
 
 def with_unit(quantity: str, unit: str, name: str = "") -> str:
-    """The label of an axis."""
+    """Return the label of an axis."""
     said = name or NAMES.get(quantity, quantity)
     if not unit:
         return said
@@ -60,7 +60,7 @@ def with_unit(quantity: str, unit: str, name: str = "") -> str:
 
 
 def label(axes: Any, x: str, y: str) -> None:
-    """The labels of both axes: that of x at its end below, that of y above."""
+    """Set the labels of both axes: x at its end below, y above."""
     height = axes.get_position().height * axes.figure.get_size_inches()[1]
     axes.set_xlabel(x, loc="right")
     axes.xaxis.set_label_coords(1, -BELOW / height)  # to find a place for it takes as long as to draw all ticks
@@ -69,7 +69,7 @@ def label(axes: Any, x: str, y: str) -> None:
 
 
 def ticks(axes: Any, which: str, log: bool = False) -> None:
-    """Few ticks with plain numbers on the x or y axis."""
+    """Set few ticks with plain numbers on the x or y axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis = getattr(axes, f"{which}axis")
@@ -123,7 +123,7 @@ def grouped(values: Iterable[Any], most: int = GROUPS) -> tuple[list[str], np.nd
 
 
 def ranks_label(count: int, most: int = GROUPS) -> str:
-    """What the axis of ranks says, where some stand together, too."""
+    """Return the label of the axis of ranks."""
     size = max(1, -(-count // most))
     return "rank" if size == 1 else f"ranks, means of {size} neighbours"
 
@@ -131,7 +131,7 @@ def ranks_label(count: int, most: int = GROUPS) -> str:
 def bars(
     axes: Any, names: Sequence[str], parts: Sequence[tuple[np.ndarray, str]], x: str, y: str, quantity: str = ""
 ) -> None:
-    """Bars beside each other, each of parts (values, colour) on top of each other."""
+    """Draw stacked bars of parts (values, colour) side by side."""
     heights = [np.nan_to_num(values) for values, _ in parts]
     factor, unit = scale(np.sum(heights, axis=0), quantity)
     bottom = np.zeros(len(names))
@@ -239,7 +239,7 @@ def boxes(axes: Any, names: Sequence[str], cells: Sequence[tuple[int, float, flo
 
 
 def frame_lanes(axes: Any, names: Sequence[str], end: float) -> None:
-    """Limits and ticks of lanes, the first above."""
+    """Set limits and ticks of lanes, the first one on top."""
     axes.set_ylim(len(names) - 0.45, -0.55)
     every = max(1, math.ceil(len(names) / 10))
     axes.set_yticks(range(0, len(names), every), list(names)[::every])
@@ -248,7 +248,7 @@ def frame_lanes(axes: Any, names: Sequence[str], end: float) -> None:
 
 
 def rectangles(axes: Any, corners: Sequence[tuple[float, float, float, float]], colour: str) -> None:
-    """Many (left, right, bottom, top) as one path."""
+    """Draw rectangles (left, right, bottom, top) as one path."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

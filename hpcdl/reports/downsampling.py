@@ -36,7 +36,7 @@ class Thinned:
         self._low, self._high = np.full(shape, np.nan), np.full(shape, np.nan)
 
     def add(self, row: dict[str, Any]) -> None:
-        """One more row."""
+        """Add a row."""
         try:
             self._buffer.append(self._pick(row))
         except KeyError:  # it lacks some
@@ -45,7 +45,7 @@ class Thinned:
             self._bin()
 
     def __len__(self) -> int:
-        """How many bins there are."""
+        """Return the number of bins."""
         self._bin()
         return -(-self.rows // self.width)
 
@@ -65,7 +65,7 @@ class Thinned:
 
     @property
     def held(self) -> int:
-        """Bytes that are held, all in all."""
+        """Bytes in memory."""
         arrays = self._sums, self._counts, self._low, self._high
         return sum(array.nbytes for array in arrays)
 
@@ -102,7 +102,7 @@ class Thinned:
 
 
 def numbers(rows: list[tuple]) -> np.ndarray:
-    """The rows as an array of numbers; NaN for what is none, or not finite."""
+    """Return the rows as an array; NaN for values that are not finite numbers."""
     try:
         values = np.array(rows, float)  # None becomes NaN
     except (TypeError, ValueError, OverflowError):
@@ -112,7 +112,7 @@ def numbers(rows: list[tuple]) -> np.ndarray:
 
 
 def number(value: Any) -> float:
-    """The value as a number; NaN for what is none."""
+    """Return the value as a number; NaN for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:

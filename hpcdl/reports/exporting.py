@@ -19,7 +19,7 @@ from hpcdl.runs.options import read_file
 
 @dataclass
 class Target:
-    """What is written of a run: a table, or else a folder of events."""
+    """The output for a run: a table or a folder of events."""
 
     run: Path
     path: Path
@@ -70,7 +70,7 @@ def export(target: Target) -> str:
 
 
 def began(run: Path) -> float:
-    """When a run began, in UNIX seconds: as it says, else when its options were written."""
+    """Return the start of a run in UNIX seconds: by started.json, else by the time of its options' file."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return float(parse_json((run / "started.json").read_text())["started"])
     for name in ("config.yaml", METRICS):
@@ -80,7 +80,7 @@ def began(run: Path) -> float:
 
 
 def options(run: Path) -> dict[str, Any] | None:
-    """The run's options as texts; None where they cannot be read."""
+    """Return the run's options as texts; None if they cannot be read."""
     with contextlib.suppress(UsageError):
         return read_file(run / "config.yaml", "")
     return None

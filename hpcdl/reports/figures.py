@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Picture:
-    """What is seen, how to read it, and a function that draws it on axes of matplotlib's."""
+    """A picture: title, a sentence on how to read it, and a function that draws on matplotlib's axes."""
 
     name: str
     title: str
@@ -54,12 +54,12 @@ class Picture:
 
 
 def look(index: int) -> tuple[str, int]:
-    """Colour and style of the line of this number: colours first, then styles."""
+    """Return colour and style of line `index`; colours vary first, then styles."""
     return COLOURS[index % len(COLOURS)], index // len(COLOURS) % len(STYLES)
 
 
 def check_library() -> None:
-    """Raise UsageError where matplotlib is not installed."""
+    """Raise UsageError if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -107,7 +107,7 @@ def drawing() -> Iterator[None]:
 
 
 def drawn(picture: Picture, titled: bool) -> Any:
-    """The picture as a figure of matplotlib's; titled: with title and legend in it."""
+    """Return the picture as a matplotlib figure; titled: with title and legend."""
     from matplotlib.figure import Figure
 
     title = textwrap.wrap(picture.title, TITLE_WIDTH) if titled else []
@@ -127,7 +127,7 @@ def drawn(picture: Picture, titled: bool) -> Any:
 
 
 def add_key(figure: Any, key: Key, y: float, height: float) -> None:
-    """A row of the legend, at this height of the figure."""
+    """Draw a row of the legend at this height of the figure."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
 
@@ -165,7 +165,7 @@ def save(picture: Picture, path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file is one that a report has written. May raise OSError."""
+    """True if a report has written the file. May raise OSError."""
     with open(path, "rb") as file:
         return OURS.encode() in file.read(3000)
 
@@ -199,7 +199,7 @@ NUMBER = re.compile(r"[MLCQz]|-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 def short_path(path: str) -> str:
-    """A path of lines in relative tenths of a point; one with curves as it is, rounded."""
+    """Return a path of lines in relative tenths of a point; a path with curves is only rounded."""
     tokens = NUMBER.findall(path)
     if "C" in tokens or "Q" in tokens:
         return " ".join(each if each in "MLCQz" else f"{float(each):.2f}" for each in tokens)
@@ -225,6 +225,6 @@ def short_path(path: str) -> str:
 
 
 def tenths(value: int) -> str:
-    """The number of tenths as a decimal, as short as can be."""
+    """Return tenths as the shortest decimal."""
     text = f"{value / 10:.1f}".removesuffix(".0")
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text

@@ -41,7 +41,7 @@ class MetricLines:
 
 
 def read(line: bytes) -> dict[str, Any] | None:
-    """What a line says; None where it is none, or says nothing of a step."""
+    """Return the object of a line; None if it is invalid or has no step."""
     try:
         text = line.decode().strip()
         found, end = DECODE(text)
@@ -58,5 +58,5 @@ def read(line: bytes) -> dict[str, Any] | None:
 
 
 def is_evaluation(line: dict[str, Any]) -> bool:
-    """Whether a line is of an evaluation; else it is of a step."""
+    """True if a line is of an evaluation, False if it is of a step."""
     return "bytes" in line or any([name.startswith(SCORES) for name in line])  # a list: twice as fast as a generator

@@ -73,7 +73,7 @@ def trials(folder: Folder) -> list[dict[str, Any]]:
 
 
 def broken(lines: MetricLines) -> str:
-    """What is said of lines that could not be read."""
+    """Return the message about unreadable lines."""
     return f"{counted(lines.broken, 'line')} cannot be read, and {'is' if lines.broken == 1 else 'are'} left out"
 
 
@@ -102,14 +102,14 @@ def runs_of(folders: Iterable[Folder]) -> dict[str, Path]:
 
 
 class GrowingTable:
-    """Columns that grow row by row."""
+    """Columns that grow by rows."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.found: dict[str, array[Any]] = {}
 
     def append(self, line: dict[str, Any]) -> None:
-        """One more row."""
+        """Append a row."""
         for name, value in line.items():
             column: Any = self.found.get(name)
             if column is None:
@@ -126,7 +126,7 @@ class GrowingTable:
         self.rows += 1
 
     def columns(self) -> dict[str, np.ndarray]:
-        """All of them, as arrays of one length."""
+        """Return all columns as arrays of one length."""
         found = {}
         for name, column in self.found.items():
             missing = self.rows - len(column)

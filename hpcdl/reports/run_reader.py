@@ -47,20 +47,20 @@ class Recorded:
     missing: list[str] = field(default_factory=list)
 
     def said(self, name: str) -> Any:
-        """An entry of the summary, or else of what was known when the run began."""
+        """Return an entry of the summary, else of started.json."""
         value = self.summary.get(name)
         return self.started.get(name) if value is None else value
 
     @property
     def score(self) -> str:
-        """The score beside the loss, as the lines have it: accuracy, rmse or return; "" where there is none."""
+        """Name of the score beside the loss in lines: accuracy, rmse or return; "" without one."""
         mean = self.evaluations.mean
         known = [name for name in EVALUATION if name in mean and np.isfinite(mean[name]).any()]
         return next((each for each in SCORES if {f"test_{each}", f"validation_{each}"} & {*known}), "")
 
 
 def record(folder: Path) -> Recorded:
-    """Read a run's folder, but for its trace."""
+    """Read a run's folder, except its trace."""
     found = Recorded(folder)
     read_config(found)
     summary = read_json(folder / "summary.json", found.missing)
@@ -81,7 +81,7 @@ def record(folder: Path) -> Recorded:
 
 
 def read_config(found: Recorded) -> None:
-    """Options and header of config.yaml."""
+    """Read options and header of config.yaml."""
     path = found.folder / "config.yaml"
     try:
         if path.exists() and not path.is_file():
@@ -120,7 +120,7 @@ def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
 
 
 def read_metrics(found: Recorded) -> None:
-    """The lines of metrics.jsonl, thinned as they come."""
+    """Read and downsample metrics.jsonl."""
     path = found.folder / "metrics.jsonl"
     lines = MetricLines(path)
     known: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {}  # lines have few sets of names, in one order

@@ -1,4 +1,4 @@
-"""Speed-up against ranks: as measured, as fitted and foretold with its interval, and without any loss."""
+"""The picture of speed-up against ranks: measured, fitted and predicted with its interval, and ideal."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ class Points(NamedTuple):
 
 
 def picture(points: Points, title: str) -> Picture:
-    """Both axes are logarithmic, so that what loses nothing is a straight line."""
+    """Return the picture; both axes are logarithmic, so that ideal speed-up is a straight line."""
     colour = COLOURS[0]
 
     def draw(axes: Any) -> None:

@@ -71,7 +71,7 @@ def of_lines(lines: Sequence[Values], bounds: Sequence[Values] | None = None) ->
 
 
 def one(values: Values, bounds: Values, first: Values | None, first_bounds: Values | None) -> Statistics:
-    """The statistics of one line; p is that of this line alone."""
+    """Return the statistics of one line; p: uncorrected."""
     mine = observed(values, bounds)
     known = [each[0] for each in mine if each]
     censored = sum(bool(each and each[1] is not None) for each in mine)
@@ -96,7 +96,7 @@ def one(values: Values, bounds: Values, first: Values | None, first_bounds: Valu
 
 
 def observed(values: Values, bounds: Values) -> list[tuple[float, float | None] | None]:
-    """Each run's value, or its bound where it is censored, beside that bound; None where neither is known."""
+    """Return (value or bound, bound) of each run; None if neither is known."""
     return [
         (value, None) if value is not None else None if bound is None else (bound, bound)
         for value, bound in zip(values, bounds, strict=True)
@@ -113,7 +113,7 @@ def order(mine: float, bound: float | None, first: float, first_bound: float | N
 
 
 def sign_test(orders: Sequence[int]) -> float:
-    """The exact two-sided p of so many signs, 1 or -1; 0 says nothing."""
+    """Return the exact two-sided p of signs 1 and -1; 0 is ignored."""
     larger, smaller = orders.count(1), orders.count(-1)
     n = larger + smaller
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(larger, smaller) + 1)) / 2**n)
@@ -129,7 +129,7 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:
-    """The interval of the mean of these differences, (n,), n at least 2."""
+    """Return the interval of the mean of differences (n,), n >= 2."""
     mean, count = float(differences.mean()), differences.size
     half = t_quantile(count - 1) * float(differences.std(ddof=1)) / math.sqrt(count)
     return mean - half, mean + half
@@ -144,13 +144,13 @@ def paired_t(differences: np.ndarray) -> float:
 
 
 def t_tails(t: float, degrees: int) -> float:
-    """P(|T| > |t|) of Student's distribution."""
+    """Return P(|T| > |t|) of Student's distribution."""
     return incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
 @cache
 def t_quantile(degrees: int) -> float:
-    """The t with P(|T| > t) = 1 - LEVEL, by bisection."""
+    """Return the t with P(|T| > t) = 1 - LEVEL, by bisection."""
     low, high = 1.0, 20.0  # 1.96 of infinitely many degrees, 12.7 of one
     for _ in range(60):
         middle = (low + high) / 2

@@ -60,7 +60,7 @@ class Lanes:
 
 
 class TruncatedTrace(Exception):
-    """The file ends in the middle, or holds something else than events."""
+    """The trace is cut off, or holds other values than events."""
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
@@ -90,7 +90,7 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Spans:
-    """All spans of a trace, in columns: 8 to 24 bytes each, where an event has hundreds."""
+    """All spans of a trace in columns: 8 to 24 bytes each instead of hundreds."""
 
     def __init__(self, path: Path):
         start, stop, row, kind = array("d"), array("d"), array("q"), array("b")
@@ -164,7 +164,7 @@ def read_timeline(path: Path) -> Lanes:
 
 
 def usual(spans: Spans, leader: int, steps: np.ndarray) -> np.ndarray:
-    """The last steps in a row in which the run was not evaluated or saved; where there are none, just the last."""
+    """Return the last consecutive steps without evaluation or checkpoint; else the last step."""
     long = (spans.kind == LONG) & (spans.rank == leader)
     begun = np.sort(spans.start[long])
     within = np.searchsorted(begun, spans.stop[steps]) - np.searchsorted(begun, spans.start[steps])
@@ -178,7 +178,7 @@ def usual(spans: Spans, leader: int, steps: np.ndarray) -> np.ndarray:
 
 
 def merged(spans: Spans, chosen: np.ndarray, ranks: list[int], begin: float, end: float) -> list:
-    """The chosen spans within the window, for each of these ranks; those that lie too near to see are one."""
+    """Return the chosen spans within the window by rank; spans too near to distinguish are merged."""
     least, found = (end - begin) / COLUMNS, []
     chosen = chosen & (spans.stop > begin) & (spans.start < end)
     for place, rank in enumerate(ranks):
@@ -196,7 +196,7 @@ def merged(spans: Spans, chosen: np.ndarray, ranks: list[int], begin: float, end
 
 
 def chart(found: Lanes, spans: Spans, leader: int, last: np.ndarray) -> None:
-    """The micro-batches of the last step, or the last few where a step has but one."""
+    """Fill in the micro-batches of the last step, or of the last few if a step has one."""
     micro = ((spans.kind == FORWARD) | (spans.kind == BACKWARD)) & (spans.batch >= 0) & (spans.rank >= 0)
     own = np.flatnonzero(micro & (spans.rank == leader))
     if not len(own):

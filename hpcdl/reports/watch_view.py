@@ -1,4 +1,4 @@
-"""What `hpcdl watch` shows of a run: some lines, and curves that plotext draws with characters."""
+"""The view of `hpcdl watch`: some lines, and curves drawn by plotext with characters."""
 
 import contextlib
 import importlib.util
@@ -23,13 +23,13 @@ GET_PLOTEXT = "curves need plotext: pip install 'hpcdl[report]'"
 
 
 def measure(name: str, value: float) -> str:
-    """A score for people."""
+    """Return a score as text."""
     told = name.replace("_", " ")
     return f"{told} {value:.2%}" if name.endswith("accuracy") else f"{told} {value:.4g}"
 
 
 def title(name: str, run: WatchedRun) -> str:
-    """What the run is."""
+    """Return a line about the run."""
     about = run.started
     what = about.get("program") or about.get("strategy")
     model, data = (about.get(key) or run.options.get(key) for key in ("model", "data"))
@@ -43,7 +43,7 @@ def title(name: str, run: WatchedRun) -> str:
 
 
 def progress(run: WatchedRun) -> str:
-    """How far it is: step 120 of 360 (33%), epoch 3.3 of 10."""
+    """Return the progress: step 120 of 360 (33%), epoch 3.3 of 10."""
     word = "round" if run.rounds else "step"
     of = f" of {run.steps:,} ({min(1, run.step / run.steps):.0%})" if run.steps else ""
     said = f"{word} {run.step:,}{of}"
@@ -54,7 +54,7 @@ def progress(run: WatchedRun) -> str:
 
 
 def quality(run: WatchedRun) -> str:
-    """Loss and scores."""
+    """Return loss and scores."""
     loss = run.last.get("train_loss")
     said = [f"loss {loss:.4g}"] if isinstance(loss, int | float) else []
     said += [measure(name, value) for name, value in run.scores.items() if isinstance(value, int | float)]
@@ -62,7 +62,7 @@ def quality(run: WatchedRun) -> str:
 
 
 def speed(run: WatchedRun) -> str:
-    """Examples, or steps, a second: over the last while, and in the mean."""
+    """Return examples or steps per second, current and mean."""
     rates = run.rates()
     if rates is None:
         return ""
@@ -72,7 +72,7 @@ def speed(run: WatchedRun) -> str:
 
 
 def outlook(run: WatchedRun) -> list[str]:
-    """How it stands with the run: whether it goes on, when it will end, and whether something else ends it before."""
+    """Return lines about the run's state, its expected end, and limits that end it before."""
     state, reason = run.state()
     on = f"go on with --resume {run.folder}" if (run.folder / "checkpoint.h5").exists() else "there is no checkpoint"
     if state == "gone":
@@ -101,7 +101,7 @@ def outlook(run: WatchedRun) -> list[str]:
 
 
 def remarks(watching: Watching, run: WatchedRun) -> list[str]:
-    """What else there is to say: other runs, and what could not be read."""
+    """Return remarks about other runs and unreadable files."""
     said = []
     if not watching.single:
         said.append(f"{watching.done} of {counted(len(watching.runs), 'run')} done; this one has changed last")
@@ -127,7 +127,7 @@ def searches(watching: Watching, count: int) -> list[str]:
 
 
 def best_text(found: Trials, row: TrialRow) -> str:
-    """A trial of a search in a line."""
+    """Return a line about a trial of a search."""
     epochs = f", {counted(row.amount, 'epoch', 'g')}" if row.amount else ""
     score = f"{found.objective.replace('_', ' ')} {score_text(found, row.score, row.spread)}"
     return f"trial {row.trial}{epochs}: {score}, {values_text(row)}"
@@ -139,14 +139,14 @@ def named(folder: Path) -> str:
 
 
 def facts(watching: Watching, run: WatchedRun) -> list[str]:
-    """The state in lines."""
+    """Return the state in lines."""
     found = [title(watching.name, run), progress(run), quality(run), speed(run), *outlook(run)]
     found += [*remarks(watching, run), *searches(watching, BEST)]
     return [printable(line, allowed="") for line in found if line]
 
 
 def news(watching: Watching, run: WatchedRun) -> str:
-    """The state in one line."""
+    """Return the state in one line."""
     rates = speed(run).split(" lately")[0]
     found = [f"{watching.name}: {progress(run)}", quality(run), rates, "; ".join(outlook(run)), *remarks(watching, run)]
     found += searches(watching, 0)
@@ -154,7 +154,7 @@ def news(watching: Watching, run: WatchedRun) -> str:
 
 
 def can_draw(console: Console) -> str:
-    """Why no curves can be drawn; "" where they can."""
+    """Return why no curves can be drawn; "" if they can."""
     if importlib.util.find_spec("plotext") is None:
         return GET_PLOTEXT
     return "" if "utf" in console.encoding.lower() else f"curves need a terminal of UTF-8, not {console.encoding}"
@@ -178,7 +178,7 @@ def curve(name: str, points: list[tuple[float, float]], width: int, height: int,
 
 
 def view(watching: Watching, run: WatchedRun, console: Console) -> Any:
-    """All of it, for a terminal of this size."""
+    """Return the whole view for a terminal of this size."""
     lines, why = facts(watching, run), can_draw(console)
     text = [Text(lines[0], style="bold"), *map(Text, lines[1:])]
     if why:
