@@ -1,13 +1,11 @@
 """`hpcdl NAME ...` runs scripts/NAME.py, with dashes or underscores in the name."""
 
-import importlib
-import os
 import shutil
 import sys
 import textwrap
 
 from hpcdl.errors import unknown
-from hpcdl.programs import programs
+from hpcdl.programs import files, first_process, programs, reader_may_leave, script
 
 # Sections of the list, in the order of docs/README.md: names, or how names begin; what is in none comes last, as more.
 SECTIONS = {
@@ -51,11 +49,10 @@ def overview(columns: int) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
-    known = programs()
     if not arguments or arguments[0] in ("-h", "--help"):
-        if not first():
-            return
-        print(overview(shutil.get_terminal_size().columns))
+        if first_process():
+            with reader_may_leave():
+                print(overview(shutil.get_terminal_size().columns))
         return
     name = arguments[0].replace("_", "-")
     if name == "--version":
@@ -63,24 +60,18 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(f"hpcdl {__version__}")
         return
-    if name not in known:
-        if first():
-            print(f"hpcdl: error: {unknown('script', arguments[0], known)}", file=sys.stderr)
+    if name not in files():
+        if first_process():
+            print(f"hpcdl: error: {unknown('script', arguments[0], files())}", file=sys.stderr)
         raise SystemExit(2)
     try:
-        script = importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}")
+        program = script(name)
     except (ImportError, RuntimeError) as error:
         from hpcdl.machine.world import without_library
 
         without_library(error)
         raise
-    script.main(arguments[1:])
-
-
-def first() -> bool:
-    """Whether this is the rank that prints; as MPI is not started, the launcher's variables tell."""
-    ranks = [os.environ.get(key) for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")]
-    return next((rank for rank in ranks if rank is not None), "0") == "0"
+    program.main(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What programs there are, and what each says of itself: read from its file, not imported, for that would start MPI.
+"""What programs there are, and what each says of itself in the first lines of its file.
 
 A script opens with a sentence, the command that runs it, and what else there is to say:
 
@@ -6,19 +6,24 @@ A script opens with a sentence, the command that runs it, and what else there is
 
     More of it ...'''
 
-Its options are the fields `name: type = option(default, "help")` of its dataclasses and of those that they derive from,
-also where they stand in an hpcdl/ROOM/options.py that it imports.
+Its `main` knows its options (hpcdl/launch/start.py).
 """
 
-import ast
+import contextlib
 import functools
+import importlib
+import os
 import re
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 COMMAND = re.compile(r":\s+((?:mpiexec|mpirun|srun|python|hpcdl) [^\n]*)")
 SENTENCE = re.compile(r"(.*?)(?:\.(?=\s|$)|$)", re.DOTALL)
+DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 TRAINS = "train-"  # begins the name of a program that trains
 
 
@@ -56,64 +61,31 @@ def folder_of(package: str) -> Path:
 
 @functools.cache
 def files() -> dict[str, Path]:
-    """The scripts by their names, which have dashes; not read yet, which takes a fifth of a second."""
+    """The scripts by their names, which have dashes."""
     return {path.stem.replace("_", "-"): path for path in sorted(folder().glob("[a-z]*.py"))}
 
 
 @functools.cache
-def parsed() -> dict[str, ast.Module]:
-    """What the scripts say, by their names."""
-    return {name: ast.parse(path.read_text()) for name, path in files().items()}
-
-
-@functools.cache
 def programs() -> dict[str, About]:
-    """All programs, by name."""
-    return {name: about(ast.get_docstring(module) or "") for name, module in parsed().items()}
+    """All programs, by name, as the first lines of their files say."""
+    return {name: about(docstring(path)) for name, path in files().items()}
+
+
+def docstring(path: Path) -> str:
+    """That of a script, which opens with it; its lines are not indented, and it holds no escapes."""
+    opening = DOCSTRING.match(path.read_text())
+    return opening[1].strip() if opening else ""
+
+
+def script(name: str) -> ModuleType:
+    """The module of a program; its import starts nothing."""
+    return importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}")
 
 
 @functools.cache
 def own_options() -> dict[str, dict[str, type]]:
     """For each program that trains, the types of the defaults of the options that it adds to the common ones."""
-    modules = {name: module for name, module in parsed().items() if name.startswith(TRAINS)}
-    classes = {
-        name: [node for each in (*shared(module), module) for node in each.body if isinstance(node, ast.ClassDef)]
-        for name, module in modules.items()
-    }
-    known = {node.name: node for nodes in classes.values() for node in nodes}
-
-    def fields(node: ast.ClassDef) -> dict[str, type]:
-        found: dict[str, type] = {}
-        for base in node.bases:
-            if isinstance(base, ast.Name) and base.id in known:
-                found |= fields(known[base.id])
-        for line in node.body:
-            match line:
-                case ast.AnnAssign(
-                    target=ast.Name(id=name), value=ast.Call(func=ast.Name(id="option"), args=[first, *_])
-                ):
-                    found[name] = type_of(first)
-        return found
-
-    return {
-        name: {option: kind for node in nodes for option, kind in fields(node).items()}
-        for name, nodes in classes.items()
-    }
-
-
-def shared(script: ast.Module) -> list[ast.Module]:
-    """The modules from which a script takes options that several programs have, beside those that all have."""
-    names = [node.module or "" for node in script.body if isinstance(node, ast.ImportFrom)]
-    places = [name.split(".")[1:] for name in names if re.fullmatch(r"hpcdl\.(?!runs\.)\w+\.options", name)]
-    return [ast.parse(folder_of("hpcdl").joinpath(*place).with_suffix(".py").read_text()) for place in places]
-
-
-def type_of(default: ast.expr) -> type:
-    """The type of a default: of a literal; object for what is none."""
-    try:
-        return type(ast.literal_eval(default))
-    except ValueError:
-        return object
+    return {name: script(name).main.own_options for name in files() if name.startswith(TRAINS)}
 
 
 def of_strategy(strategy: str) -> str | None:
@@ -123,3 +95,21 @@ def of_strategy(strategy: str) -> str | None:
         return "".join(filter(str.isalnum, name))
 
     return next((name for name in files() if letters(name) == letters(TRAINS + strategy)), None)
+
+
+def first_process() -> bool:
+    """True for the process that prints for all that a launcher has started; before MPI is, its variables tell."""
+    ranks = [os.environ.get(key) for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")]
+    return next((rank for rank in ranks if rank is not None), "0") == "0"
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """What the body prints is for a reader that may have seen enough: as `head` has, it then closes the pipe."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

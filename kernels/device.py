@@ -18,7 +18,6 @@ import functools
 import importlib
 from typing import Any, TypeAlias
 
-import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -204,6 +203,8 @@ def open_device(name: str, local_rank: int = 0) -> Device:
 
 def import_compiler() -> None:
     """Import the compiler for GPUs: numba-cuda (Numba's own CUDA target is deprecated), or the simulator."""
+    import numba  # here: CPU memory and help texts need no compiler
+
     if not numba.config.ENABLE_CUDASIM:
         importlib.import_module("numba_cuda")
     importlib.import_module("hpcdl.kernels.gpu")

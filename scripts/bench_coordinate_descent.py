@@ -23,8 +23,8 @@ from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.models import for_data
 from hpcdl.models.linear_form import linear_form
+from hpcdl.parallel.dual_ascent import Ascent
 from hpcdl.runs.options import option
-from hpcdl.strategies.coordinate_descent import Ascent
 
 FINEST = 2**-20  # of LIBLINEAR's tolerance, times 0.1
 

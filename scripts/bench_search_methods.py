@@ -6,20 +6,15 @@ score and its steps in all, and how many steps, of all trials together, the othe
 was as good. The table has medians over the seeds with the lowest and highest value.
 """
 
-from hpcdl.scripts import search  # first: it takes over signals before MPI starts
+from __future__ import annotations
 
-# isort: split
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from hpcdl.errors import UsageError
-from hpcdl.launch.benchmark_table import check_files, positive, report, spread
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.start import Program
 from hpcdl.runs.options import option
 from hpcdl.search.search_log_reader import EndedPiece, read
 
@@ -43,6 +38,8 @@ class MethodsBench:
     json: str = option("", "file for the results")
 
     def __post_init__(self):
+        from hpcdl.launch.benchmark_table import positive
+
         positive(self, "trials", "epochs", "seeds")
         if "random" in self.methods.split(","):
             raise UsageError("--methods: random search is what the others stand beside; name these")
@@ -56,7 +53,13 @@ class Reached(NamedTuple):
     reached: int | None
 
 
-def main(arguments=None):
+def run(arguments):
+    from mpi4py import MPI
+
+    from hpcdl.launch.benchmark_table import check_files, report, spread
+    from hpcdl.launch.launch_consistency import reading
+    from hpcdl.launch.program import ended
+
     world = MPI.COMM_WORLD
     with ended("bench-search-methods", world.rank):
         with reading(world) as parse:
@@ -91,6 +94,8 @@ def main(arguments=None):
 
 def searched(world, options: MethodsBench, method: str, seed: int, wanted: float | None = None) -> Reached:
     """One search on all ranks; wanted: the score to be reached, None: its own best. Collective."""
+    from hpcdl.scripts import search
+
     with tempfile.TemporaryDirectory() as own:
         folder = world.bcast(own)
         words = ["train-allreduce", f"--data={options.data}", f"--epochs={options.epochs}", "--trace=0"]
@@ -120,6 +125,9 @@ def walked(pieces: list[EndedPiece], wanted: float | None) -> Reached:
         if reached is None and each.score is not None and each.score >= wanted:
             reached = total
     return Reached(best, total, reached)
+
+
+main = Program("bench-search-methods", MethodsBench, __doc__, run)
 
 
 if __name__ == "__main__":

@@ -9,51 +9,35 @@ Writes the runs' folders, table.csv, table.md, results.json and report.html (`hp
 that says why; where all do, the status is 1. Stopped or killed, --resume FOLDER does what is missing.
 """
 
-from hpcdl.launch.command_lines import DECIDED, Command, read_commands  # first: it takes over signals before MPI starts
+from __future__ import annotations
 
-# isort: split
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from mpi4py import MPI
 from rich.console import Console
 
 from hpcdl.checkpoint.export import output_file, write_json
-from hpcdl.comm import refuse_together
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
 from hpcdl.formatting import counted
-from hpcdl.launch.isolated_run import (
-    BEGUN,
-    FAILED,
-    Outcome,
-    all_come,
-    attempt,
-    begun,
-    forget,
-    given_up,
-    packed,
-    record,
-    say_all_failed,
-    side_by_side,
-    write_begun,
-)
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
-from hpcdl.machine.doctor import warn
+from hpcdl.launch.command_lines import DECIDED, Command, read_commands
+from hpcdl.launch.start import Program
 from hpcdl.machine.world import check_world
 from hpcdl.reports import comparison
 from hpcdl.reports.comparison import Line, run_folder
 from hpcdl.reports.measures import BY_NAME, read_target, shown
 from hpcdl.reports.report import make
 from hpcdl.runs import signals
-from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_run, summary_of
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, Options, kinds_of, option
 from hpcdl.shared_memory import unlink_mpich_files
+
+if TYPE_CHECKING:
+    from hpcdl.launch.isolated_run import Outcome
+    from hpcdl.runs.folder import Folder
 
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
 MOST_SEEDS = 10_000
@@ -85,7 +69,16 @@ class CompareOptions(Options):
             raise UsageError(f"--seeds: {min(twice)} is given twice; each seed counts once")
 
 
-def main(arguments=None):
+def run(arguments):
+    from mpi4py import MPI
+
+    from hpcdl.comm import refuse_together
+    from hpcdl.launch.isolated_run import all_come
+    from hpcdl.launch.launch_consistency import reading
+    from hpcdl.launch.program import ended
+    from hpcdl.machine.doctor import warn
+    from hpcdl.runs.folder import Folder, automatic
+
     world = MPI.COMM_WORLD
     with ended("compare", world.rank):
         check_world(world)
@@ -133,6 +126,9 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
 
     Raises UsageError where it cannot be.
     """
+    from hpcdl.launch.isolated_run import forget
+    from hpcdl.runs.folder import environment, remove_run
+
     folder: Any = lock.path
     with blamed_on(f"--out {folder} cannot be written"):
         there = any((folder / name).exists() for name in WRITTEN) or any(folder.glob(RUNS))
@@ -166,6 +162,8 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
 
 def refuse_other_ranks(folder: Path, entry: Command) -> None:
     """Raise UsageError where a line's runs so far had another number of ranks, which would be another line."""
+    from hpcdl.runs.folder import summary_of
+
     for path in sorted((folder / entry.folder).glob("seed-*")):
         had = (summary_of(path) or {}).get("ranks", entry.ranks)
         if had != entry.ranks:
@@ -177,6 +175,9 @@ def refuse_other_ranks(folder: Path, entry: Command) -> None:
 
 def state(path: Path, retry: bool) -> str | None:
     """Of a run: "" where it has ended, why it has failed, None where it is to be run."""
+    from hpcdl.launch.isolated_run import BEGUN, forget, given_up
+    from hpcdl.runs.folder import summary_of
+
     if summary_of(path) is not None:
         (path / BEGUN).unlink(missing_ok=True)  # of a job that was killed before it noted the end
         return ""
@@ -190,6 +191,8 @@ def state(path: Path, retry: bool) -> str | None:
 
 def run_all(world, options: CompareOptions, entries: list[Command], folder: Path, done: dict, known: dict) -> bool:
     """All that is not done; whether a signal has stopped it. Collective. known: see `write`."""
+    from hpcdl.launch.isolated_run import BEGUN, packed
+
     console, ended_runs = Console(quiet=world.rank > 0 or options.progress == "none", highlight=False), len(done)
     for turn, seed in enumerate(options.seed_list):
         order = [(turn + i) % len(entries) for i in range(len(entries))]
@@ -215,12 +218,18 @@ def run_all(world, options: CompareOptions, entries: list[Command], folder: Path
 
 def run_beside(world, entries: list[Command], folder: Path, seed: int) -> list[Outcome]:
     """Lines beside each other, each on its part of the ranks; collective."""
+    from hpcdl.launch.isolated_run import side_by_side
+
     ranks = [entry.ranks for entry in entries]
     return side_by_side(world, ranks, lambda part, comm: run_one(comm, entries[part], folder, seed))
 
 
 def run_one(comm, entry: Command, folder: Path, seed: int) -> Outcome:
     """One line with one seed on the ranks of comm; from its last checkpoint, where it has one."""
+    from hpcdl.comm import refuse_together
+    from hpcdl.launch.isolated_run import FAILED, Outcome, attempt, begun, record, write_begun
+    from hpcdl.launch.launch_consistency import reading
+
     path = folder / run_folder(entry.folder, seed)
     how = None
     try:
@@ -243,6 +252,8 @@ def run_one(comm, entry: Command, folder: Path, seed: int) -> Outcome:
 
 def news(folder: Path, entry: Command, seed: int, end: Outcome) -> str:
     """What is said of a run that has ended."""
+    from hpcdl.runs.folder import summary_of
+
     if end.failed is not None:
         return f"failed: {end.failed}"
     if end.stopped == "signal":
@@ -261,6 +272,8 @@ def write(options: CompareOptions, entries: list[Command], folder: Path, known: 
 
     known: the runs that were read before, which are not read again (comparison.results); it grows.
     """
+    from hpcdl.runs.folder import environment, launch_line
+
     failed = {
         (i, seed): why
         for i, entry in enumerate(entries)
@@ -287,6 +300,8 @@ def write(options: CompareOptions, entries: list[Command], folder: Path, known: 
 
 def conclude(options: CompareOptions, entries: list[Command], folder: Path, stopped: bool, known: dict) -> int:
     """Write and print what came out (rank 0); returns the exit status."""
+    from hpcdl.launch.isolated_run import say_all_failed
+
     found = write(options, entries, folder, known)
     if stopped:
         print(f"stopped by a signal; go on with --resume {folder}", flush=True)
@@ -310,6 +325,9 @@ def reported(folder: Path) -> list[str]:
     except UsageError as error:
         return [f"there is no report.html: {error}"]
     return []
+
+
+main = Program("compare", CompareOptions, __doc__, run)
 
 
 if __name__ == "__main__":

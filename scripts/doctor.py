@@ -5,29 +5,24 @@ what was found and whether that is ok, worth a note, or hurts, and each that is 
 Exit status: 1 when something would hurt a run. Ranks that are not one world are told so in one line, by the first.
 """
 
-# ruff: noqa: E402
-
-from hpcdl.machine.world import start
-
-start(status=1)  # before the next import starts MPI, which may end the process in words of its own
+from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mpi4py import MPI
 from rich.table import Table
 from rich.text import Text
 
 from hpcdl.checkpoint.export import check_output_file
-from hpcdl.comm import Communicator
 from hpcdl.errors import TrainingError
-from hpcdl.launch.benchmark_table import write_json
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.start import Program
 from hpcdl.machine.display import console
-from hpcdl.machine.doctor import HURTS, CheckRow, examine
 from hpcdl.machine.world import exit_process, library, split_world
 from hpcdl.runs.options import option
+
+if TYPE_CHECKING:
+    from hpcdl.machine.doctor import CheckRow
 
 COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
 
@@ -41,7 +36,14 @@ class DoctorOptions:
     json: str = option("", "file for the rows: NAME.json")
 
 
-def main(arguments=None):
+def run(arguments):
+    from mpi4py import MPI
+
+    from hpcdl.comm import Communicator
+    from hpcdl.launch.launch_consistency import reading
+    from hpcdl.launch.program import ended
+    from hpcdl.machine.doctor import HURTS, CheckRow, examine
+
     world = MPI.COMM_WORLD
     with ended("doctor", world.rank):
         with reading(world) as parse:
@@ -66,6 +68,8 @@ def main(arguments=None):
 
 def show(rows: list[CheckRow]) -> None:
     """The table, and below it, in full, what to do about each row that is not ok."""
+    from hpcdl.machine.doctor import HURTS
+
     table = Table("what", "", "found", box=None, pad_edge=False)
     table.columns[2].overflow = "fold"
     for row in rows:
@@ -81,8 +85,14 @@ def show(rows: list[CheckRow]) -> None:
 
 def write(options: DoctorOptions, rows: list[CheckRow], ranks: int) -> None:
     """The rows as JSON, with the exit status."""
+    from hpcdl.launch.benchmark_table import write_json
+    from hpcdl.machine.doctor import HURTS
+
     status = int(any(row.verdict == HURTS for row in rows))
     write_json("doctor", options, [row._asdict() for row in rows], ranks=ranks, status=status)
+
+
+main = Program("doctor", DoctorOptions, __doc__, run, stoppable=False, status=1)
 
 
 if __name__ == "__main__":

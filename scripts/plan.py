@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from hpcdl.errors import UsageError, line, unknown
 from hpcdl.launch.one_process import one_process
+from hpcdl.launch.start import start_mpi
 from hpcdl.plugins import names_in_line, refuse_untrusted
 from hpcdl.programs import TRAINS
 from hpcdl.runs.options import option, parse
@@ -57,7 +58,7 @@ class MemoryOptions:
 
 def memory(options: MemoryOptions) -> list[str]:
     """Forecasts of memory."""
-    begin()
+    start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.launch.command_lines import read_command
     from hpcdl.planning import fitting, memory_report
     from hpcdl.planning.workload import Workload
@@ -73,10 +74,11 @@ def memory(options: MemoryOptions) -> list[str]:
         named = f"train-grid --model {options.model} --batch-size {batch} {DEFAULT}"
         text = options.lines[0] if options.lines else named
         command = read_command(1, f"-n {ranks}: {text}", {}, ranks)
-        if command.training.program != "train-grid":
-            raise UsageError(f"--fit looks for a grid: give a line of train-grid, not of {command.training.program}")
+        strategy = command.training.strategy
+        if strategy.program != "train-grid":
+            raise UsageError(f"--fit looks for a grid: give a line of train-grid, not of {strategy.program}")
         case = Workload(
-            command.training.program,
+            strategy.program,
             command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1"),
             ranks,
         )
@@ -266,15 +268,6 @@ class ForecastCheckOptions(MachineOptions):
         refuse_seconds(self.seconds)
 
 
-def begin():
-    """Start MPI here, as reading lines does."""
-    from hpcdl.machine.world import start
-    from hpcdl.runs import signals
-
-    signals.install()
-    start()
-
-
 def case_of(text, ranks):
     """A line on so many ranks as forecasts see it."""
     from hpcdl.launch.command_lines import read_command
@@ -310,7 +303,7 @@ def told(text):
 
 def time(options: TimeOptions) -> list[str]:
     """Forecasts of time."""
-    begin()
+    start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.planning import forecast_error, time_report
 
     lines = [forecast_error.parse_placement(text, options.ranks) for text in options.lines]
@@ -320,7 +313,7 @@ def time(options: TimeOptions) -> list[str]:
 
 def best(options: BestOptions) -> list[str]:
     """What is fastest."""
-    begin()
+    start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.memory import available
     from hpcdl.planning import autotune as finding
     from hpcdl.planning import fitting, forecast_error
@@ -358,7 +351,7 @@ def readable(lines):
 
 def check(options: ForecastCheckOptions) -> list[str]:
     """Forecasts beside measurements."""
-    begin()
+    start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.planning import forecast_error
     from hpcdl.planning.probe_jobs import make_starter
 

@@ -8,56 +8,38 @@ What --out names gets a folder for each trial with its run, the journal, trials.
 A trial that fails is a row that says why; where all do, the status is 1. Stopped or killed, --resume FOLDER goes on.
 """
 
-from hpcdl.launch.command_lines import Command  # first: it takes over signals before MPI starts
+from __future__ import annotations
 
-# isort: split
 import contextlib
-import sys
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from mpi4py import MPI
 
-from hpcdl.comm import refuse_together
-from hpcdl.data import row_cache
 from hpcdl.errors import UsageError, blamed_on, line
 from hpcdl.files import atomic_write
-from hpcdl.launch.isolated_run import all_come, say_all_failed
-from hpcdl.launch.launch_consistency import reading, refuse_unlike
+from hpcdl.launch.command_lines import Command
 from hpcdl.launch.nested_command_line import divided
-from hpcdl.launch.program import ended
-from hpcdl.machine.doctor import warn
+from hpcdl.launch.start import Program
 from hpcdl.machine.world import check_world
 from hpcdl.plugins import names_in, refuse_untrusted
 from hpcdl.runs import signals
-from hpcdl.runs.folder import Folder, automatic, check_run_folder, environment
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import LARGEST, LONGEST, kinds_of, option, parse
-from hpcdl.search import groups, journal
-from hpcdl.search.checks import (
-    epochs_of,
-    larger_is_better,
-    objective_of,
-    open_all_data,
-    probes,
-    read_training,
-    refuse_names,
-    refuse_unmakeable,
-    with_epochs,
-)
+from hpcdl.search import journal
 from hpcdl.search.controller import Controller
 from hpcdl.search.methods import make_method
 from hpcdl.search.results import write_tables
 from hpcdl.search.search_log_reader import read as read_trials
 from hpcdl.search.space import Parameter, Space
-from hpcdl.search.stop_broadcast import LATE, StopBroadcast
-from hpcdl.search.training_trial import TrialWork
 from hpcdl.search.view import View
 from hpcdl.shared_memory import unlink_mpich_files
+
+if TYPE_CHECKING:
+    from hpcdl.runs.folder import Folder
 
 AGAIN = ("out", "resume", "force", "space_file", "progress", "time_limit", "only")  # are those of one start
 WRITTEN = ("config.yaml", "trials.csv", "best.yaml")  # beside the journal, and a folder for each trial
@@ -110,12 +92,32 @@ class SearchOptions:
             raise UsageError("--out none: a search is made of what its trials have written; name a folder")
 
 
-def main(arguments=None):
+def run(arguments):
+    from mpi4py import MPI
+
+    from hpcdl.comm import refuse_together
+    from hpcdl.data import row_cache
+    from hpcdl.launch.launch_consistency import reading, refuse_unlike
+    from hpcdl.launch.program import ended
+    from hpcdl.machine.doctor import warn
+    from hpcdl.runs.folder import Folder
+    from hpcdl.search import groups
+    from hpcdl.search.checks import (
+        epochs_of,
+        objective_of,
+        open_all_data,
+        probes,
+        read_training,
+        refuse_names,
+        refuse_unmakeable,
+        with_epochs,
+    )
+
     world = MPI.COMM_WORLD
     with ended("search", world.rank):
         check_world(world)
         with reading(world) as read:
-            options = read(SearchOptions, "search", __doc__, words(sys.argv[1:] if arguments is None else arguments))
+            options = read(SearchOptions, "search", __doc__, words(arguments))
             if options.only >= 0:  # nobody else is to have the other ranks
                 options.ranks_per_trial = options.ranks_per_trial or world.size
             space = read_space(options)
@@ -194,6 +196,8 @@ def prepare(
 
     lock, trial: claim the folder, and with --only that of the trial.
     """
+    from hpcdl.runs.folder import automatic
+
     lock.path = automatic("search") if options.out in ("", "auto") and not options.resume else Path(options.out)
     settings = settings_of(options, command, space, objective, most)
     how = {name: settings[name] for name in ("least", "most", "eta", "points")}
@@ -213,6 +217,9 @@ def prepare(
 
 def begin(lock: Folder, options: SearchOptions, command: Command, space: Space, objective: str) -> None:
     """The folder of a search is this job's alone, and empty but where it goes on."""
+    from hpcdl.runs.folder import check_run_folder
+    from hpcdl.search.training_trial import TrialWork
+
     folder: Any = lock.path
     there = (folder / journal.NAME).exists()
     if there and not options.resume and not options.force:
@@ -235,6 +242,8 @@ def join(
     lock: Folder, trial: Folder, options: SearchOptions, space: Space, settings: dict[str, Any]
 ) -> journal.SharedJournal:
     """The folder is shared with jobs that do other trials of the search; whoever comes first begins it."""
+    from hpcdl.runs.folder import check_run_folder
+
     folder: Any = lock.path
     folder.mkdir(parents=True, exist_ok=True)
     lock.claim(together=True)
@@ -251,6 +260,8 @@ def join(
 
 def settings_of(options: SearchOptions, command: Command, space: Space, objective: str, most: float) -> dict[str, Any]:
     """What makes a search another one, as the journal's first line has it."""
+    from hpcdl.search.checks import larger_is_better
+
     given = {name: getattr(options, name) for name in ("method", "trials", "seeds", "seed", "least", "eta", "points")}
     about = {"program": command.text, "space": space.described(), "ranks_per_trial": command.ranks}
     return about | given | {"most": most, "objective": objective, "maximize": larger_is_better(objective)}
@@ -258,6 +269,8 @@ def settings_of(options: SearchOptions, command: Command, space: Space, objectiv
 
 def write_options(folder: Path, options: SearchOptions, space: Space) -> None:
     """config.yaml, from which --resume knows what was asked for."""
+    from hpcdl.runs.folder import environment
+
     chosen = {name: getattr(options, name) for name in kinds_of(SearchOptions) if name not in AGAIN}
     chosen |= {"space": "\n".join(space.described())}
     header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
@@ -270,6 +283,11 @@ def write_options(folder: Path, options: SearchOptions, space: Space) -> None:
 
 def search(world, options, division, command, space, objective, folder, controller, said) -> int:
     """All that is to be done, on all ranks; returns the exit status."""
+    from hpcdl.launch.isolated_run import all_come
+    from hpcdl.search import groups
+    from hpcdl.search.stop_broadcast import LATE, StopBroadcast
+    from hpcdl.search.training_trial import TrialWork
+
     heirs = options.method.partition(":")[0] == "pbt"
     name = world.bcast(uuid.uuid4().hex)
     work = TrialWork(command, folder, space, objective, options.seed, heirs, options.trial_limit, name)
@@ -297,6 +315,8 @@ def search(world, options, division, command, space, objective, folder, controll
 
 def conclude(view: View, controller: Controller, folder: Path, stopped: bool, late: bool) -> int:
     """Write the tables and say what came out (rank 0); returns the exit status."""
+    from hpcdl.launch.isolated_run import say_all_failed
+
     with controller.journal.locked():
         view.trials = read_trials(folder)  # also what other jobs have ended meanwhile
         best = write_tables(folder, view.trials)
@@ -313,6 +333,9 @@ def conclude(view: View, controller: Controller, folder: Path, stopped: bool, la
     if failed:
         say_all_failed(row.failed for row in rows)
     return int(failed)
+
+
+main = Program("search", SearchOptions, __doc__, run)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,10 @@ squared and --target-every 0 turn them off, --prioritized turns prioritized repl
 that of the greedy policy, over --episodes episodes that are always the same.
 """
 
-from hpcdl.rl.training import Learning  # first: it takes over the signals before MPI starts
+from hpcdl.launch.start import TrainingProgram
+from hpcdl.rl.options import DQN
 
-# isort: split
-from hpcdl.rl.dqn import train
-from hpcdl.rl.options import RLOptions
-
-TRAINING = Learning("train-dqn", RLOptions, __doc__, train, ranks=1)
-main = TRAINING.main
+main = TrainingProgram(DQN, __doc__, "hpcdl.rl.training:Learning")
 
 
 if __name__ == "__main__":

@@ -16,65 +16,38 @@ another class.
 Stopped or killed, --resume FOLDER does what is missing. A member that fails is left out.
 """
 
-from hpcdl.launch.command_lines import read_commands  # first: it takes over signals before MPI starts
+from __future__ import annotations
 
-# isort: split
 import contextlib
 import dataclasses
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
-from mpi4py import MPI
 from rich.console import Console
 
 from hpcdl.checkpoint.export import write_json
-from hpcdl.comm import Communicator, refuse_together
-from hpcdl.data import row_cache
 from hpcdl.errors import UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
 from hpcdl.formatting import counted
-from hpcdl.launch.isolated_run import FAILED, all_come, failure, say_all_failed
-from hpcdl.launch.launch_consistency import reading, refuse_unlike
+from hpcdl.launch.command_lines import read_commands
 from hpcdl.launch.nested_command_line import divided
-from hpcdl.launch.program import ended
-from hpcdl.machine.doctor import warn
-from hpcdl.machine.threads import limited
+from hpcdl.launch.start import Program
 from hpcdl.machine.world import check_world
 from hpcdl.plugins import is_plugin, refuse_untrusted
 from hpcdl.runs import signals
-from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_leftovers, remove_run
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, kinds_of, option, parse, read_file
-from hpcdl.search import ensemble_scores
-from hpcdl.search.checks import open_all_data
-from hpcdl.search.ensemble import CONFIG_FILE, MEMBER, MEMBERS, SUMMARY_FILE, Ensemble, EnsembleMember
-from hpcdl.search.ensemble_members import (
-    WEIGHTS,
-    MemberSpec,
-    best_of_search,
-    has_ended,
-    has_values,
-    held_out_of,
-    member_folder,
-    member_spec,
-    out_of_bag_masks,
-    outcome_text,
-    plugin_names,
-    plugin_names_of_options,
-    snapshot_members,
-    train_boosted,
-    train_in_groups,
-    train_one,
-    variations,
-    with_options,
-)
-from hpcdl.search.stop_broadcast import LATE, StopBroadcast
 from hpcdl.shared_memory import unlink_mpich_files
+
+if TYPE_CHECKING:
+    from hpcdl.runs.folder import Folder
+    from hpcdl.search.ensemble import EnsembleMember
+    from hpcdl.search.ensemble_members import MemberSpec
 
 PROGRAM = "train-allreduce"
 SEVERAL = ("vary", "from", "resume")  # read here, not by the parser
@@ -136,13 +109,23 @@ class EnsemblePlan(NamedTuple):
     told: list[Options]
 
 
-def main(arguments=None):
+def run(arguments):
+    from mpi4py import MPI
+
+    from hpcdl.comm import refuse_together
+    from hpcdl.data import row_cache
+    from hpcdl.launch.isolated_run import all_come
+    from hpcdl.launch.launch_consistency import reading, refuse_unlike
+    from hpcdl.launch.program import ended
+    from hpcdl.machine.doctor import warn
+    from hpcdl.runs.folder import Folder, automatic
+    from hpcdl.search.checks import open_all_data
+
     world = MPI.COMM_WORLD
     with ended("train-ensemble", world.rank):
         check_world(world)
-        words = sys.argv[1:] if arguments is None else arguments
         with reading(world) as read:
-            plan = planned(read, [*words], world.size)
+            plan = planned(read, [*arguments], world.size)
         refuse_unlike(world, {name: repr(value) for name, value in plan.asked.items()})
         warn(world)
         lock, status = Folder(None, world.rank), None
@@ -169,6 +152,9 @@ def main(arguments=None):
 
 def planned(read, words: list[str], size: int) -> EnsemblePlan:
     """What the command line, or with --resume the folder, asks for. Raises UsageError."""
+    from hpcdl.search.ensemble import CONFIG_FILE
+    from hpcdl.search.ensemble_members import plugin_names
+
     kinds = kinds_of(EnsembleOptions)
     found = divided(words, kinds, SEVERAL)
     options = read(EnsembleOptions, "train-ensemble", __doc__, found.own)
@@ -194,6 +180,15 @@ def planned(read, words: list[str], size: int) -> EnsemblePlan:
 
 def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], size: int) -> EnsemblePlan:
     """The runs that are asked for. Raises UsageError where one could not start."""
+    from hpcdl.search.ensemble_members import (
+        best_of_search,
+        has_values,
+        member_spec,
+        plugin_names_of_options,
+        variations,
+        with_options,
+    )
+
     if len(several["from"]) > 1 or bool(several["from"]) != bool(options.best):
         raise UsageError("--from SEARCH and --best N belong together: the options of its N best trials")
     if several["from"] and (options.snapshots or options.boost != "none" or several["vary"]):
@@ -249,6 +244,11 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
 
 def prepare(lock: Folder, plan: EnsemblePlan) -> None:
     """Make the folder of the ensemble, or go on with it (rank 0). Raises UsageError where it cannot be."""
+    from hpcdl.launch.isolated_run import FAILED
+    from hpcdl.runs.folder import environment, remove_leftovers, remove_run
+    from hpcdl.search.ensemble import CONFIG_FILE, MEMBER, MEMBERS, SUMMARY_FILE
+    from hpcdl.search.ensemble_members import WEIGHTS
+
     folder: Any = lock.path
     options = plan.options
     with blamed_on(f"--out {folder} cannot be written"):
@@ -281,6 +281,16 @@ def prepare(lock: Folder, plan: EnsemblePlan) -> None:
 
 def trained(world, plan: EnsemblePlan, folder: Path) -> int:
     """Train, combine and score; the exit status. Collective."""
+    from hpcdl.search.ensemble_members import (
+        has_ended,
+        member_folder,
+        outcome_text,
+        train_boosted,
+        train_in_groups,
+        train_one,
+    )
+    from hpcdl.search.stop_broadcast import LATE, StopBroadcast
+
     options, begun = plan.options, time.perf_counter()
     alarm, silent = StopBroadcast(world, options.time_limit), options.progress == "none"
     alphas: dict[int, float] = {}
@@ -321,6 +331,10 @@ def trained(world, plan: EnsemblePlan, folder: Path) -> int:
 
 def conclude(world, plan: EnsemblePlan, folder: Path, alphas: dict[int, float], seconds: float) -> int:
     """Combine the members that there are, score them, write the summary; the exit status. Collective."""
+    from hpcdl.launch.isolated_run import say_all_failed
+    from hpcdl.runs.folder import launch_line
+    from hpcdl.search.ensemble import SUMMARY_FILE
+
     options = plan.options
     members, failed = world.bcast(there(plan, folder, alphas) if world.rank == 0 else None)
     rows = [each._asdict() | {"failed": None} for each in members] + failed
@@ -356,6 +370,10 @@ def there(
     plan: EnsemblePlan, folder: Path, alphas: dict[int, float]
 ) -> tuple[list[EnsembleMember], list[dict[str, Any]]]:
     """The members that can predict, and rows that say why others cannot."""
+    from hpcdl.launch.isolated_run import failure
+    from hpcdl.search.ensemble import MEMBERS, EnsembleMember
+    from hpcdl.search.ensemble_members import has_ended, member_folder, snapshot_members
+
     found, failed = [], []
     for spec in plan.specs:
         path = member_folder(folder, spec.number)
@@ -377,6 +395,12 @@ def there(
 
 def scored(world, plan: EnsemblePlan, folder: Path, members: list[EnsembleMember]) -> tuple[dict[str, Any], Any, Any]:
     """The scores of the whole and of each member, what stacking has fitted, and a table (rank 0). Collective."""
+    from hpcdl.comm import Communicator, refuse_together
+    from hpcdl.machine.threads import limited
+    from hpcdl.search import ensemble_scores
+    from hpcdl.search.ensemble import Ensemble
+    from hpcdl.search.ensemble_members import held_out_of, out_of_bag_masks
+
     options = plan.options
     whole = Ensemble(folder, members, options.combine, options.seed, trust=plan.specs[0].trust)
     comm, found = Communicator(world, "tree"), {"member_scores": []}
@@ -422,6 +446,9 @@ def say(options: EnsembleOptions, folder: Path, found: dict[str, Any], table: An
     if "disagreement" in found:
         console.print(f"disagreement {found['disagreement']:.4g}", markup=False)
     console.print(f"all of it: {folder}", markup=False, soft_wrap=True)
+
+
+main = Program("train-ensemble", EnsembleOptions, __doc__, run)
 
 
 if __name__ == "__main__":

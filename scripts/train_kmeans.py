@@ -21,40 +21,17 @@ centroid, on one server; a round costs each client K (features + 1) values each 
 clusters.
 """
 
-# ruff: noqa: E402
-
-from hpcdl.machine.world import check_world, start
-
-start()  # before the next import starts MPI, which may end the process in words of its own
-
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from mpi4py import MPI
-from threadpoolctl import threadpool_limits
-
-from hpcdl.checkpoint import export
-from hpcdl.chunks import chunk, chunks
-from hpcdl.comm import Communicator, refuse_together
-from hpcdl.data import open_data
-from hpcdl.errors import LoneError, UsageError
+from hpcdl.checkpoint.export import check_output_file, export
+from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
-from hpcdl.machine.doctor import warn
-from hpcdl.machine.threads import threads
+from hpcdl.launch.start import Program
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.parameter_store import ParameterStore
-from hpcdl.parameter_server.step_coordinator import Lead, LedStore
-from hpcdl.parameter_server.store_messages import Push
-from hpcdl.random import Random
 from hpcdl.runs.options import option
 from hpcdl.runs.roles import divide
-
-ROWS = 4096  # at a time
 
 
 @dataclass
@@ -84,15 +61,27 @@ class KMeansOptions:
             )
         if not self.chosen.checked().in_rounds and not self.batch_size:
             raise UsageError(f"Lloyd's algorithm goes in rounds: for {self.consistency} choose a --batch-size")
-        export.check_output_file("--out", self.out, (".npz",))
+        check_output_file("--out", self.out, (".npz",))
 
     @property
     def chosen(self) -> Consistency:
         return Consistency(self.consistency, self.staleness)
 
 
-def main(arguments=None):
+def run(arguments):
     """All ranks cluster; rank 0 prints and writes."""
+    from mpi4py import MPI
+    from threadpoolctl import threadpool_limits
+
+    from hpcdl.comm import Communicator, refuse_together
+    from hpcdl.data import open_data
+    from hpcdl.launch.launch_consistency import reading
+    from hpcdl.launch.program import ended
+    from hpcdl.machine.doctor import warn
+    from hpcdl.machine.threads import threads
+    from hpcdl.machine.world import check_world
+    from hpcdl.parameter_server.kmeans import cluster, plus_plus, score
+
     world = MPI.COMM_WORLD
     with ended("train-kmeans", world.rank):
         check_world(world)
@@ -113,147 +102,12 @@ def main(arguments=None):
             labels = f"  purity {purity:.2%}" if data.classes else ""
             print(f"{counted(options.clusters, 'cluster')} of {data.name}: objective {inertia:.6g}{labels}")
             if options.out:
-                export.export({"centroids": centroids, "counts": counts, "objective": objective}, Path(options.out))
+                export({"centroids": centroids, "counts": counts, "objective": objective}, Path(options.out))
         data.close()
         comm.free()
 
 
-def cluster(comm, split, first: np.ndarray | None, options) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Centroids, counts (both on all ranks) and the objective of each round (rank 0); first: on rank 0."""
-    clusters, width = options.clusters, split.source.width + 1
-    held, lead = np.zeros((clusters, width)), None
-    if comm.rank == 0:
-        held[:, :-1] = first
-        lead = Rounds(options.rounds, held)
-    store = ParameterStore(
-        comm,
-        held.size,
-        held.dtype,
-        servers=options.servers,
-        consistency=options.chosen,
-        update=Update(mini_batch if options.batch_size else lloyd, width),
-        initial=held.ravel() if comm.rank == 0 else None,
-        block=width,
-        lead=lead,
-    )
-    if store.serves:
-        store.serve()
-    else:
-        work(store, split, held, options)
-    store.free()
-    comm.broadcast(held)
-    return held[:, :-1], held[:, -1], lead.objective if lead is not None else []
-
-
-def work(store, split, held, options) -> None:
-    """What a client does in each round: pull the centroids, add up the rows nearest to each, push."""
-    share = (len(store.clients), store.clients.index(store.comm.rank)) if store.consistency.clocked else (1, 0)
-    total, random = options.batch_size or split.examples, Random(options.seed)
-    part = chunk(total, *share)
-    x = None if options.batch_size else split.rows(part.start, part.stop)[0]
-    while (step := store.pull(held.ravel())) is not None:
-        if options.batch_size:
-            x = split.take(random("batch", step).integers(0, split.examples, total)[part])[0]
-        pushed, distance = np.zeros_like(held), 0.0
-        for block in blocks(len(x)):
-            nearest, squares = assign(x[block], held[:, :-1])
-            member = np.zeros((len(nearest), len(held)))
-            member[np.arange(len(nearest)), nearest] = 1
-            pushed[:, :-1] += member.T @ x[block]
-            pushed[:, -1] += member.sum(axis=0)
-            distance += squares
-        store.push(pushed.ravel(), count=len(x), total=total, loss=distance)
-    store.close()
-
-
-def assign(x, centroids) -> tuple[np.ndarray, float]:
-    """The number of the centroid nearest to each row, and the sum of the squared distances to these.
-
-    |x - c|^2 = |x|^2 - 2 x.c + |c|^2: a matrix product for all rows and centroids.
-    """
-    nearest = ((centroids**2).sum(axis=1) / 2 - x @ centroids.T).argmin(axis=1)
-    return nearest, float(((x - centroids[nearest]) ** 2).sum())
-
-
-class Update:
-    """What a server does with what is pushed: `rule(centroids, counts, sums, rows)`, for the clusters it holds."""
-
-    def __init__(self, rule, width: int):
-        self.rule, self.width = rule, width
-
-    def __call__(self, values, pushed, push) -> None:
-        held, added = values.reshape(-1, self.width), pushed.reshape(-1, self.width)
-        self.rule(held[:, :-1], held[:, -1], added[:, :-1], added[:, -1])
-
-
-def lloyd(centroids, counts, sums, rows) -> None:
-    """Each centroid becomes the mean of the rows nearest to it."""
-    some = rows > 0
-    centroids[some] = sums[some] / rows[some, None]
-    counts[:] = rows
-
-
-def mini_batch(centroids, counts, sums, rows) -> None:
-    """Each centroid becomes the mean of all rows that it has had: steps of 1 / counts, one row after the other."""
-    some, counts[:] = rows > 0, counts + rows
-    centroids[some] += (sums[some] - rows[some, None] * centroids[some]) / counts[some, None]
-
-
-class Rounds(Lead):
-    """On rank 0: gives out the rounds and prints the objective of each."""
-
-    def __init__(self, rounds: int, whole: np.ndarray):
-        self.steps = self.limit = rounds
-        self.whole, self.objective = whole, []
-
-    def begin(self, store: LedStore, step: int) -> None:
-        self.store = store
-
-    def admit(self, push: Push) -> None:
-        if not math.isfinite(push.loss):
-            raise LoneError(f"the distances on rank {push.client} are not finite: scale the data")
-
-    def done(self, loss: float, total: float) -> None:
-        """A round has been applied; after the last one fetch the centroids. loss: the sum of the squared distances."""
-        self.objective.append(loss / total)
-        print(f"round {len(self.objective)}/{self.steps}  objective {self.objective[-1]:.6g}", flush=True)
-        if len(self.objective) == self.steps:
-            self.store.gather(self.whole.ravel(), needs=self.steps)
-
-
-def score(comm, data, centroids) -> tuple[float, float]:
-    """The objective over all training rows; the purity: the share of rows with the most frequent label of theirs."""
-    table, squares = np.zeros((len(centroids), max(1, data.classes))), np.zeros(1)
-    part = chunk(data.train.examples, comm.size, comm.rank)
-    for block in blocks(part.stop - part.start):
-        x, y = data.train.rows(part.start + block.start, part.start + block.stop)
-        nearest, distance = assign(x, centroids)
-        squares += distance
-        np.add.at(table, (nearest, y.astype(int) if data.classes else 0), 1)
-    comm.all_reduce(table)
-    comm.all_reduce(squares)
-    return float(squares[0] / data.train.examples), float(table.max(axis=1).sum() / data.train.examples)
-
-
-def plus_plus(split, clusters: int, seed: int) -> np.ndarray:
-    """k-means++: each first centroid is a row, drawn in proportion to its squared distance from those drawn before."""
-    random, centroids = Random(seed)("centroids"), np.empty((clusters, split.source.width))
-    nearest = np.full(split.examples, np.inf)
-    for i in range(clusters):
-        total = nearest.sum()
-        if total == 0:
-            raise UsageError(f"--clusters {clusters}: the training rows have only {i} different values")
-        row = random.choice(split.examples, p=nearest / total if i else None)
-        centroids[i] = split.take([row])[0][0]
-        for block in blocks(split.examples):
-            squares = ((split.rows(block.start, block.stop)[0] - centroids[i]) ** 2).sum(axis=1)
-            np.minimum(nearest[block], squares, out=nearest[block])
-    return centroids
-
-
-def blocks(rows: int) -> list[slice]:
-    """All rows in blocks that are not too long to be in memory at once."""
-    return chunks(rows, math.ceil(rows / ROWS))
+main = Program("train-kmeans", KMeansOptions, __doc__, run, stoppable=False)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def shown(capsys, monkeypatch, columns):
-    monkeypatch.setattr(cli, "first", lambda: True)  # as rank 0, also where these tests run on several
+    monkeypatch.setattr(cli, "first_process", lambda: True)  # as rank 0, also where these tests run on several
     monkeypatch.setenv("COLUMNS", str(columns))
     cli.main([])
     return capsys.readouterr().out.splitlines()

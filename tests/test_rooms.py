@@ -27,7 +27,12 @@ ORDER = [  # from the bottom; those of one line stand beside each other
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
 ALLOWED = {"kernels": {"numpy", "numba", "hpcdl"}}  # numpy and numba only
 WITHOUT_MPI = {"models", "optim", "kernels"}
-SHARED = {"hpcdl.strategies.pipeline_schedules"}  # what two strategies have in common has a file of its own
+# What strategies have in common has a file of its own; and one description may choose between variants.
+SHARED = {f"hpcdl.strategies.{name}" for name in ("description", "pipeline_options", "pipeline_schedules")}
+VARIANTS = {
+    "svrg": {"hpcdl.strategies.asynchronous_svrg", "hpcdl.strategies.saga"},
+    "gossip": {"hpcdl.strategies.asynchronous_gossip"},
+}
 STANDARD = set(__import__("sys").stdlib_module_names)
 
 
@@ -66,7 +71,7 @@ def test_imports_point_down(path):
             continue
         assert below in LEVEL, f"{path} imports {name}, which is no room"
         if room == "strategies":
-            other = f"{name}.".startswith("hpcdl.strategies.") and name not in SHARED
+            other = f"{name}.".startswith("hpcdl.strategies.") and name not in SHARED | VARIANTS.get(path.stem, set())
             assert not other, "strategies do not import each other"
         assert LEVEL[below] < LEVEL[room] or below == room, f"{room} imports {name}, from above or beside"
 

@@ -11,6 +11,7 @@ rank shows its call to the others, at no measurable cost:
 """
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -22,21 +23,27 @@ from hpcdl.comm.collective_schedule import Until
 from hpcdl.comm.diagnostics.call_signature import TYPES, Call, describe_call
 from hpcdl.comm.diagnostics.call_site import refuse
 from hpcdl.comm.operations import OPERATIONS, Reduction
+from hpcdl.comm.progress import attribute_key
 
 OTHERS = ("all_reduce_compressed", "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier")
 BROUGHT = ("gather", "scatter", "all_to_all", "product", "and", "or", "xor")  # steps of the caller: `irun`
 CODES = {name: i for i, name in enumerate(("all_reduce", *OTHERS, "", *OPERATIONS, *BROUGHT))}
-MOST_TAG: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-NUMBERS = 1 << 13 if MOST_TAG >= (1 << 28) - 1 else 1  # 1 if MPI has too few tags for call numbers
+
+
+@functools.cache
+def numbers() -> int:
+    """Return how many call numbers there are: 1 if MPI has too few tags for them."""
+    most_tag: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    return 1 << 13 if most_tag >= (1 << 28) - 1 else 1
 
 
 def number(call: Call) -> int:
-    """Return a hash of the call, below NUMBERS: equal on all ranks, and different for most other calls."""
+    """Return a hash of the call, below `numbers()`: equal on all ranks, and different for most other calls."""
     name, kind, size, op, root = call
-    return hash((CODES[name], -1 if kind is None else TYPES[kind], size, CODES[op], root)) % NUMBERS
+    return hash((CODES[name], -1 if kind is None else TYPES[kind], size, CODES[op], root)) % numbers()
 
 
-TURNS = MPI.Comm.Create_keyval()  # attribute of a communicator: the queue of operations that make library collectives
+TURNS = "turns"  # attribute of a communicator: the queue of operations that make library collectives
 
 
 @contextlib.contextmanager
@@ -46,10 +53,10 @@ def turn(comm: MPI.Intracomm) -> Iterator[Until]:
     MPI matches collective calls in the order in which each rank makes them. Operations in flight advance at different
     times on each rank, so an operation makes all its library calls before a later one makes its first.
     """
-    turns: Any = comm.Get_attr(TURNS)
+    turns: Any = comm.Get_attr(attribute_key(TURNS))
     if turns is None:
         turns = deque()
-        comm.Set_attr(TURNS, turns)
+        comm.Set_attr(attribute_key(TURNS), turns)
     me = object()
     turns.append(me)
     try:

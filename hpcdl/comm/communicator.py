@@ -25,7 +25,7 @@ from hpcdl.comm.diagnostics.call_signature import describe_call
 from hpcdl.comm.diagnostics.call_site import refuse
 from hpcdl.comm.diagnostics.collective_checker import CollectiveChecker, enabled_by_environment
 from hpcdl.comm.diagnostics.watchdog import Watchdog
-from hpcdl.comm.node_memory import KEY
+from hpcdl.comm.node_memory import known_memory
 from hpcdl.comm.point_to_point import PointToPoint
 from hpcdl.comm.progress import activity, meet
 from hpcdl.comm.rma_window import ExposedArray
@@ -254,7 +254,7 @@ class Communicator(PointToPoint, Collectives):
                 exposed.free()
             if self.timeline.comm is self.mpi:
                 self.timeline.close()
-            memory: Any = self._collective.Get_attr(KEY)  # of any algorithm used so far
+            memory: Any = known_memory(self._collective)  # of any algorithm used so far
             if memory is not None:
                 memory.free()
             self.mpi.Free()

@@ -22,7 +22,7 @@ from hpcdl import shared_memory
 from hpcdl.comm.collective_schedule import Step, Until
 from hpcdl.comm.diagnostics.call_signature import KINDS, TYPES, describe_call, mismatch_message
 from hpcdl.comm.operations import SUM, Reduction, reducible
-from hpcdl.comm.progress import activity, clock
+from hpcdl.comm.progress import activity, attribute_key, clock
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels import shared as kernels
 
@@ -272,14 +272,19 @@ def describe_call_code(word: int) -> str:
     return describe_call(("all_reduce", KINDS[kind], size, list(CODES)[int(word) & 3], 0))
 
 
-KEY = MPI.Comm.Create_keyval()
+KEY = "node memory"
+
+
+def known_memory(comm: MPI.Intracomm) -> Any:
+    """Return the node memory of this communicator, None if it has none yet."""
+    return comm.Get_attr(attribute_key(KEY))
 
 
 def node_memory(comm: MPI.Intracomm) -> NodeMemory:
     """Return the node memory of this communicator; the first call is collective."""
-    memory: Any = comm.Get_attr(KEY)
+    memory = known_memory(comm)
     if memory is None:
         with activity.inside("node memory"):
             memory = NodeMemory(comm)
-        comm.Set_attr(KEY, memory)
+        comm.Set_attr(attribute_key(KEY), memory)
     return memory

@@ -21,9 +21,14 @@ class Reduction:
     """
 
     name: str
-    mpi: MPI.Op
     combine: Callable[[np.ndarray, np.ndarray], None]
+    native: MPI.Op | None = None
     divides: bool = False
+
+    @functools.cached_property
+    def mpi(self) -> MPI.Op:
+        """The MPI operation; created on first use, if MPI has none like it, as MPI has started by then."""
+        return propagate_nan(self.combine) if self.native is None else self.native
 
     def __call__(self, into: np.ndarray, values: np.ndarray) -> None:
         self.combine(into, values)
@@ -48,10 +53,10 @@ def propagate_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
     return MPI.Op.Create(call, commute=True)
 
 
-SUM = Reduction("sum", MPI.SUM, kernels.add_into)
-MEAN = Reduction("mean", MPI.SUM, kernels.add_into, divides=True)
-MAX = Reduction("max", propagate_nan(kernels.max_into), kernels.max_into)
-MIN = Reduction("min", propagate_nan(kernels.min_into), kernels.min_into)
+SUM = Reduction("sum", kernels.add_into, MPI.SUM)
+MEAN = Reduction("mean", kernels.add_into, MPI.SUM, divides=True)
+MAX = Reduction("max", kernels.max_into)
+MIN = Reduction("min", kernels.min_into)
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 

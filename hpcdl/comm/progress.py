@@ -14,6 +14,7 @@ starts the next. So every wait here advances all operations in flight.
 """
 
 import contextlib
+import functools
 import os
 import time
 import zlib
@@ -31,6 +32,12 @@ from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: polling before the first nap; the longest nap
 RECENT_TEST = 0.25  # seconds since the last `test` within which a testing loop counts as a wait
 clock = time.perf_counter_ns
+
+
+@functools.cache
+def attribute_key(name: str) -> int:
+    """Return the key of an attribute of communicators; created on first use, as MPI has started by then."""
+    return MPI.Comm.Create_keyval()
 
 
 class WaitTarget(NamedTuple):

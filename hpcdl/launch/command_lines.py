@@ -7,19 +7,21 @@
 Options that are common to all lines stand before a line's own, so that those win.
 """
 
-import importlib
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
-from hpcdl.launch.training import Training
-from hpcdl.programs import TRAINS, files
+from hpcdl.launch.start import TrainingProgram
+from hpcdl.programs import TRAINS, files, script
 from hpcdl.runs.config_migration import taken
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, INSTEAD, Options, kinds_of, parse
+
+if TYPE_CHECKING:
+    from hpcdl.launch.training import Training
 
 PLACED = re.compile(r"\s*-n\s*(\d+)\s*:(.*)", re.DOTALL)
 DECIDED = ("seed", "out", "resume", "force")  # of each run, by who runs them
@@ -34,13 +36,13 @@ class Command(NamedTuple):
     text: str
     ranks: int
     folder: str
-    training: Training
+    training: "Training"
     words: list[str]
 
     def options(self, parse: Callable[..., Any], *more: str) -> Options:
         """All options of a run, as `parse` reads them, with some more. Raises UsageError."""
-        program = self.training.program
-        made: Options = parse(self.training.options_class, program, "", [*self.words, *more, "--progress=none"])
+        strategy = self.training.strategy
+        made: Options = parse(strategy.options_class, strategy.program, "", [*self.words, *more, "--progress=none"])
         self.training.refuse(made, self.ranks)
         return made
 
@@ -75,12 +77,13 @@ def read_command(number: int, text: str, common: dict[str, str], size: int, trus
     known = [name for name in files() if name.startswith(TRAINS)]
     if program not in known:
         raise unknown("program", program, known)
-    training = getattr(importlib.import_module(f"hpcdl.scripts.{program.replace('-', '_')}"), "TRAINING", None)
-    if training is None:
+    main = script(program).main
+    if not isinstance(main, TrainingProgram):
         raise UsageError(f"{program} trains by no strategy that can be run beside others")
-    ranks = int(placed[1]) if placed else training.ranks or size
-    if training.ranks not in (None, ranks):
-        raise UsageError(f"{program} works on {counted(training.ranks, 'rank')}: leave out -n {ranks}:")
+    training, strategy = main.training(), main.strategy
+    ranks = int(placed[1]) if placed else strategy.ranks or size
+    if strategy.ranks not in (None, ranks):
+        raise UsageError(f"{program} works on {counted(strategy.ranks, 'rank')}: leave out -n {ranks}:")
     if not 1 <= ranks <= size:
         raise UsageError(f"it asks for {ranks} ranks, and there are {size}")
     told = {word[2:].partition("=")[0].replace("-", "_") for word in own if word.startswith("--")}
@@ -88,9 +91,9 @@ def read_command(number: int, text: str, common: dict[str, str], size: int, trus
     for name in (*DECIDED, "help"):
         if name in told:
             raise UsageError(f"--{name} is not for a line")
-    texts, _ = taken(common, kinds_of(training.options_class), COMMON)
+    texts, _ = taken(common, kinds_of(strategy.options_class), COMMON)
     replaced = {name for pair in INSTEAD.items() if told & set(pair) for name in pair}
-    left_out = replaced | set(training.options_class.unused)  # type: ignore[attr-defined]
+    left_out = replaced | set(strategy.options_class.unused)  # type: ignore[attr-defined]
     words = [f"--{dashed(name)}={value}" for name, value in texts.items() if name not in left_out]
     words += [f"--trust={each}" for each in trust]
     return Command(text.strip(), ranks, f"{number}-{program}", training, [*words, *own])

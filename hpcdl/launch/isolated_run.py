@@ -31,7 +31,7 @@ from hpcdl.memory import forget_peak
 from hpcdl.runs.options import Options
 
 if TYPE_CHECKING:
-    from hpcdl.launch.training import Training  # which takes over signals
+    from hpcdl.launch.training import Training
 
 PATIENCE = 5.0  # seconds for which a rank that has failed waits for the others to fail, too
 FAILED = "failed.json"  # in the folder of a run: why it could not go on

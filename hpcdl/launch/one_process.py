@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hpcdl.errors import LoneError, UsageError, line
 from hpcdl.machine.world import launch
+from hpcdl.programs import reader_may_leave
 
 TIES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")  # variables by which an MPI library finds its launcher
 
@@ -16,12 +17,11 @@ def one_process(program: str) -> Iterator[None]:
     """The body is the program: a refusal is one line on stderr and status 2; who reads what it prints may leave."""
     alone()
     try:
-        yield
+        with reader_may_leave():
+            yield
     except (UsageError, LoneError) as error:
         print(f"{program}: error: {line(error)}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def alone() -> None:

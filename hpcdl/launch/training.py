@@ -1,7 +1,6 @@
 """From a command line to a training run: what all training scripts share.
 
-    TRAINING = Training("train-allreduce", Options, __doc__, train)
-    TRAINING.main()
+    Training(STRATEGY).main(arguments)
 
 parses the options, divides the ranks into roles, opens the data, makes the model and the run, and calls
 `train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter servers. Data servers serve.
@@ -14,50 +13,43 @@ Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot
 run that a signal stopped with status 85.
 """
 
-from hpcdl.machine.world import check_world, start
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mpi4py import MPI
+
+from hpcdl.comm import Communicator, refuse_together
+from hpcdl.comm.allreduce import algorithm
+from hpcdl.comm.node_memory import ranks_of_node
+from hpcdl.data import Data, open_data
+from hpcdl.data.sampler import order_name
+from hpcdl.data.scale_warning import scale_warning
+from hpcdl.data_server.batch_server import introduce, serve
+from hpcdl.data_server.remote_data import RemoteData
+from hpcdl.errors import AgreedError, TrainingError, UsageError
+from hpcdl.faults import inject
+from hpcdl.faults.straggler import with_stragglers
+from hpcdl.formatting import counted
+from hpcdl.inference.pretrained import load_initial_values
+from hpcdl.kernels.device import open_device
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
+from hpcdl.machine.doctor import warn
+from hpcdl.machine.world import check_world
+from hpcdl.models import for_data
+from hpcdl.plugins import is_plugin
+from hpcdl.recovery.respawn import is_new
+from hpcdl.recovery.survivor import Survivor
+from hpcdl.recovery.ulfm_recovery import losable, outlived, refuse_no_survival, survive, warn_no_survival
 from hpcdl.runs import signals
-
-signals.install()  # before MPI starts
-start()
-
-from hpcdl.comm import failure  # noqa: E402
-
-failure.install()  # what fails from here on ends all ranks
-
-import logging  # noqa: E402
-from collections.abc import Callable  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
-from functools import partial  # noqa: E402
-from typing import Any  # noqa: E402
-
-from mpi4py import MPI  # noqa: E402
-
-from hpcdl.comm import Communicator, refuse_together  # noqa: E402
-from hpcdl.comm.allreduce import algorithm  # noqa: E402
-from hpcdl.comm.node_memory import ranks_of_node  # noqa: E402
-from hpcdl.data import Data, open_data  # noqa: E402
-from hpcdl.data.sampler import order_name  # noqa: E402
-from hpcdl.data.scale_warning import scale_warning  # noqa: E402
-from hpcdl.data_server.batch_server import introduce, serve  # noqa: E402
-from hpcdl.data_server.remote_data import RemoteData  # noqa: E402
-from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
-from hpcdl.faults import inject  # noqa: E402
-from hpcdl.faults.straggler import with_stragglers  # noqa: E402
-from hpcdl.formatting import counted  # noqa: E402
-from hpcdl.inference.pretrained import load_initial_values  # noqa: E402
-from hpcdl.kernels.device import open_device  # noqa: E402
-from hpcdl.launch.launch_consistency import reading  # noqa: E402
-from hpcdl.launch.program import ended  # noqa: E402
-from hpcdl.machine.doctor import warn  # noqa: E402
-from hpcdl.models import for_data  # noqa: E402
-from hpcdl.plugins import is_plugin  # noqa: E402
-from hpcdl.recovery.respawn import is_new  # noqa: E402
-from hpcdl.recovery.survivor import Survivor  # noqa: E402
-from hpcdl.recovery.ulfm_recovery import losable, outlived, refuse_no_survival, survive, warn_no_survival  # noqa: E402
-from hpcdl.runs.accumulated import accumulated  # noqa: E402
-from hpcdl.runs.options import Options, remark  # noqa: E402
-from hpcdl.runs.roles import ROLES, Roles, divide  # noqa: E402
-from hpcdl.runs.run import Run  # noqa: E402
+from hpcdl.runs.accumulated import accumulated
+from hpcdl.runs.options import Options, remark
+from hpcdl.runs.roles import ROLES, Roles, divide
+from hpcdl.runs.run import Run
+from hpcdl.strategies.description import Strategy
 
 log = logging.getLogger("hpcdl")
 FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
@@ -65,52 +57,39 @@ FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of b
 
 @dataclass(frozen=True)
 class Training:
-    """A program that trains by a strategy.
+    """A program that trains by a strategy."""
 
-    train(comm, model, data, optimizer, run): the strategy, on the ranks that train. ranks: how many it works on, when
-    it is not any number. An options class with a field `servers` has that many parameter servers. check(options, ranks,
-    model): raises UsageError where these do not go together. cut: no rank holds the whole model: the optimizer that
-    `train` is given is of size 0, for `of_size`. survivor: what ranks that outlive others go on from.
-    """
+    strategy: Strategy
 
-    program: str
-    options_class: type
-    description: str
-    train: Callable
-    ranks: int | None = None
-    check: Callable | None = None
-    cut: bool = False
-    survivor: Callable[[], Survivor] = Survivor
-
-    def main(self, arguments: list[str] | None = None) -> None:
+    def main(self, arguments: list[str]) -> None:
         """The program: parse, train on all ranks, and leave."""
         world = MPI.COMM_WORLD
-        with outlived(), ended(self.program, world.rank) as remarks:
-            if self.ranks is None:
+        with outlived(), ended(self.strategy.program, world.rank) as remarks:
+            if self.strategy.ranks is None:
                 check_world(world)
             with reading(world) as parse:
-                options = parse(self.options_class, self.program, self.description, arguments)
+                options = parse(self.strategy.options_class, self.strategy.program, "", arguments)
                 if is_new():  # the job that it joins was told so
                     refuse_no_survival(options, world.size)
                 else:
                     remarks.append(remark(options.before))
                     self.refuse(options, world.size)
             if not is_new():
-                warn(world, self.ranks is None)
+                warn(world, self.strategy.ranks is None)
                 warn_no_survival(options, world.rank)
             run: Callable[..., Run] = self.run
             if losable(options, world.size):
-                run = partial(survive, self.run, survivor=self.survivor())
+                run = partial(survive, self.run, survivor=(self.strategy.survivor or Survivor)())
             if run(world, options).stopped == "signal":
                 raise SystemExit(signals.STATUS)
 
     def refuse(self, options: Options, size: int) -> None:
         """Raise UsageError where so many ranks cannot be told so; what only model and data show comes later."""
-        if self.ranks is not None and options.data_servers:
+        if self.strategy.ranks is not None and options.data_servers:
             raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
-        if self.ranks not in (None, size):
+        if self.strategy.ranks not in (None, size):
             raise UsageError(
-                f"this strategy runs on {counted(self.ranks, 'rank')}, not on {size}: start it without mpiexec"
+                f"this strategy runs on {counted(self.strategy.ranks, 'rank')}, not on {size}: start it without mpiexec"
             )
         if {"initial", "resume"} <= set(options.told or ()):
             raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
@@ -150,18 +129,18 @@ class Training:
             model = for_data(options.model, data, options.dtype, device, options.loss)
             if options.initial and not options.resume:
                 load_initial_values(model, options.initial)
-            if self.check is not None:
-                self.check(options, world.size - options.data_servers, model)
-            if self.cut:
+            if self.strategy.check is not None:
+                self.strategy.check(options, world.size - options.data_servers, model)
+            if self.strategy.cut:
                 options.refuse_too_large(model, world.size - options.data_servers)
-            optimizer = run.make_optimizer(model, data, 0 if self.cut else None)
+            optimizer = run.make_optimizer(model, data, 0 if self.strategy.cut else None)
             model = accumulated(with_stragglers(model, options, everyone.rank, roles.workers), options.accumulate)
         if role == "data server":
             assist(everyone, data, roles.clients(world.rank), run)
         else:
             with run:
                 try:
-                    self.train(comm, model, data, optimizer, run)
+                    self.strategy.start(comm, model, data, optimizer, run)
                 except (TrainingError, AgreedError) as error:
                     refused = isinstance(error, AgreedError)
                     if isinstance(data, RemoteData):  # the servers do not know yet

@@ -24,6 +24,7 @@ from hpcdl.errors import UsageError
 from hpcdl.faults.straggler import stretched
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
+from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layered import Weights
 from hpcdl.models.layout import Hyperslab
 from hpcdl.models.model_wrapper import unwrapped
@@ -52,6 +53,13 @@ def check_same_rows(options: Options, sharing: int) -> None:
         )
     if sharing > 1 and options.data_servers:
         raise UsageError("--data-servers: ranks that share a model read the same rows; leave it out")
+
+
+def check_tensor(model: Any, ranks: int, sequence: bool) -> None:
+    """Raise UsageError where so many ranks cannot share the layers of the model."""
+    group = IdentityGroup()
+    group.size, group.sequence = ranks, sequence
+    ModelPart(model, share=(0, ranks), group=group)
 
 
 class PartComputation(Protocol):

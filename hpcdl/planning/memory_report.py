@@ -154,8 +154,8 @@ def compare_run(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload
         raise UsageError(f"{folder}: no program trains by the strategy {summary['strategy']!r}")
     ranks = int(summary["ranks"])
     command = read_command(1, f"-n {ranks}: {program}", {}, ranks)
-    options = run_options(str(folder), command.training.options_class, trust)
-    case = Workload(program, options, ranks, command.training.check)
+    options = run_options(str(folder), command.training.strategy.options_class, trust)
+    case = Workload(program, options, ranks, command.training.strategy.check)
     found = [
         ComparedMemory(rank.rank, kind, rank.bytes[kind], float(measured[kind][rank.rank]))
         for rank in forecast(case)

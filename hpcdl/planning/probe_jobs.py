@@ -19,6 +19,7 @@ from typing import Any
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.errors import LoneError, UsageError, line
+from hpcdl.launch.start import start_mpi
 from hpcdl.runs import signals
 
 POLL_SECONDS = 0.2  # seconds between two checks for a signal
@@ -82,11 +83,10 @@ def communicate(process: subprocess.Popen) -> tuple[str, str]:
 
 def main() -> None:
     """Do the job of one rank; rank 0 prints the answer."""
-    from hpcdl.launch.command_lines import read_command  # first: it takes over signals before MPI starts
-
-    # isort: split
+    start_mpi()
     from mpi4py import MPI
 
+    from hpcdl.launch.command_lines import read_command
     from hpcdl.launch.program import ended
     from hpcdl.machine.world import check_world
 

@@ -24,7 +24,7 @@ from hpcdl.runs.options import Options
 from hpcdl.runs.roles import Roles, divide
 
 if TYPE_CHECKING:
-    from hpcdl.launch.command_lines import Command  # whose import takes over signals
+    from hpcdl.launch.command_lines import Command
 
 EXAMPLES = 1_000_000  # of data that do not exist: enough for any batch
 
@@ -123,7 +123,7 @@ class Workload:
     def of(cls, command: "Command", parse: Any) -> "Workload":
         """Return the workload of a command line."""
         options = command.options(parse, "--out=none")
-        return cls(command.training.program, options, command.ranks, command.training.check)
+        return cls(command.training.strategy.program, options, command.ranks, command.training.strategy.check)
 
     @property
     def batch(self) -> int:

@@ -1,4 +1,4 @@
-"""Options common to all reinforcement learning programs, in units of environment steps.
+"""Options of the reinforcement learning programs, in units of environment steps, and their descriptions.
 
 A step of the run is what happens between two updates, with `per_step` environment steps:
 
@@ -7,16 +7,17 @@ A step of the run is what happens between two updates, with `per_step` environme
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcdl.errors import UsageError
+from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.plugins import setting
-from hpcdl.rl.agent import Epsilon
-from hpcdl.rl.q_network import delta_of
-from hpcdl.rl.roles import RLRoles, single_rank_roles
+from hpcdl.rl.roles import RLRoles, bundle_roles, separate_roles, sharded_roles, single_rank_roles
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import LONGEST, Options, option
+from hpcdl.strategies.description import Strategy, named
 
 
 @dataclass
@@ -64,6 +65,9 @@ class RLOptions(Options):
     checkpoint_every: int = option(0, "environment steps between checkpoints; 0: only when the run ends")
 
     def __post_init__(self) -> None:
+        from hpcdl.rl.agent import Epsilon
+        from hpcdl.rl.q_network import delta_of
+
         plain = Options()
         for name in self.unused:
             if getattr(self, name) != getattr(plain, name):
@@ -158,3 +162,119 @@ class RLOptions(Options):
             max(1, self.evaluate_every // self.per_step),
             self.allowance.steps(steps, batch * self.updates_per_step),
         )
+
+
+@dataclass
+class GorilaOptions(RLOptions):
+    sharing = 1  # learners whose pushes are one step of the run
+
+    servers: int = option(1, "how many ranks hold the parameters, a slice each")
+    actors: int = option(0, "with --learners: ranks that only act; 0: those that are left over")
+    learners: int = option(0, "ranks that learn from what others see; 0: each rank acts and learns")
+    consistency: Literal["bsp", "async"] = option(
+        "async", "bsp: learners push in rounds; async: none waits for another"
+    )
+    sync_every: int = option(16, "environment steps of an actor before it takes the newest parameters again")
+    chunk: int = option(16, "with --learners: steps of each copy of the environment that an actor sends at once")
+    max_staleness: int = option(0, "discard gradients from parameters more than so many updates old; 0: none")
+    outliers: float = option(5.0, "discard gradients whose loss is so many deviations over the mean; 0: none")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("actors", "learners", "max_staleness", "outliers"):
+            self._refuse_negative(name)
+        for name in ("servers", "sync_every", "chunk"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{dashed(name)} must be greater than 0, not {getattr(self, name)}")
+        if (self.actors or self.learners) and self.consistency == "bsp":
+            raise UsageError("--consistency bsp is for bundles: with --actors and --learners none waits for another")
+
+    @property
+    def chosen(self) -> Consistency:
+        return Consistency(self.consistency)
+
+    def roles(self, size: int) -> RLRoles:
+        if self.actors or self.learners:
+            found = separate_roles(size, self.servers, self.learners, self.actors, self.envs)
+        else:
+            found = bundle_roles(size, self.servers, self.envs)
+        self.sharing = len(found.learners) if self.consistency == "bsp" else 1
+        self.check_apart(found)
+        return found
+
+    @property
+    def per_step(self) -> int:  # type: ignore[override]
+        """Environment steps of a step of the run: those of a push, of each learner under bsp."""
+        return self.train_every * self.sharing
+
+    @property
+    def updates_per_step(self) -> int:
+        """Batches of a step of the run."""
+        return self.sharing
+
+    def acts_before(self, push: int) -> int:
+        """How often all copies act before a learner's push of this number."""
+        return (
+            self.train_every // self.envs
+            if self.envs <= self.train_every
+            else not push % (self.envs // self.train_every)
+        )
+
+
+@dataclass
+class ApexOptions(RLOptions):
+    updates_per_step = 1
+
+    learners: int = option(1, "ranks that learn, together by all-reduce")
+    replays: int = option(1, "ranks that hold a part of the replay memory; 0: each learner holds one")
+    actors: int = option(0, "ranks that act; 0: those that are left over")
+    uniform: bool = option(False, "draw uniformly from the replay memory, not by priorities")
+    epsilon: str = option("0.4", "probability of a random action of the boldest actor: a number, or linear:first=...")
+    epsilon_alpha: float = option(7.0, "of actor i of N the probability is epsilon^(1 + i / (N - 1) * this)")
+    broadcast_every: int = option(8, "updates between broadcasts of the parameters to actors")
+    chunk: int = option(16, "steps of each copy of the environment that an actor sends at once")
+    free: bool = option(False, "learn as often as the learner can, whatever --train-every says")
+
+    def __post_init__(self) -> None:
+        self.prioritized = not self.uniform
+        super().__post_init__()
+        for name in ("replays", "actors", "epsilon_alpha"):
+            self._refuse_negative(name)
+        if not math.isfinite(self.epsilon_alpha):
+            raise UsageError(f"--epsilon-alpha is a number, not {self.epsilon_alpha}")
+        for name in ("learners", "broadcast_every", "chunk"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{dashed(name)} must be greater than 0, not {getattr(self, name)}")
+
+    def roles(self, size: int) -> RLRoles:
+        found = sharded_roles(size, self.learners, self.replays, self.actors, self.envs)
+        if int(self.batch_size) < self.learners:
+            raise UsageError(f"--batch-size {self.batch_size}: {self.learners} learners share it; give a larger one")
+        self.check_apart(found)
+        return found
+
+    @property
+    def per_step(self) -> int:  # type: ignore[override]
+        """Environment steps of a step of the run, which is an update."""
+        return self.train_every
+
+
+@dataclass(frozen=True)
+class ActingStrategy(Strategy):
+    """A way to learn by acting: train(comm, model, task, optimizer, run, environments, replay), and roles, if several.
+
+    assist(comm, network, run, environments, replay, roles), by its name: what ranks do that do not learn; then `comm`
+    of train, as that of the run, is of the learners alone, and that of assist of all.
+    """
+
+    assist: str = ""
+
+    @property
+    def assistance(self) -> Callable | None:
+        """`assist`, imported; None where all ranks learn."""
+        return named(self.assist) if self.assist else None
+
+
+DQN = ActingStrategy("train-dqn", RLOptions, "hpcdl.rl.dqn:train", ranks=1)
+GORILA = ActingStrategy("train-gorila", GorilaOptions, "hpcdl.rl.gorila:train")
+APEX = ActingStrategy("train-apex", ApexOptions, "hpcdl.rl.apex:train", assist="hpcdl.rl.apex:assist")

@@ -1,16 +1,11 @@
 """From a command line to a reinforcement learning run: code shared by its programs (launch/training.py).
 
-    TRAINING = Learning("train-dqn", RLOptions, __doc__, train, ranks=1)
-    TRAINING.main()
+    Learning(DQN).main(arguments)
 
 calls `train(comm, model, task, optimizer, run, environments, replay)`, with the roles (roles.py) as a further argument
 if there are several ranks.
 """
 
-from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
-
-# isort: split
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +17,9 @@ from threadpoolctl import threadpool_limits
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.faults.straggler import with_stragglers
 from hpcdl.kernels.device import open_device
-from hpcdl.launch.training import local_rank
+from hpcdl.launch.training import Training, local_rank
 from hpcdl.rl.environments import Environments
-from hpcdl.rl.options import RLOptions
+from hpcdl.rl.options import ActingStrategy, RLOptions
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Replay
 from hpcdl.rl.roles import RLRoles
@@ -70,14 +65,9 @@ def few_threads(size: int) -> AbstractContextManager:
 
 @dataclass(frozen=True)
 class Learning(Training):
-    """A reinforcement learning program.
+    """A reinforcement learning program."""
 
-    train: also takes the roles if there are several ranks. assist(comm, network, run, environments, replay, roles):
-    called on ranks that do not learn; then the `comm` of train and of the run contains the learners alone, that of
-    assist all ranks.
-    """
-
-    assist: Callable | None = None
+    strategy: ActingStrategy
 
     def refuse(self, options: Any, size: int) -> None:
         options.roles(size)  # first: it knows the roles by their names
@@ -85,7 +75,7 @@ class Learning(Training):
 
     def run(self, world: MPI.Intracomm, options: Any, opened: list | None = None) -> Run:
         opened = [] if opened is None else opened
-        number = local_rank(world)
+        number, assist = local_rank(world), self.strategy.assistance
         with refuse_together(world):
             roles = options.roles(world.size)
             learns = world.rank in roles.learners
@@ -93,7 +83,7 @@ class Learning(Training):
         spans = 0 if options.out == "none" else options.trace
         everyone = Communicator(world, options.allreduce, options.timeout, spans, device, check=options.checks.asked)
         opened.append(everyone.free)
-        comm = everyone if self.assist is None else everyone.split(int(not learns), name="training")
+        comm = everyone if assist is None else everyone.split(int(not learns), name="training")
         with refuse_together(world):
             environments = Environments(
                 options.env,
@@ -118,13 +108,13 @@ class Learning(Training):
         with refuse_together(world):
             optimizer = run.make_optimizer(network, task)
             model = with_stragglers(network, options, everyone.rank, roles.learners)
-        more = () if self.ranks == 1 else (roles,)
-        if self.assist is not None and not learns:
+        more = () if self.strategy.ranks == 1 else (roles,)
+        if assist is not None and not learns:
             with few_threads(network.size):
-                self.assist(everyone, network, run, environments, replay, roles)
+                assist(everyone, network, run, environments, replay, roles)
             run.leave()
         else:
             with run, few_threads(network.size):
-                self.train(comm, model, task, optimizer, run, environments, replay, *more)
+                self.strategy.loop(comm, model, task, optimizer, run, environments, replay, *more)
         everyone.free()
         return run

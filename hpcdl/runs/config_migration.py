@@ -82,5 +82,4 @@ def predecessor(resume: str, program: str) -> str:
     strategy, step = (found.get(name) for name in ("strategy", "step")) if isinstance(found, dict) else (None, None)
     if program not in files() or not isinstance(strategy, str) or not isinstance(step, int):
         return ""
-    before = of_strategy(strategy)
-    return f"{before} (step {step})" if before not in (None, program) else ""
+    return f"{before} (step {step})" if (before := of_strategy(strategy)) not in (None, program) else ""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
-import yaml
-
 from hpcdl.errors import UsageError, blamed_on, line, parse_integer, refuse_beyond
 from hpcdl.faults.clock import LONGEST
 from hpcdl.faults.inject import parse_faults as read_faults
@@ -359,11 +357,9 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     for text in remarks:  # of options that are refused, the refusal is what counts
         note(program, text)
     made.trust, made.origin = tuple(trust), origin
-    if before:
-        made.before = before
     if isinstance(made, Options):
         cleared = {name for name in INSTEAD.values() if not found.get(name)}
-        made.told, made.given = frozenset(given), frozenset(found) - cleared - {"out"}
+        made.before, made.told, made.given = before, frozenset(given), frozenset(found) - cleared - {"out"}
     return made
 
 
@@ -388,6 +384,8 @@ def remark(before: str) -> str:
 
 def read_file(path: str | Path, told: str) -> dict[str, Any]:
     """The values of a YAML file as texts, by the names of fields; `told`: the option that names the file."""
+    import yaml  # here: a command line without files needs none
+
     with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
         text = file.read(LARGEST + 1)  # a device may have no end
     if len(text) > LARGEST:

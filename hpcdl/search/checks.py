@@ -53,7 +53,7 @@ def read_training(text: str, ranks: int, size: int, trust: Iterable[str] = ()) -
     if 0 < size < ranks:
         raise UsageError(f"--ranks-per-trial {ranks}: there are {size}; start more with mpiexec -n, or give fewer")
     command = read_command(1, text, {}, size, trust)
-    needed = command.training.ranks
+    needed = command.training.strategy.ranks
     if needed is not None and ranks not in (0, needed):
         raise UsageError(f"--ranks-per-trial {ranks}: {command.folder[2:]} works on {needed}")
     return command._replace(ranks=ranks or needed or 1)
@@ -70,7 +70,7 @@ def with_words(command: Command, *words: str) -> Command:
 
 def refuse_names(space: Space, command: Command, method: str) -> None:
     """Raise UsageError for a parameter that is not an option of the program, or that the search itself sets."""
-    program, options_class = command.folder[2:], command.training.options_class
+    program, options_class = command.folder[2:], command.training.strategy.options_class
     kinds, unused = kinds_of(options_class), set(getattr(options_class, "unused", ()))
     known = {dashed(name) for name in kinds if name not in (*DECIDED, *unused, "progress")}
     for name in space.names:
@@ -136,7 +136,7 @@ def with_epochs(command: Command, most: float) -> Command:
 
 def length_of(command: Command) -> str:
     """Return the option that sets the length of a training: epochs, or rounds."""
-    return "rounds" if "rounds" in kinds_of(command.training.options_class) else "epochs"
+    return "rounds" if "rounds" in kinds_of(command.training.strategy.options_class) else "epochs"
 
 
 def epochs_of(command: Command, method: str, options: Options) -> float:
@@ -181,8 +181,8 @@ def refuse_unmakeable(command: Command, candidates: list[Probe], data: dict[tupl
         try:
             model = for_data(options.model, dataset, options.dtype, loss=options.loss)
             workers = max(1, command.ranks - options.data_servers - getattr(options, "servers", 0))
-            if command.training.check is not None:
-                command.training.check(options, command.ranks - options.data_servers, model)
+            if command.training.strategy.check is not None:
+                command.training.strategy.check(options, command.ranks - options.data_servers, model)
             options.make_optimizer(model, options.plan(workers, dataset), 0)
         except UsageError as error:
             raise UsageError(f"--space {probe.text}: {error}") from None

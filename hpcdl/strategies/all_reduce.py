@@ -18,21 +18,26 @@ overlap: g is reduced in buckets of layers (hpcdl/comm/overlap.py), from the las
 before is being computed. The steps are the same.
 """
 
-import contextlib
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.checkpoint.buffers import buffers_restored
-from hpcdl.checkpoint.state import PerRank
-from hpcdl.comm import Communicator
-from hpcdl.comm.compressed import Compressed
-from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
-from hpcdl.data import Batch, Data
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.optim import Optimizer
-from hpcdl.runs.noise_scale import NoiseScale, Observed
-from hpcdl.runs.ownership import Whole
-from hpcdl.runs.run import Run
+from hpcdl.recovery.options import SurvivingOptions
+from hpcdl.runs.options import option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.comm.overlap import Overlap
+    from hpcdl.data import Batch, Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
@@ -50,6 +55,12 @@ def train(
 
     noise_scale: tell, from |g_r|^2 and |g|^2, up to which batch more examples pay (hpcdl/runs/noise_scale.py).
     """
+    from hpcdl.checkpoint.state import PerRank
+    from hpcdl.comm.compressed import Compressed
+    from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
+    from hpcdl.runs.noise_scale import NoiseScale, Observed
+    from hpcdl.runs.ownership import Whole
+
     share = comm.rank, comm.size
     parameters = run.initial(model)
     gradient = comm.empty(like=parameters)
@@ -90,6 +101,7 @@ def train(
 
 def try_out(overlap: Overlap, model: Any, parameters: Array, first: Batch) -> str:
     """Measure on the first batch to come whether overlap pays; a line where it does not."""
+    from hpcdl.checkpoint.buffers import buffers_restored
 
     def backward(gradient: Array, on_ready: Callable[[slice], None] | None) -> None:
         gradient[:] = 0
@@ -97,3 +109,34 @@ def try_out(overlap: Overlap, model: Any, parameters: Array, first: Batch) -> st
 
     with buffers_restored(model):
         return overlap.try_out(backward) or ""
+
+
+@dataclass
+class AllReduceOptions(SurvivingOptions):
+    compress: Literal["none", "float16", "bfloat16"] = option(
+        "none", "send gradients in 16 bits, with error feedback, by an all-reduce made for it instead of --allreduce"
+    )
+    overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
+    bucket_mib: float = option(1.0, "MiB that a bucket of --overlap has at least; layers are not cut")
+    noise_scale: bool = option(False, "measure the gradient noise scale: the largest batch that is worth taking")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.bucket_mib > 0 and math.isfinite(self.bucket_mib)):
+            raise UsageError(f"--bucket-mib must be greater than 0, not {self.bucket_mib}")
+
+    @property
+    def advice(self) -> str:
+        if self.compress == "float16":
+            return "its messages hold nothing above 65504: --compress bfloat16 may help, or a smaller --lr"
+        return super().advice
+
+
+def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
+    if options.noise_scale:
+        from hpcdl.runs.noise_scale import refuse_no_parts
+
+        refuse_no_parts(ranks, options.global_batch(ranks, ranks), options.overlap)  # full: it has an example for each
+
+
+STRATEGY = Strategy("train-allreduce", AllReduceOptions, train, check=fits)

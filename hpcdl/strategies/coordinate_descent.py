@@ -38,28 +38,24 @@ Hsieh, Yu, Dhillon, "PASSCoDe", ICML 2015; Jaggi et al., "Communication-efficien
 NeurIPS 2014; Ma et al., "Adding vs. averaging in distributed primal-dual optimization", ICML 2015)
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hpcdl.checkpoint.state import Same, Tracked
-from hpcdl.chunks import chunks
-from hpcdl.comm import Communicator, refuse_together
-from hpcdl.data import Batch, Data
-from hpcdl.data.sampler import local_order
 from hpcdl.errors import UsageError
-from hpcdl.kernels import coordinate_descent as kernels
-from hpcdl.kernels.bind import prepare
-from hpcdl.kernels.linear import HINGE, LOGISTIC, SQUARED
-from hpcdl.memory import Memory
-from hpcdl.models.linear_form import LinearForm, linear_form
-from hpcdl.models.model_wrapper import unwrapped
-from hpcdl.optim import Optimizer
-from hpcdl.runs.by_example import ByExample
-from hpcdl.runs.ownership import Whole
-from hpcdl.runs.run import Run
+from hpcdl.runs.help import dashed
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 PROGRAM = "train-coordinate-descent"
 
@@ -84,6 +80,12 @@ def train(
     aggregate: add or average. locking: atomic or none, of several threads. tolerance: the gap that ends the run; 0:
     none does. optimizer: has nothing to do; a run has one.
     """
+    from hpcdl.comm import refuse_together
+    from hpcdl.kernels.linear import HINGE, LOGISTIC, SQUARED
+    from hpcdl.models.linear_form import linear_form
+    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.parallel.dual_ascent import Ascent, Dual
+
     with refuse_together(comm.mpi):
         form = linear_form(unwrapped(model), PROGRAM, (SQUARED, LOGISTIC, HINGE))
         mine = Ascent(data, form, (comm.rank, comm.size), weight_decay, l1, run.options.seed, threads, locking)
@@ -112,166 +114,62 @@ def train(
     return w
 
 
-class Ascent:
-    """This rank's examples with their dual variables, and the vector v that all examples' add up to.
-
-    dual (own examples, outputs); v (outputs, features + 1), the bias last; numbers (own examples,): which of the
-    training set they are, sorted. All in float64. share: (rank, size). Raises UsageError where rows are in no memory.
-    """
-
-    def __init__(
-        self,
-        data: Data,
-        form: LinearForm,
-        share: tuple[int, int],
-        weight_decay: float,
-        l1: float = 0.0,
-        seed: int = 0,
-        threads: int = 1,
-        locking: str = "atomic",
-    ):
-        rows, source, index = data.in_place(0, share)
-        if rows.augment is not None:
-            raise UsageError("--augment: a dual variable belongs to an example that never changes; leave it out")
-        order = np.argsort(index)
-        self.numbers, self.source = index[order], np.ascontiguousarray(source[order], np.int64)
-        self.loss, self.outputs, self.examples = form.loss, form.outputs, data.examples
-        self.rank, self.seed, self.threads, self.atomic = share[0], seed, threads, threads > 1 and locking == "atomic"
-        self.weight_decay, self.l1, self.threshold = weight_decay, l1, l1 / weight_decay
-        self.weight = 1 / (weight_decay * data.examples)
-        y = rows.y[self.source]
-        if rows.standard is not None:
-            rows.standard.apply_target(y)
-        target = y.astype(np.float64).reshape(len(y), form.outputs)
-        self.target = target if form.loss == SQUARED else 2 * target - 1
-        self.dual = np.zeros_like(self.target)
-        self.v = np.zeros((form.outputs, form.features + 1))
-        scale = float(rows.scale)
-        if rows.sparse:
-            self.find_norms, self.go, self.certify = kernels.SPARSE
-            self.rows: tuple[Any, ...] = rows.x.data, rows.x.indices, rows.x.indptr, scale, self.source
-        else:
-            factor, shift = np.full(form.features, scale), np.zeros(form.features)
-            if rows.standard is not None:
-                by = rows.standard.factor.astype(np.float64)
-                factor, shift = scale * by, -rows.standard.mean.astype(np.float64) * by
-            self.find_norms, self.go, self.certify = kernels.DENSE
-            self.rows = rows.x, factor, shift, self.source
-        self.norms = np.empty(len(self.source))
-        self.pool = ThreadPoolExecutor(threads) if threads > 1 else None
-        prepare(self.find_norms, *self.rows, self.norms)(*self.rows, self.norms)
-
-    def compile(self) -> None:
-        """Compile the kernels, or load them; nothing is changed."""
-        nothing = np.empty(0, np.int64)
-        prepare(self.go, *self._state(self.v), nothing, *self._problem(1), self.threshold, self.atomic)
-        back = np.zeros_like(self.v)
-        prepare(self.certify, *self.rows, self.target, self.dual, self.v, 0, 0, *self._problem(1), back)
-
-    def visits(self, passes: float) -> int:
-        """Examples that a round visits, which makes so many passes over those of this rank."""
-        own = len(self.numbers)
-        return max(1, round(passes * own)) if own else 0
-
-    def visit(self, start: int, count: int, sigma: float) -> float:
-        """A step for `count` examples, those from number `start` on of all that this rank visits one after the other.
-
-        v becomes u. Returns the sum of their losses, each before its own step.
-        """
-        loss = 0.0
-        for order in self._orders(start, count):
-            parts = [order[part] for part in chunks(len(order), self.threads)] if self.threads > 1 else [order]
-            given = [(*self._state(self.v), each, *self._problem(sigma), self.threshold, self.atomic) for each in parts]
-            loss += sum(self.pool.map(lambda some: self.go(*some), given) if self.pool else [self.go(*given[0])])
-        return float(loss)
-
-    def sums(self, w: np.ndarray) -> np.ndarray:
-        """What this rank's examples add to P at w and to D: [losses, conjugates, v(a)...], float64."""
-        found = np.zeros(2 + self.v.size)
-        parts = [
-            part for part in chunks(len(self.numbers), self.threads) if self.threads == 1 or part.start < part.stop
-        ]
-        backs = [np.zeros_like(self.v) for _ in parts]
-        given = [
-            (*self.rows, self.target, self.dual, w, part.start, part.stop, *self._problem(1), back)
-            for part, back in zip(parts, backs, strict=True)
-        ]
-        for both in self.pool.map(lambda some: self.certify(*some), given) if self.pool else [self.certify(*given[0])]:
-            found[:2] += both
-        for back in backs:
-            found[2:] += back.reshape(-1)
-        return found
-
-    def certificate(self, w: np.ndarray, sums: np.ndarray) -> dict[str, float]:
-        """P at w, D, the gap between, and the drift of w, from the `sums` of all ranks."""
-        losses, conjugates = (sums[:2] / self.examples).tolist()
-        proved = self.weights(sums[2:].reshape(self.v.shape))
-        squares, apart = float(np.sum(proved**2)), float(np.sum((w - proved) ** 2))
-        primal = losses + self.weight_decay / 2 * float(np.sum(w**2)) + self.l1 * float(np.abs(w).sum())
-        dual = -conjugates - self.weight_decay / 2 * squares
-        drift = (apart / squares) ** 0.5 if squares else apart**0.5
-        return {"duality_gap": primal - dual, "primal": primal, "dual": dual, "drift": drift}
-
-    def weights(self, v: np.ndarray) -> np.ndarray:
-        """w of v, by the threshold nearer to 0."""
-        return np.sign(v) * np.maximum(np.abs(v) - self.threshold, 0) if self.l1 else v
-
-    def weights_into(self, parameters: np.ndarray) -> None:
-        """Write them as the model's flat vector, in its type."""
-        parameters.reshape(-1, self.outputs)[:] = self.weights(self.v).T
-
-    def close(self) -> None:
-        """Let the threads go."""
-        if self.pool:
-            self.pool.shutdown()
-
-    def _state(self, v: np.ndarray) -> tuple[Any, ...]:
-        return *self.rows, self.target, self.norms, self.dual, v
-
-    def _problem(self, sigma: float) -> tuple[int, float]:
-        return self.loss, sigma * self.weight
-
-    def _orders(self, start: int, count: int) -> Iterator[np.ndarray]:
-        """The examples from number `start` on, pass by pass: a permutation of all, or the part that is asked for."""
-        own = len(self.numbers)
-        while count:
-            turn, first = divmod(start, own)
-            part = local_order(self.seed, own, turn, self.rank)[first : first + count]
-            yield part
-            start, count = start + len(part), count - len(part)
+MOST = {"local_steps": 1e6, "threads": 1024}
 
 
-class Dual(Whole):
-    """The same parameters on all ranks, made of v, which is the same, too; and of each example, on its rank, a_i."""
+@dataclass
+class CoordinateOptions(Options):
+    rounds: int = option(100, "how many rounds at most; the run counts them as its steps and its epochs")
+    tolerance: float = option(0.0, "end when the duality gap, of an evaluation, is no larger; 0: after all rounds")
+    local_steps: float = option(1.0, "passes of a rank over its own examples in a round, or a part of one, as 0.1")
+    aggregate: Literal["add", "average"] = option(
+        "add",
+        "what becomes of the ranks' changes: added, of a problem that allows for it (CoCoA+), or averaged (CoCoA)",
+    )
+    l1: float = option(0.0, "L1 penalty per parameter, beside --weight-decay: the elastic net")
+    threads: int = option(1, "threads of a rank that change the parameters together")
+    locking: Literal["atomic", "none"] = option(
+        "atomic", "of several threads: atomic loses no addition, none is faster and solves a slightly other problem"
+    )
+    weight_decay: float = option(0.001, "L2 penalty per parameter, lambda of the problem; greater than 0")
+    model: str = option("svm", "linear, logistic or svm")
+    optimizer: str = option("sgd", "has nothing to do here: each step is the best for its coordinate")
 
-    def __init__(self, model: Any, parameters: np.ndarray, optimizer: Optimizer, mine: Ascent, comm: Communicator):
-        super().__init__(model, parameters, optimizer)
-        self.mine, self.comm = mine, comm
+    unused = (
+        *("epochs", "steps", "batch_size", "batch_per_rank", "lr", "optimizer", "schedule", "clip_norm"),
+        *("accumulate", "augment", "average", "straggler", "pretend_compute", "initial"),
+    )
 
-    def join(self, bookkeeping: Communicator, memory: Memory) -> None:
-        super().join(bookkeeping, memory)
-        self.by_example = ByExample(bookkeeping, self.mine.dual, self.mine.numbers, self.mine.examples)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.unused:
+            if getattr(self, name) != getattr(type(self), name):
+                raise UsageError(
+                    f"--{dashed(name)} has no meaning where single coordinates are solved for: leave it out"
+                )
+        if self.device != "cpu":
+            raise UsageError("--device cuda: coordinate descent is for CPUs; leave it out, or take train-allreduce")
+        if self.placement == "streamed" or self.data_servers:
+            raise UsageError(
+                "each rank goes through rows in its memory: --placement shared or partitioned, no --data-servers"
+            )
+        for name in ("rounds", "local_steps", "threads"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise UsageError(f"--{dashed(name)} must be greater than 0, not {value}")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise UsageError(f"--{dashed(name)} is {most:,.0f} at most, not {getattr(self, name)}")
+        for name in ("tolerance", "l1"):
+            self._refuse_negative(name)
+        if not self.weight_decay > 0:
+            pure = " (with --l1, too: the dual problem is that of a little L2 beside it)" if self.l1 else ""
+            raise UsageError(f"--weight-decay must be greater than 0{pure}, and is {self.weight_decay}")
 
-    def weigh(self, memory: Memory) -> None:
-        """No gradient, and none of an optimizer's vectors: v, and four numbers of each own example."""
-        memory.hold("parameters", self.parameters)
-        for vector in (self.mine.v, self.mine.dual, self.mine.target, self.mine.norms, self.mine.source):
-            memory.hold("optimizer", vector)
-        self.model.pool.memory = memory
+    def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
+        """Rounds count as steps and as epochs."""
+        batch = max(1, round(self.local_steps * data.examples))
+        return batch, 1, self.allowance.steps(self.rounds, batch)
 
-    def tracked(self) -> dict[str, Tracked]:
-        vectors: dict[str, Tracked] = {"parameters": Same(self.parameters), "dual/v": Same(self.mine.v)}
-        return vectors | {"dual/variables": self.by_example}
 
-    def scores(self, data: Any) -> dict:
-        """Those of any model, and the certificate."""
-        w = np.ascontiguousarray(self.parameters.reshape(-1, self.mine.outputs).T, np.float64)
-        sums = self.mine.sums(w)
-        self.peers.all_reduce(sums)
-        return super().scores(data) | self.mine.certificate(w, sums)
-
-    def warm_up(self, few: Batch) -> None:
-        """And the mean of float64, which nothing else needs."""
-        super().warm_up(few)
-        self.mine.compile()
-        self.comm.all_reduce(np.zeros(self.mine.v.size), op="mean")
+STRATEGY = Strategy("train-coordinate-descent", CoordinateOptions, train)

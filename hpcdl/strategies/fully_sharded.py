@@ -20,17 +20,20 @@ the layers, and the owner sends while others wait.
 The steps are those of all-reduce SGD. (Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023)
 """
 
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.comm import Communicator
-from hpcdl.data import Data
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import unwrapped
-from hpcdl.models.part import ModelPart
-from hpcdl.optim import Optimizer
-from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
-from hpcdl.parallel.zero import Shards
-from hpcdl.runs.run import Run
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
@@ -43,6 +46,11 @@ def train(
     gather: str = "all-gather",
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters that this rank holds."""
+    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.models.part import ModelPart
+    from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
+    from hpcdl.parallel.zero import Shards
+
     broadcast_initial_values(run.bookkeeping, model)
     shards = Shards(run, ModelPart(unwrapped(model)), optimizer, comm, stage, owners=gather == "broadcast")
     held = CutModel(comm, model, shards)
@@ -59,3 +67,20 @@ def train(
         run.record(loss, batch.total)
         run.boundary()
     return held.parameters
+
+
+@dataclass
+class ShardedOptions(Options):
+    stage: Literal[1, 2, 3] = option(3, "what is sharded: 1 the optimizer's state, 2 and gradients, 3 and parameters")
+    gather: Literal["all-gather", "broadcast"] = option(
+        "all-gather", "each layer in equal chunks on all ranks, or whole on one of them, which broadcasts it"
+    )
+
+
+def fits(options: ShardedOptions, ranks: int, model: Any) -> None:
+    from hpcdl.models.part import require_layers
+
+    require_layers(model)
+
+
+STRATEGY = Strategy("train-fully-sharded", ShardedOptions, train, check=fits, cut=True)

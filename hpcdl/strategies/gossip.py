@@ -31,13 +31,14 @@ convergence for distributed optimization over time-varying graphs", SIAM Journal
 DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021.)
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from hpcdl.checkpoint.state import PerRank
-from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.gossip.mixing import (
     RULES,
     acceleration,
@@ -49,16 +50,20 @@ from hpcdl.comm.gossip.mixing import (
     rounds_until,
     spectral_gap,
 )
-from hpcdl.comm.gossip.rounds import AcceleratedGossip, Gossip
-from hpcdl.comm.gossip.topology import Topology
-from hpcdl.data import Batch, Data
+from hpcdl.comm.gossip.topology import Topology, topology, without
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import Array
-from hpcdl.kernels.reduce import add_scaled
 from hpcdl.memory import Memory
-from hpcdl.optim import Optimizer
-from hpcdl.runs.replicas import Replicas
-from hpcdl.runs.run import Run
+from hpcdl.recovery.options import SurvivingOptions
+from hpcdl.runs.options import option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.comm.gossip.rounds import AcceleratedGossip, Gossip
+    from hpcdl.data import Batch, Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
@@ -77,6 +82,10 @@ def train(
     rule: of the mixing matrix W (hpcdl/comm/gossip/mixing.py). method: one of METHODS. phase: batches of a phase; 0:
     see `batches_of`, which raises UsageError for what does not go together.
     """
+    from hpcdl.checkpoint.state import PerRank
+    from hpcdl.comm import refuse_together
+    from hpcdl.runs.replicas import Replicas
+
     w = run.initial(model)
     gradient = comm.empty(like=w)
     with refuse_together(comm.mpi):
@@ -138,6 +147,8 @@ class AdaptThenCombine:
         rule: str,
         phase: int,
     ):
+        from hpcdl.comm.gossip.rounds import Gossip
+
         self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
         self.optimizer = optimizer
         self.gossip, self.matrix = Gossip(comm, w, memory), matrices(topology, rule)
@@ -195,9 +206,13 @@ class GradientTracking:
         self.y[:] = self.last
 
     def rounds(self, topology: Topology, rule: str) -> Gossip:
+        from hpcdl.comm.gossip.rounds import Gossip
+
         return Gossip(self.comm, self.both, self.memory)
 
     def __call__(self, batch: Batch, t: int) -> float:
+        from hpcdl.kernels.reduce import add_scaled
+
         last = (t + 1) % self.phase == 0
         self.gossip.start(self.matrix(t))
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
@@ -218,6 +233,8 @@ class DeTAG(GradientTracking):
     gossip: AcceleratedGossip
 
     def rounds(self, topology: Topology, rule: str) -> AcceleratedGossip:
+        from hpcdl.comm.gossip.rounds import AcceleratedGossip
+
         gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)), self.memory)
         self.before["gossip_before"] = gossip.before
         return gossip
@@ -243,6 +260,8 @@ class DeFacto:
         rule: str,
         phase: int,
     ):
+        from hpcdl.comm.gossip.rounds import Gossip
+
         self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
         self.optimizer = optimizer
         self.gossip, self.factors, self.phase = Gossip(comm, w, memory), exact_factors(topology), phase
@@ -251,6 +270,8 @@ class DeFacto:
         self.tracked = {"mean_gradient": self.mean}
 
     def __call__(self, batch: Batch, t: int) -> float:
+        from hpcdl.kernels.reduce import add_scaled
+
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
         if (t + 1) % self.phase == 0:
@@ -268,3 +289,85 @@ METHODS: dict[str, Callable[..., Any]] = {
     "detag": DeTAG,
     "defacto": DeFacto,
 }
+
+
+OUTLIVE = ("adapt-then-combine", "dpsgd", "gradient-tracking")  # methods whose ranks may be lost
+
+
+@dataclass
+class GossipOptions(SurvivingOptions):
+    topology: str = option(
+        "ring",
+        "ring, torus, torus:RxC, hypercube, exponential, one-peer, star, complete, random-regular:degree=3, "
+        "erdos-renyi:p=0.5, random-matching, or a file with a line 'a b' or 'a b weight' for each edge",
+    )
+    mixing: Literal["metropolis-hastings", "uniform"] = option("metropolis-hastings", "weights of the neighbours")
+    method: Literal["adapt-then-combine", "dpsgd", "adpsgd", "gradient-tracking", "detag", "defacto"] = option(
+        "adapt-then-combine", "how steps and averaging with the neighbours go together"
+    )
+    phase: int = option(0, "detag, defacto: batches of a phase, and detag's rounds of gossip; 0: as the graph needs")
+
+    draw: str = option("", "file into which the graph is drawn before the training: .png, .svg or .pdf")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_negative("phase")
+
+
+def check_method_and_graph(options: GossipOptions, ranks: int, model: Any) -> None:
+    """Raise UsageError where these ranks have no such graph, or the method cannot use it."""
+    graph = graph_of(options, ranks)
+    if options.survive:
+        refuse_no_survivors(options, graph)
+    if options.method == "adpsgd":
+        from hpcdl.strategies.asynchronous_gossip import check_undirected_and_unweighted
+
+        check_undirected_and_unweighted(graph)
+        if options.phase or options.mixing != RULES[0]:
+            raise UsageError("adpsgd averages two at a time, half and half: leave out --mixing and --phase")
+    else:
+        batches_of(options.method, graph, options.mixing, options.phase)
+
+
+def graph_of(options: GossipOptions, ranks: int) -> Topology:
+    """The graph of so many ranks; of those that are left, where the name has none, what is left of the one before."""
+    shrunk = options.survivor.shrunk if options.survivor is not None else []
+    try:
+        return topology(options.topology, ranks, options.seed)
+    except UsageError:
+        if not shrunk:
+            raise
+    graph = topology(options.topology, shrunk[0][0], options.seed)
+    for _, gone in shrunk:
+        graph = without(graph, gone)
+    return graph
+
+
+def refuse_no_survivors(options: GossipOptions, graph: Topology) -> None:
+    """Raise UsageError where the ranks that are left could not go on."""
+    if options.method not in OUTLIVE:
+        raise UsageError(
+            f"--survive: {options.method}'s state depends on how many ranks there are, or they do not step together; "
+            f"take --method {', '.join(OUTLIVE[:-1])} or {OUTLIVE[-1]}"
+        )
+    if graph.weights is not None:
+        raise UsageError(f"--survive: {options.topology} has weights, of which nobody knows those of a smaller graph")
+
+
+def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
+    from hpcdl.comm import refuse_together
+    from hpcdl.comm.gossip.draw import draw
+    from hpcdl.strategies.asynchronous_gossip import train as train_without_steps
+
+    options: Any = run.options
+    graph = graph_of(options, comm.size)
+    with refuse_together(comm.mpi):
+        if options.draw and comm.rank == 0:
+            draw(graph, options.mixing, options.draw)
+    if options.method == "adpsgd":
+        train_without_steps(comm, model, data, optimizer, run, graph)
+    else:
+        train(comm, model, data, optimizer, run, graph, options.mixing, options.method, options.phase)
+
+
+STRATEGY = Strategy("train-gossip", GossipOptions, start, check=check_method_and_graph)

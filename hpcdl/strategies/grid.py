@@ -16,16 +16,23 @@ same for all of them. stage: of ZeRO, along the data axis (hpcdl/parallel/zero.p
 (Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)
 """
 
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.comm import Communicator
-from hpcdl.comm.grid import AXES, Grid
-from hpcdl.data import Data
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.optim import Optimizer
-from hpcdl.parallel.pipelined import pipelined
-from hpcdl.runs.run import Run
+from hpcdl.runs.options import option
+from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
@@ -45,6 +52,9 @@ def train(
     draw: bool = False,
 ) -> Array:
     """Train on all ranks of `comm`, a grid of the shape `grid`; returns the parameters that this rank holds."""
+    from hpcdl.comm.grid import AXES, Grid
+    from hpcdl.parallel.pipelined import pipelined
+
     groups = run.until_end(Grid(comm, **grid))
     (_, p, t), (copies, stages, _) = groups.place, groups.shape
     held, layers = pipelined(
@@ -64,3 +74,39 @@ def train(
     if draw and comm.rank < comm.size // copies and t == 0:
         run.say(pictures(schedule, stages, microbatches, chunks, layers.gather_spans()))
     return held.parameters
+
+
+@dataclass
+class GridOptions(PipelineOptions):
+    grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,tensor=2")
+    stage: int = option(0, "of ZeRO, along the data axis: 0, 1, 2 or 3")
+    sequence_parallel: bool = option(False, "cut what lies between the parts of layers by tokens (gpt)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stage not in range(4):
+            raise UsageError(f"--stage is 0, 1, 2 or 3, not {self.stage}")
+        if self.schedule == "pipedream":
+            raise UsageError("--schedule pipedream updates each stage by itself: train-pipeline has it, a grid has not")
+
+
+def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
+    from hpcdl.comm.grid import parse_grid
+
+    options: Any = run.options
+    names = "schedule", "microbatches", "chunks", "recompute", "balance", "draw", "stage"
+    more = {name: getattr(options, name) for name in names} | {"sequence": options.sequence_parallel}
+    train(comm, model, data, optimizer, run, parse_grid(options.grid, comm.size), **more)
+
+
+def fits(options: GridOptions, ranks: int, model: Any) -> None:
+    from hpcdl.comm.grid import parse_grid
+    from hpcdl.parallel.cut_model import check_same_rows, check_tensor
+
+    grid = parse_grid(options.grid, ranks)
+    check_same_rows(options, grid["pipeline"] * grid["tensor"])
+    check_pipeline(options, grid["pipeline"], model)
+    check_tensor(model, grid["tensor"], options.sequence_parallel)
+
+
+STRATEGY = Strategy("train-grid", GridOptions, start, check=fits, cut=True)

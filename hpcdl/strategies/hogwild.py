@@ -40,35 +40,38 @@ exchanges: Zhang, Hsieh and Akella, "HogWild++: a new mechanism for decentralize
 descent", ICDM 2016)
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdl.chunks import chunks
-from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.gossip.mixing import RULES, check_mixing, matrices, mixing_over_period
-from hpcdl.comm.gossip.rounds import Gossip
-from hpcdl.comm.gossip.topology import Topology
-from hpcdl.comm.node_memory import cores, ranks_of_node
-from hpcdl.data import Data
+from hpcdl.comm.gossip.topology import Topology, topology
 from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
 from hpcdl.kernels.device import CPU
-from hpcdl.models.linear_form import LinearForm, linear_form
-from hpcdl.models.model_wrapper import unwrapped
-from hpcdl.optim import Optimizer
-from hpcdl.parallel.shared_vector import SharedVector, ThreadCounts, VectorPerNode, VectorSharing
-from hpcdl.parallel.thread_team import ThreadTeam, check_rule, touched, words_for
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.parameter_store import ParameterStore
-from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator, request_step
 from hpcdl.random import Random
-from hpcdl.runs.run import Run
-from hpcdl.runs.stopwatch import Stopwatch
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.models.linear_form import LinearForm
+    from hpcdl.optim import Optimizer
+    from hpcdl.parallel.shared_vector import VectorSharing
+    from hpcdl.parallel.thread_team import ThreadTeam
+    from hpcdl.parameter_server.parameter_store import ParameterStore
+    from hpcdl.runs.run import Run
+    from hpcdl.runs.stopwatch import Stopwatch
 
 log = logging.getLogger("hpcdl")
 JOINS = "all-reduce", "gossip", "servers"
@@ -96,6 +99,10 @@ def train(
     batch: examples of an update. join: all-reduce or gossip; for servers there is `train_on_servers`. topology, rule:
     gossip's graph of so many vectors, and the rule of its mixing matrix.
     """
+    from hpcdl.comm import refuse_together
+    from hpcdl.parallel.shared_vector import SharedVector, ThreadCounts, VectorPerNode, VectorSharing
+    from hpcdl.parallel.thread_team import ThreadTeam
+
     with refuse_together(comm.mpi):
         form = form_of(model, optimizer)
     sharing, share = VectorSharing(comm, run, shared), (comm.rank, comm.size)
@@ -156,6 +163,12 @@ def train_on_servers(
     Workers share no memory: each pulls the vector, lets its threads work on its copy of it, and pushes what they have
     changed, which the servers add. Returns the parameters: whole on rank 0 and the workers, on other servers a slice.
     """
+    from hpcdl.comm import refuse_together
+    from hpcdl.parallel.shared_vector import ThreadCounts
+    from hpcdl.parallel.thread_team import ThreadTeam, words_for
+    from hpcdl.parameter_server.parameter_store import ParameterStore
+    from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator
+
     works, tally = comm.rank >= servers, ThreadCounts(optimizer)
     with refuse_together(comm.mpi):
         form = form_of(model, optimizer)
@@ -222,6 +235,8 @@ def work(
 
     plan: as `Run.plan` gives it.
     """
+    from hpcdl.parameter_server.run_on_servers import request_step
+
     before, (batch, per_epoch, _) = np.empty_like(w), plan
     while True:
         with stopwatch.step():
@@ -239,6 +254,10 @@ def work(
 
 def form_of(model: Any, optimizer: Optimizer) -> LinearForm:
     """What HOGWILD! has to know of a model; UsageError for one that is not linear, and for another rule."""
+    from hpcdl.models.linear_form import linear_form
+    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.parallel.thread_team import check_rule
+
     if getattr(model, "device", CPU) is not CPU:
         raise UsageError("HOGWILD! works on the cores of the processor: leave out --device cuda")
     check_rule(optimizer)
@@ -249,6 +268,8 @@ def arrays_of(
     sharing: VectorSharing, comm: Communicator, model: Any, optimizer: Optimizer, random: Random, threads: int
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """The vector with its initial values, the words of its threads, the optimizer's vectors; collective."""
+    from hpcdl.parallel.thread_team import words_for
+
     vector = model.layout.size, model.layout.dtype
     count = words_for(threads * sharing.sharers).size, np.dtype(np.int64)
     w, words, *state = sharing.arrays(comm, [vector, count, *(vector for _ in optimizer.state)])
@@ -261,12 +282,16 @@ def arrays_of(
 
 def most_turns(bookkeeping: Communicator, rows: int, threads: int, batch: int) -> int:
     """No thread of any rank has more updates in a round; rows: the most that this rank has. Collective."""
+    from mpi4py import MPI
+
     most = bookkeeping.mpi.allreduce(rows, op=MPI.MAX)
     return math.ceil(math.ceil(most / threads) / batch)
 
 
 def outnumbered(bookkeeping: Communicator, threads: int, leads: bool) -> bool:
     """Whether the threads of a node's ranks outnumber its cores, of which the rank that leads warns; collective."""
+    from hpcdl.comm.node_memory import cores, ranks_of_node
+
     node = ranks_of_node(bookkeeping.mpi)
     here, there = node.size * threads, cores(node)
     node.Free()
@@ -280,6 +305,8 @@ def decays_of(bookkeeping: Communicator, data: Data, share: tuple[int, int], opt
 
     The bias, which all examples touch, is pulled by lambda.
     """
+    from hpcdl.parallel.thread_team import touched
+
     if not data.sparse or not optimizer.weight_decay:
         return None
     rows, source, _ = data.in_place(0, share)
@@ -307,6 +334,8 @@ class Join:
         topology: Callable[[int], Topology] | None,
         rule: str,
     ):
+        from hpcdl.comm.gossip.rounds import Gossip
+
         if join not in JOINS[:2]:
             raise unknown("join", join, JOINS)
         self.sharing, self.w, self.gossip = sharing, w, None
@@ -327,3 +356,135 @@ class Join:
         elif self.sharing.owners is not None:
             self.sharing.owners.all_reduce(self.w, op="mean")
         self.sharing.meet()
+
+
+PARTS = 10  # rounds of an epoch, by itself
+MOST_THREADS = 1024
+
+
+@dataclass
+class HogwildOptions(Options):
+    threads: int = option(1, "threads of each rank, which update one vector all at once")
+    locking: Literal["none", "atomic", "striped", "global", "round-robin"] = option(
+        "none", "what an update locks: nothing, nothing but lose no update, its coordinates, all, or wait for its turn"
+    )
+    exchange_every: int = option(
+        0, "each thread works on a replica, exchanged with the others' after so many of its updates; 0: none has one"
+    )
+    round_size: int = option(
+        0, "examples of a round, of all ranks together, which the run counts as a step; 0: a tenth of an epoch"
+    )
+    shared: bool = option(False, "all ranks of a node work on one vector, in memory that they share")
+    join: Literal["all-reduce", "gossip", "servers"] = option(
+        "all-reduce", "how several vectors come together: averaged, averaged with neighbours, or on servers"
+    )
+    join_every: int = option(1, "rounds between two times that vectors come together")
+    servers: int = option(0, "with --join servers: ranks that hold the parameters; 0: one")
+    topology: str = option("ring", "with --join gossip: the graph, as in train-gossip")
+    mixing: Literal["metropolis-hastings", "uniform"] = option(
+        "metropolis-hastings", "with --join gossip: weights of the neighbours"
+    )
+    model: str = option("softmax", "a linear model: linear, logistic, svm or softmax", group="model")
+    batch_size: int = option(1, "examples per update of a thread", group="optimization")
+    optimizer: str = option("sgd", "sgd or adagrad; settings as in adagrad:eps=1e-8", group="optimization")
+    schedule: str = option(
+        "step:every=1,factor=0.9",
+        "constant, step, cosine or 1/t, of the rate over the updates of a vector; it changes from round to round",
+        group="optimization",
+    )
+
+    unused = ("accumulate", "clip_norm", "batch_per_rank", "augment", "data_servers", "average", "straggler")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("threads", "join_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(self, name)}")
+        for name in ("round_size", "servers"):
+            self._refuse_negative(name)
+        from hpcdl.parallel.thread_team import check_exchange
+
+        check_exchange(self.exchange_every, self.locking)
+        if self.threads > MOST_THREADS:
+            raise UsageError(f"--threads is {MOST_THREADS} at most, not {self.threads}")
+        plain = Options()
+        for name in (*self.unused, "pretend_compute"):
+            if getattr(self, name) != getattr(plain, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: threads take whole examples one by one from memory; leave it out"
+                )
+        if isinstance(self.batch_size, str):
+            raise UsageError("--batch-size full: an update of a thread has a number of examples, 1 by itself")
+        if self.optimizer.partition(":")[0] not in ("sgd", "adagrad"):
+            raise UsageError(
+                f"--optimizer {self.optimizer}: it moves coordinates that no example touches; take sgd or adagrad"
+            )
+        if self.device != "cpu":
+            raise UsageError(f"--device {self.device}: threads work on the cores of the processor; leave it out")
+        if self.placement == "streamed":
+            raise UsageError("--placement streamed: threads need the rows in memory; take shared or partitioned")
+        self._check_join()
+
+    def _check_join(self) -> None:
+        if self.join != "servers":
+            if self.servers:
+                raise UsageError("--servers goes with --join servers")
+            return
+        self.servers = self.servers or 1
+        if self.shared:
+            raise UsageError("--join servers: each worker has a vector of its own; leave out --shared")
+        if self.join_every != 1:
+            raise UsageError("--join servers: a worker pushes after each round; for fewer take a larger --round-size")
+        if self.placement != "shared" or self.partition != "iid":
+            raise UsageError("--join servers: any worker may have to do any round; take --placement shared")
+        if self.optimizer.partition(":")[0] != "sgd":
+            raise UsageError("--join servers adds up what workers change, who have no state in common; take sgd")
+
+    def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
+        """A step is a round."""
+        share = self.batch_size * self.threads * (1 if self.join == "servers" else ranks)
+        parts = PARTS * (ranks if self.join == "servers" else 1)
+        size = self.round_size or -(-data.examples // (parts * share)) * share
+        per_epoch = data.steps_per_epoch(size)
+        self.examples, self.vectors = data.examples, ranks
+        return size, per_epoch, self.allowance.steps(self.steps or self.epochs * per_epoch, size)
+
+    def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> Optimizer:
+        """The rate of a round is that of its first update, as the schedule has it over the updates of one vector."""
+        from hpcdl.optim import make_schedule
+
+        made = super().make_optimizer(model, plan, size)
+        examples, per_epoch, rounds = plan
+        each = self.batch_size * (1 if self.shared or self.join == "servers" else self.vectors)
+        updates = -(-self.examples // each)  # of an epoch
+
+        def first(step: int) -> int:
+            epoch, step = divmod(step, per_epoch)
+            return epoch * updates + step * examples // each
+
+        schedule = make_schedule(self.schedule, self.lr, first(rounds), updates, each)
+        made.schedule = lambda step: schedule(first(step))
+        return made
+
+
+def check(options: HogwildOptions, ranks: int, model: Any) -> None:
+    from hpcdl.models.linear_form import linear_form
+
+    linear_form(model, "train-hogwild")
+    if options.join == "gossip" and not options.shared:
+        check_mixing(mixing_over_period(topology(options.topology, ranks, options.seed), options.mixing))
+
+
+def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
+    options: Any = run.options
+    settings = {name: getattr(options, name) for name in ("threads", "locking", "exchange_every")}
+    settings["batch"] = options.batch_size
+    if options.join == "servers":
+        train_on_servers(comm, model, data, optimizer, run, servers=options.servers, **settings)
+        return
+    settings |= {name: getattr(options, name) for name in ("shared", "join", "join_every")}
+    graph = partial(topology, options.topology, seed=options.seed)
+    train(comm, model, data, optimizer, run, topology=graph, rule=options.mixing, **settings)
+
+
+STRATEGY = Strategy("train-hogwild", HogwildOptions, start, check=check)

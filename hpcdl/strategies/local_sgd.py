@@ -32,21 +32,27 @@ momentum is SlowMo (Wang et al., ICLR 2020), nesterov with outer_lr 0.7 over ada
 sgd with outer_lr 1 is the average again.
 """
 
-from typing import Any
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcdl.checkpoint.state import Same
-from hpcdl.comm import Communicator
-from hpcdl.data import Data
-from hpcdl.errors import parse_spec
+from hpcdl.errors import UsageError, parse_spec
 from hpcdl.kernels.device import CPU, Device
-from hpcdl.kernels.reduce import add_scaled
-from hpcdl.optim import SETTINGS, Optimizer, make_optimizer
 from hpcdl.plugins import of_torch
-from hpcdl.runs.replicas import Replicas
-from hpcdl.runs.run import Run
+from hpcdl.recovery.options import SurvivingOptions
+from hpcdl.runs.options import option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
@@ -66,6 +72,8 @@ def train(
     sync_every: H. local_from: the epoch, counted from 0, with which local steps begin. local_momentum: keep, average or
     reset. outer: average, or an optimizer as `make_optimizer` names it, with its own rate outer_lr.
     """
+    from hpcdl.runs.replicas import Replicas
+
     w = run.initial(model)
     gradient = comm.empty(like=w)
     rule = outer_rule(outer, outer_lr, w.size, w.dtype, getattr(model, "device", CPU))
@@ -112,6 +120,8 @@ def train(
 
 def outer_rule(spec: str, lr: float, size: int, dtype: DTypeLike, device: Device = CPU) -> Optimizer | None:
     """The optimizer that `spec` names, with the constant rate `lr`; None for average. Raises UsageError."""
+    from hpcdl.optim import SETTINGS, make_optimizer
+
     name = spec if of_torch(spec) else parse_spec("outer rule", spec, {"average": {}} | SETTINGS)[0]
     return None if name == "average" else make_optimizer(spec, size, dtype, lambda step: lr, device=device)
 
@@ -123,6 +133,8 @@ class Outer:
     """
 
     def __init__(self, rule: Optimizer, w: np.ndarray, run: Run):
+        from hpcdl.checkpoint.state import Same
+
         self.rule, self.start = rule, rule.device.empty(w.size, w.dtype)
         self.start[:] = w
         self.step(w)  # from where it is: changes nothing, but is compiled before any clock runs
@@ -132,6 +144,36 @@ class Outer:
 
     def step(self, mean: np.ndarray) -> None:
         """mean <- start - outer_lr * rule(start - mean), which is the next start."""
+        from hpcdl.kernels.reduce import add_scaled
+
         add_scaled(mean, self.start, -1.0)  # -d
         self.rule.update(self.start, mean, scale=-1.0)
         mean[:] = self.start
+
+
+@dataclass
+class LocalOptions(SurvivingOptions):
+    sync_every: int = option(8, "steps that a rank takes by itself between two averages of the parameters")
+    local_from: int = option(0, "epoch from which steps are local, with all-reduce SGD before it; 0: from the start")
+    local_momentum: Literal["keep", "average", "reset"] = option(
+        "keep", "what becomes of each rank's momentum (adam: moments) when parameters are averaged"
+    )
+    outer: str = option(
+        "average", "average, or an optimizer that takes the way to the average for a gradient, as in nesterov:beta=0.9"
+    )
+    outer_lr: float = option(1.0, "learning rate of that optimizer")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("sync_every", "outer_lr"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {value}")
+        self._refuse_negative("local_from")
+        if outer_rule(self.outer, self.outer_lr, 0, self.dtype) is None and self.outer_lr != 1:
+            raise UsageError("--outer average has no learning rate: leave out --outer-lr, or add --outer sgd")
+        if self.local_momentum != "keep" and self.optimizer == "sgd":
+            raise UsageError(f"--local-momentum {self.local_momentum}: --optimizer sgd has none; leave it out")
+
+
+STRATEGY = Strategy("train-local-sgd", LocalOptions, train)

@@ -12,20 +12,28 @@ balance: the layers are cut so that the most expensive rank has as little as can
 that they were measured to take (hpcdl/models/balance.py).
 """
 
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.comm import Communicator
-from hpcdl.data import Data
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
 from hpcdl.kernels.device import Array
-from hpcdl.optim import Optimizer
-from hpcdl.parallel.pipelined import PipelineGroups, pipelined
-from hpcdl.runs.run import Run
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
     comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, balance: str = "parameters"
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
+    from hpcdl.parallel.pipelined import PipelineGroups, pipelined
+
     groups = run.until_end(PipelineGroups(comm))
     held, stage = pipelined(run, model, data, optimizer, groups, balance=balance)
     run.begin("model_parallel", held, data)
@@ -38,3 +46,21 @@ def train(
         run.boundary()
     run.report(**stage.costs(held.peers))
     return held.parameters
+
+
+@dataclass
+class ModelOptions(Options):
+    balance: Literal["parameters", "measured"] = option(
+        "parameters", "by what the layers are cut evenly: their parameters, or the time that they take"
+    )
+
+
+def fits(options: ModelOptions, ranks: int, model: Any) -> None:
+    from hpcdl.models.balance import cut_layers
+    from hpcdl.parallel.cut_model import check_same_rows
+
+    check_same_rows(options, ranks)
+    cut_layers(model, ranks)
+
+
+STRATEGY = Strategy("train-model-parallel", ModelOptions, train, check=fits, cut=True)

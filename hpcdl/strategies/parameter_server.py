@@ -31,34 +31,33 @@ no worker is let past its step, so that what is saved is the state of just those
 (Dean et al., "Large scale distributed deep networks", NeurIPS 2012; Ho et al., NeurIPS 2013; Li et al., OSDI 2014)
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hpcdl.checkpoint.buffers import buffer_packer
-from hpcdl.comm import Communicator
-from hpcdl.comm.failure import refuse_together
-from hpcdl.data import Batch, Data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, device_of
-from hpcdl.kernels.norm import sum_of_squares
-from hpcdl.models.layered import Layered
-from hpcdl.models.layers import Dense
-from hpcdl.models.model_wrapper import unwrapped
-from hpcdl.optim import Optimizer
 from hpcdl.parameter_server.consistency import BSP, Consistency
-from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
-from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator, request_step
 from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
-from hpcdl.parameter_server.store_client import shows_own_pushes
-from hpcdl.parameter_server.store_messages import Push
-from hpcdl.recovery.server_failover import WorkDivision, WorkShare, share_at
-from hpcdl.runs.run import Run
-from hpcdl.runs.stopwatch import Stopwatch
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Batch, Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.parameter_server.parameter_store import ParameterStore
+    from hpcdl.parameter_server.store_messages import Push
+    from hpcdl.recovery.server_failover import WorkDivision, WorkShare
+    from hpcdl.runs.run import Run
+    from hpcdl.runs.stopwatch import Stopwatch
 
 log = logging.getLogger("hpcdl")
 LATE_OWN = (
@@ -90,6 +89,12 @@ def train(
 
     Returns the parameters: whole on rank 0 and the workers, on other servers their slice.
     """
+    from hpcdl.checkpoint.buffers import buffer_packer
+    from hpcdl.comm.failure import refuse_together
+    from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
+    from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator
+    from hpcdl.parameter_server.store_client import shows_own_pushes
+
     size, holders = model.layout.size, comm.size if on_workers else servers
     serves, works = comm.rank < holders, on_workers or comm.rank >= servers
     with refuse_together(comm.mpi):
@@ -166,12 +171,14 @@ def work(
     comm: Communicator,
     store: ParameterStore,
     model: Any,
-    batches: "Batches",
+    batches: Batches,
     parameters: Array,
     clip: bool,
     stopwatch: Stopwatch,
 ) -> None:
     """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
+    from hpcdl.kernels.norm import sum_of_squares
+
     keyed = store.rows is not None
     gradient = device_of(parameters).zeros(parameters.size, parameters.dtype)
     with contextlib.closing(batches):
@@ -211,6 +218,8 @@ class Batches:
         stopwatch: Stopwatch,
         division: WorkDivision | None,
     ):
+        from hpcdl.recovery.server_failover import WorkShare
+
         self.data, self.stopwatch, self.ahead = data, stopwatch, store.consistency.clocked
         self.batch, self.per_epoch, self.steps = plan
         if division is None:
@@ -223,6 +232,8 @@ class Batches:
 
     def take(self, step: int) -> Batch:
         """The batch of a step."""
+        from hpcdl.recovery.server_failover import share_at
+
         share = share_at(self.shares, step)
         if share != self.share:
             self.close()
@@ -248,6 +259,8 @@ def pull_all(
     comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
 ) -> Batch | None:
     """The batch to compute on these parameters, which are pulled; None: no step is left."""
+    from hpcdl.parameter_server.run_on_servers import request_step
+
     step = request_step(comm, store, stopwatch, store.pull, parameters)
     return None if step is None else batches.take(step)
 
@@ -256,6 +269,8 @@ def pull_touched(
     comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
 ) -> Batch | None:
     """Likewise, but the batch comes first, and what it touches of the parameters is pulled."""
+    from hpcdl.parameter_server.run_on_servers import request_step
+
     step = store.clock if store.consistency.clocked else request_step(comm, store, stopwatch, store.draw)
     if step is None or step >= batches.steps:
         return None
@@ -266,6 +281,10 @@ def pull_touched(
 
 def touched_rows(model: Any) -> VectorRows:
     """The rows of the weight of a model's first layer, of which a batch touches some. UsageError where it has none."""
+    from hpcdl.models.layered import Layered
+    from hpcdl.models.layers import Dense
+    from hpcdl.models.model_wrapper import unwrapped
+
     model = unwrapped(model)
     if not (isinstance(model, Layered) and isinstance(model.layers[0], Dense)):
         raise UsageError("--sparse-push sends rows of the first layer's weight: take a linear model or an mlp")
@@ -286,6 +305,8 @@ def check_sparse_push(optimizer: Optimizer, sparse: bool) -> None:
 
 def check_replicas(model: Any, optimizer: Optimizer, consistency: Consistency) -> None:
     """Raise UsageError where replicas of slices would not do the updates that their servers do."""
+    from hpcdl.checkpoint.buffers import buffer_packer
+
     if optimizer.clip_norm > 0 and consistency.in_rounds:
         raise UsageError(
             "--replicas: the norm of a round's sum is known to all servers together, not to replicas; leave out "
@@ -312,7 +333,7 @@ class Updates:
         self.optimizer, self.group, self.consistency, self.aware = optimizer, group, consistency, aware
         self.in_rounds, self.state, self.additive = consistency.in_rounds, optimizer.state, optimizer.additive
 
-    def of_size(self, size: int) -> "Updates":
+    def of_size(self, size: int) -> Updates:
         """The same of another slice, as far as this one is."""
         optimizer = self.optimizer.of_size(size)
         optimizer.step = self.optimizer.step
@@ -331,9 +352,101 @@ class Updates:
 
     def norm(self, gradient: np.ndarray, push: Push) -> float:
         """The norm of the whole vector: of one push its worker knows it, of a round's sum the servers find it."""
+        from hpcdl.kernels.norm import sum_of_squares
+
         if not self.in_rounds:
             return push.norm
         squares = CPU.zeros(1, "float64")
         squares[0] = sum_of_squares(gradient)
         self.group.all_reduce(squares)
         return math.sqrt(squares[0])
+
+
+@dataclass
+class ServerOptions(Options):
+    servers: int = option(1, "how many ranks hold the parameters, a slice each; the other ranks are workers")
+    servers_on_workers: bool = option(False, "every rank is a worker and holds a slice, instead of --servers")
+    consistency: Literal["bsp", "ssp", "async"] = option(
+        "bsp", "bsp: in rounds; ssp: workers may be --staleness clocks ahead; async: no worker waits for another"
+    )
+    staleness: int = option(0, "ssp: by how many clocks a worker may be ahead of the slowest; 0: as bsp")
+    broadcast_every: int = option(0, "servers send after so many clocks (async: versions), unasked; 0: when asked")
+    staleness_aware: bool = option(False, "divide the learning rate of a gradient by 1 + its staleness")
+    sparse_push: bool = option(False, "sparse data: send only what a batch touches of the first layer's weight")
+    replicas: int = option(1, "on how many servers each slice is, so that one that is gone is outlived")
+    survive: int = option(0, "--replicas: ranks that may be lost, under mpiexec --with-ft ulfm of Open MPI; 0: any")
+    fixed_delay: int = option(0, "apply each gradient so many versions late, to see where training diverges")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.servers_on_workers and self.servers > 1:
+            raise UsageError("give --servers or --servers-on-workers, not both: there, every rank is a server")
+        self.servers = 0 if self.servers_on_workers else self.servers
+        for name in ("broadcast_every", "fixed_delay"):
+            self._refuse_negative(name)
+        self.chosen.checked()
+        if self.consistency == "async" and (self.partition != "iid" or self.placement == "partitioned"):
+            raise UsageError(
+                "async draws batches of all rows: --partition and --placement partitioned are for bsp and ssp"
+            )
+        if self.consistency == "async" and self.batch_per_rank:
+            self.batch_size, self.batch_per_rank = self.batch_per_rank, 0  # an update is one rank's
+        if self.fixed_delay and self.checkpoint_every:
+            raise UsageError("--fixed-delay: what is delayed is in no checkpoint; leave out --checkpoint-every")
+        if self.sparse_push and self.broadcast_every:
+            raise UsageError("--broadcast-every sends all parameters, unasked: leave it out with --sparse-push")
+        if self.sparse_push and self.device != "cpu":
+            raise UsageError("--sparse-push finds what travels in the memory of the host: leave out --device")
+        if self.replicas < 1:
+            raise UsageError(f"--replicas {self.replicas}: each slice is on 1 server or more")
+        if self.survive and self.replicas == 1:
+            raise UsageError("--survive: what a server holds would be gone with it; give --replicas 2 as well")
+        if self.replicas > 1:
+            unfit = self.servers_on_workers, self.sparse_push, self.broadcast_every, self.fixed_delay
+            from hpcdl.parameter_server.parameter_store import refuse_no_replicas
+
+            refuse_no_replicas(self.servers, self.replicas, *unfit)
+        if self.servers_on_workers and self.device != "cpu":
+            raise UsageError("--servers-on-workers keeps slices in the memory of the host; use --servers with a GPU")
+
+    @property
+    def chosen(self) -> Consistency:
+        return Consistency(self.consistency, self.staleness)
+
+
+def check_servers(options: ServerOptions, ranks: int, model: Any) -> None:
+    """Raise UsageError where so many ranks cannot serve this model so."""
+    from hpcdl.parameter_server.parameter_store import check_settings
+
+    units = model.layout.size // (touched_rows(model).width if options.sparse_push else 1)
+    sizes = ranks, units, options.servers, options.servers_on_workers
+    check_settings(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
+
+
+def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
+    options: Any = run.options
+    train(
+        comm,
+        model,
+        data,
+        optimizer,
+        run,
+        servers=options.servers,
+        on_workers=options.servers_on_workers,
+        consistency=options.chosen,
+        broadcast_every=options.broadcast_every,
+        aware=options.staleness_aware,
+        delay=options.fixed_delay,
+        sparse_push=options.sparse_push,
+        replicas=options.replicas,
+    )
+
+
+def served_survivor() -> Any:
+    """What ranks that outlive others go on from, where there are servers."""
+    from hpcdl.recovery.server_failover import ServedSurvivor
+
+    return ServedSurvivor()
+
+
+STRATEGY = Strategy("train-parameter-server", ServerOptions, start, check=check_servers, survivor=served_survivor)

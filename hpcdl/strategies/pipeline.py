@@ -28,22 +28,23 @@ the run, every 8 p micro-batches: only then is a signal, or the time limit, noti
 language model training on GPU clusters using Megatron-LM", SC 2021)
 """
 
-import dataclasses
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
-from hpcdl.data import Batch, Data
-from hpcdl.errors import UsageError
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
 from hpcdl.kernels.device import Array
-from hpcdl.optim import Optimizer
-from hpcdl.parallel.cut_model import CutModel
-from hpcdl.parallel.pipelined import PipelineGroups, pipelined
-from hpcdl.parallel.stage import Stage
-from hpcdl.parallel.stash import Stash
-from hpcdl.runs.options import Options
-from hpcdl.runs.run import Run
+from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Batch, Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.parallel.cut_model import CutModel
+    from hpcdl.parallel.stage import Stage
+    from hpcdl.runs.run import Run
 
 SHOWN = 24  # steps of PipeDream that are drawn
 MEET = 8  # all stages meet after so many micro-batches for each stage, for that empties the pipeline
@@ -63,6 +64,8 @@ def train(
     draw: bool = False,
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
+    from hpcdl.parallel.pipelined import PipelineGroups, pipelined
+
     groups, ahead = run.until_end(PipelineGroups(comm)), comm.size - 1 if schedule == "pipedream" else 0
     held, stage = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, ahead=ahead)
     run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
@@ -86,6 +89,9 @@ def train(
 
 def pipedream(comm: Communicator, data: Data, run: Run, held: CutModel, stage: Stage) -> None:
     """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
+    from hpcdl.comm.progress import activity
+    from hpcdl.parallel.stash import Stash
+
     stash = Stash(stage, held.shards, versions=comm.size - 1 - comm.rank)
     first, oldest, stopwatch = run.step, 0, run.stopwatch
     size, per_epoch, _ = run.plan(data)
@@ -125,16 +131,11 @@ def kept(batch: Batch) -> Batch:
     return dataclasses.replace(batch, x=batch.x.copy(), y=batch.y.copy())
 
 
-def check_schedule(schedule: str, microbatches: int, chunks: int, stages: int, model: Any, options: Options) -> None:
-    """Raise UsageError where stages, model and options do not go with the schedule."""
-    actions_of(schedule, stages, 0, None if schedule == "pipedream" else microbatches, chunks)
-    if options.accumulate > 1:
-        raise UsageError("--accumulate: a pipeline cuts its batches by --microbatches; leave it out")
-    if schedule == "pipedream":
-        if any(layer.tied for layer in model.layers) and stages > 1:
-            raise UsageError(
-                "--schedule pipedream: the first and the last stage cannot share weights that they update at "
-                "different times; take a model gpt:head=own"
-            )
-        if options.clip_norm and stages > 1:
-            raise UsageError("--schedule pipedream: no stage waits for the norm of the others; leave out --clip-norm")
+def fits(options: PipelineOptions, ranks: int, model: Any) -> None:
+    from hpcdl.parallel.cut_model import check_same_rows
+
+    check_same_rows(options, ranks)
+    check_pipeline(options, ranks, model)
+
+
+STRATEGY = Strategy("train-pipeline", PipelineOptions, train, check=fits, cut=True)

@@ -9,18 +9,25 @@
 With b = all examples it is full gradient descent. (Robbins and Monro, "A stochastic approximation method", 1951)
 """
 
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.comm import Communicator
-from hpcdl.data import Data
+from typing import TYPE_CHECKING, Any
+
 from hpcdl.kernels.device import Array
-from hpcdl.optim import Optimizer
-from hpcdl.runs.ownership import Whole
-from hpcdl.runs.run import Run
+from hpcdl.runs.options import Options
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> Array:
     """Train on one rank; returns the parameters, a flat vector."""
+    from hpcdl.runs.ownership import Whole
+
     parameters = model.initialize(run.random)
     gradient = comm.empty(like=parameters)
     run.begin("sequential", Whole(model, parameters, optimizer), data)
@@ -31,3 +38,6 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
         run.record(loss, batch.total)
         run.boundary()
     return parameters
+
+
+STRATEGY = Strategy("train-sequential", Options, train, ranks=1)

@@ -20,19 +20,25 @@ however many ranks, it is the same, and no random state is kept. Each step costs
 exchange nothing.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.chunks import chunks
-from hpcdl.comm import Communicator, refuse_together
-from hpcdl.data import Batch, Data
-from hpcdl.inference.chains import Chains
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.kernels.noise import langevin
-from hpcdl.optim import Optimizer
 from hpcdl.random import Random
-from hpcdl.runs.run import Run
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Batch, Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
@@ -52,6 +58,10 @@ def train(
     The run scores and saves the mean of all samples. burn_in, thin: in steps; 0: of five epochs, of one. The rate is
     that of the optimizer's schedule, and the rest of the optimizer is not used.
     """
+    from hpcdl.comm import refuse_together
+    from hpcdl.inference.chains import Chains
+    from hpcdl.kernels.noise import langevin
+
     per_epoch, steps = run.plan(data)[1:]
     burn_in, thin = burn_in or 5 * per_epoch, thin or per_epoch
     number = next(c for c, part in enumerate(chunks(comm.size, chains)) if part.start <= comm.rank < part.stop)
@@ -110,3 +120,65 @@ class OwnOrder:
     def batches(self, epoch: int, batch_size: int, share: tuple[int, int], start: int) -> Iterator[Batch]:
         """As those of the data."""
         return self.data.batches(epoch * self.chains + self.chain, batch_size, share, start)
+
+
+@dataclass
+class SgldOptions(Options):
+    prior_precision: float = option(1.0, "precision of the normal prior of each parameter, 1 / its variance; 0: flat")
+    noise_variance: float = option(1.0, "of a regression, variance of the values around what the model says")
+    burn_in: int = option(0, "steps before the first sample can be taken; 0: five epochs")
+    thin: int = option(0, "steps from a sample to the next; 0: an epoch. A chain keeps 1000 samples at most")
+    chains: int = option(1, "chains that draw by themselves, each on its part of the ranks")
+    lr: float = option(
+        1e-4,
+        "step size: a step goes half of it along the gradient of the log posterior, and the noise has it as variance",
+        group="optimization",
+    )
+    optimizer: str = option("sgd", "sgd: a step of Langevin dynamics is a plain one", group="optimization")
+    schedule: str = option(
+        "constant",
+        "of the step size: constant, or polynomial:b=1,gamma=0.55, which is lr (b + step)^-gamma, ...",
+        group="optimization",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("prior_precision", "burn_in", "thin"):
+            self._refuse_negative(name)
+        if not 0 < self.noise_variance < math.inf:
+            raise UsageError(f"--noise-variance must be greater than 0, not {self.noise_variance}")
+        if self.chains < 1:
+            raise UsageError(f"--chains must be 1 or more, not {self.chains}")
+        if self.optimizer != "sgd":
+            raise UsageError(f"--optimizer {self.optimizer}: a step of Langevin dynamics is a plain one; take sgd")
+        if self.weight_decay:
+            raise UsageError("--weight-decay: the prior is --prior-precision, of D times the examples for a decay D")
+        if self.average:
+            raise UsageError("--average: the mean of the samples is what is scored and saved anyway; leave it out")
+        if self.clip_norm:
+            raise UsageError("--clip-norm: clipped gradients are those of another posterior; take a smaller --lr")
+        if self.augment:
+            raise UsageError("--augment: examples that change are more than there are; the posterior is of those")
+        if self.chains > 1 and (self.data_servers or self.placement == "partitioned" or self.partition != "iid"):
+            raise UsageError("--chains read all rows, each in an order of its own: --placement shared or streamed, iid")
+
+    def global_batch(self, ranks: int, examples: int) -> int:
+        """Examples per update of a chain."""
+        return super().global_batch(max(1, ranks // self.chains), examples)
+
+
+def check(options: SgldOptions, ranks: int, model: Any) -> None:
+    from hpcdl.models.losses import Hinge, Huber
+
+    if options.chains > ranks:
+        raise UsageError(f"--chains {options.chains}: each has a rank at least, and there are {ranks}")
+    loss = model.layers[-1] if hasattr(model, "layers") else None
+    if isinstance(loss, Hinge):
+        raise UsageError("the hinge loss is no log-likelihood: take --model logistic")
+    if isinstance(loss, Huber):
+        raise UsageError("the likelihood is a normal one: take --loss squared")
+    if options.noise_variance != 1 and getattr(model, "target", None) is not None and model.target.kind != "f":
+        raise UsageError("--noise-variance is of a regression; classes have none")
+
+
+STRATEGY = Strategy("train-sgld", SgldOptions, train, check=check)

@@ -21,17 +21,22 @@ Each step costs one all-reduce of the parameters' length, as with SGD, and two g
 all-reduce more, and a gradient of all examples.
 """
 
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.checkpoint.state import Same
-from hpcdl.comm import Communicator
-from hpcdl.data import Data
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.kernels.reduce import add_scaled, scale
-from hpcdl.optim import Optimizer
-from hpcdl.runs.full_pass import full_gradient
-from hpcdl.runs.ownership import Whole
-from hpcdl.runs.run import Run
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(
@@ -48,6 +53,11 @@ def train(
     inner_epochs: the steps m of a round, in epochs. snapshot: last (the paper's option I) or random (option II). The
     optimizer is sgd.
     """
+    from hpcdl.checkpoint.state import Same
+    from hpcdl.kernels.reduce import add_scaled, scale
+    from hpcdl.runs.full_pass import full_gradient
+    from hpcdl.runs.ownership import Whole
+
     w = run.initial(model)
     d, v, mu = (comm.empty(like=w) for _ in range(3))
     d[:] = v[:] = mu[:] = 0
@@ -86,3 +96,93 @@ def train(
     rounds = -(-end.step // m)
     run.report(snapshots=rounds, gradients_per_example=2 * end.examples / data.examples + rounds)
     return w
+
+
+@dataclass
+class SvrgOptions(Options):
+    method: Literal["svrg", "saga"] = option(
+        "svrg", "svrg takes a full gradient now and then, saga keeps the last slope of each example (linear models)"
+    )
+    inner_epochs: float = option(2.0, "svrg: epochs between two full gradients")
+    snapshot: Literal["last", "random"] = option(
+        "last", "svrg: where the next full gradient is taken: at the last iterate (option I), or at one drawn (II)"
+    )
+    threads: int = option(
+        0, "svrg on one rank: threads that take steps of single examples without locks; 0: batches, on any ranks"
+    )
+    optimizer: str = option("sgd", "sgd: steps of reduced variance are plain ones", group="optimization")
+    schedule: str = option(
+        "constant", "of the rate, which may stay as it is: constant, step, cosine, 1/t, ...", group="optimization"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd":
+            raise UsageError(f"--optimizer {self.optimizer}: steps of reduced variance are plain ones; take sgd")
+        if not 0 < self.inner_epochs < math.inf:
+            raise UsageError(f"--inner-epochs must be greater than 0, not {self.inner_epochs}")
+        self._refuse_negative("threads")
+        if self.clip_norm:
+            raise UsageError("--clip-norm: a clipped step is none of reduced variance; take a smaller --lr")
+        if self.augment:
+            raise UsageError("--augment: an example that changes has no gradient that could be kept")
+        if self.method == "saga" or self.threads:
+            self._check_examples("--threads" if self.threads else "--method saga")
+        if self.method == "saga" and (self.inner_epochs != 2 or self.snapshot != "last" or self.threads):
+            raise UsageError("--method saga takes no snapshots: leave out --inner-epochs, --snapshot and --threads")
+        if self.threads:
+            self._check_threads()
+
+    def _check_examples(self, what: str) -> None:
+        """Of what works on single examples of a linear model, without a model's own gradient."""
+        if self.device != "cpu":
+            raise UsageError(f"{what} works on single examples, on the CPU: leave out --device {self.device}")
+        if self.accumulate > 1:
+            raise UsageError(f"{what} has no parts of a batch to add up: leave out --accumulate")
+        if self.straggler or self.pretend_compute:
+            raise UsageError(f"{what} calls no model that could be slowed: no --straggler, no --pretend-compute")
+
+    def _check_threads(self) -> None:
+        if self.average:
+            raise UsageError("--threads: nobody sees each iterate, so none can be averaged; leave out --average")
+        if self.snapshot != "last":
+            raise UsageError("--threads: no iterate can be drawn where nobody sees each; leave out --snapshot")
+        if self.inner_epochs != int(self.inner_epochs):
+            raise UsageError(f"--threads meet at the ends of epochs: --inner-epochs is whole, not {self.inner_epochs}")
+        if self.threads > 1024:
+            raise UsageError(f"--threads is 1024 at most, not {self.threads}")
+        if (self.batch_size not in (Options.batch_size, "full")) or self.batch_per_rank:
+            raise UsageError("--threads take steps of one example: leave out --batch-size and --batch-per-rank")
+        if self.data_servers or self.placement == "streamed":
+            raise UsageError("--threads read rows in memory: --placement shared, no --data-servers")
+
+    def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
+        """With threads, a step of the run is an epoch."""
+        if not self.threads:
+            return super().plan(ranks, data)
+        return data.examples, 1, self.allowance.steps(self.steps or self.epochs, data.examples)
+
+
+def check(options: SvrgOptions, ranks: int, model: Any) -> None:
+    if options.threads and ranks > 1:
+        raise UsageError(f"--threads share the parameters of one rank, not of {ranks}: start it without mpiexec")
+    if options.threads or options.method == "saga":
+        from hpcdl.models.linear_form import linear_form
+
+        linear_form(model, "--threads" if options.threads else "--method saga")
+
+
+def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
+    from hpcdl.strategies.asynchronous_svrg import train as train_in_threads
+    from hpcdl.strategies.saga import train as train_saga
+
+    options: Any = run.options
+    if options.threads:
+        train_in_threads(comm, model, data, optimizer, run, options.threads, int(options.inner_epochs))
+    elif options.method == "saga":
+        train_saga(comm, model, data, optimizer, run)
+    else:
+        train(comm, model, data, optimizer, run, options.inner_epochs, options.snapshot)
+
+
+STRATEGY = Strategy("train-svrg", SvrgOptions, start, check=check)

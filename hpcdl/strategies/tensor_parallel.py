@@ -26,22 +26,30 @@ of keeping it, so that a block sends 5/4 of them. The gradients of the tensors t
 Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022)
 """
 
-from typing import Any
+from __future__ import annotations
 
-from hpcdl.comm import Communicator
-from hpcdl.comm.tensor_group import TensorGroup
-from hpcdl.data import Data
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import unwrapped
-from hpcdl.models.part import ModelPart
-from hpcdl.optim import Optimizer
-from hpcdl.parallel.cut_model import CutModel
-from hpcdl.parallel.zero import Shards
-from hpcdl.runs.run import Run
+from hpcdl.runs.options import Options, option
+from hpcdl.strategies.description import Strategy
+
+if TYPE_CHECKING:
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
+    from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, sequence: bool = False) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's part."""
+    from hpcdl.comm.tensor_group import TensorGroup
+    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.models.part import ModelPart
+    from hpcdl.parallel.cut_model import CutModel
+    from hpcdl.parallel.zero import Shards
+
     part = ModelPart(unwrapped(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
     copies = run.until_end(comm.split(comm.rank, name="data"))  # of this part: there is one
     summed = [(comm, part.replicated())] if sequence else []
@@ -56,3 +64,23 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
         run.record(loss, batch.total)
         run.boundary()
     return held.parameters
+
+
+@dataclass
+class TensorOptions(Options):
+    sequence_parallel: bool = option(False, "cut what lies between the parts of layers by tokens, too (gpt)")
+
+
+def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
+    options: Any = run.options
+    train(comm, model, data, optimizer, run, options.sequence_parallel)
+
+
+def fits(options: TensorOptions, ranks: int, model: Any) -> None:
+    from hpcdl.parallel.cut_model import check_same_rows, check_tensor
+
+    check_same_rows(options, ranks)
+    check_tensor(model, ranks, options.sequence_parallel)
+
+
+STRATEGY = Strategy("train-tensor-parallel", TensorOptions, start, check=fits, cut=True)

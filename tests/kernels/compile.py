@@ -15,8 +15,8 @@ from hpcdl.kernels.cases import CASES
 from hpcdl.models import make_model
 from hpcdl.models.linear_form import linear_form
 from hpcdl.optim import make_optimizer
+from hpcdl.parallel.dual_ascent import Ascent
 from hpcdl.parallel.thread_team import ThreadTeam, words_for
-from hpcdl.strategies.coordinate_descent import Ascent
 
 
 def compile_case(name: str) -> None:

@@ -13,12 +13,13 @@ from hpcdl.launch.isolated_run import Outcome, attempt, failure, packed, side_by
 from hpcdl.launch.training import Training
 from hpcdl.runs.options import Options
 from hpcdl.strategies import all_reduce
+from hpcdl.strategies.description import Strategy
 
 SMALL = {"steps": 6, "batch_size": 16, "model": "softmax", "progress": "none", "optimizer": "sgd"}
 
 
 def training(train, **settings):
-    return Training("train-try", Options, "", train, **settings)
+    return Training(Strategy("train-try", Options, train, **settings))
 
 
 def trained(comm, folder, **options):

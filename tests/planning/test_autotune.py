@@ -64,7 +64,7 @@ def test_its_command_can_be_run(ranks):
         assert read(each.forecast.line, ranks).plan[0] == 64
     program, *words = said[-1].removeprefix(start).split()
     training = read_command(1, f"-n {ranks}: {program}", {}, ranks).training
-    assert parse(training.options_class, program, "", words).model == "mlp:64,64,64"
+    assert parse(training.strategy.options_class, program, "", words).model == "mlp:64,64,64"
 
 
 def test_measurements_stand_beside():

@@ -14,7 +14,8 @@ LINE = "train-grid --model gpt:layers=4,width=64,heads=4 --data text --batch-siz
 
 def case(line, ranks):
     command = read_command(1, f"-n {ranks}: {line}", {}, ranks)
-    return Workload(command.training.program, command.options(parse, "--out=none"), ranks, command.training.check)
+    strategy = command.training.strategy
+    return Workload(strategy.program, command.options(parse, "--out=none"), ranks, strategy.check)
 
 
 @pytest.fixture(scope="module")

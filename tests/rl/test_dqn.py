@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.rl.options import RLOptions
-from hpcdl.scripts.train_dqn import TRAINING
+from hpcdl.rl.options import DQN, RLOptions
+from hpcdl.rl.training import Learning
 
 CHAIN = {
     "env": "chains:chain",
@@ -33,7 +33,7 @@ CHAIN = {
 def learned(**more):
     """A run on the chain, on one rank, in this process."""
     options = RLOptions(**(CHAIN | more))
-    return TRAINING.run(MPI.COMM_SELF, options)
+    return Learning(DQN).run(MPI.COMM_SELF, options)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_gone_on_with_is_as_never_stopped(how, alone, tmp_path):
     whole = learned(**how)
     options = RLOptions(**(CHAIN | how | {"out": str(tmp_path / "r")}))
     options.pause = 1.0
-    first = TRAINING.run(MPI.COMM_SELF, options)
+    first = Learning(DQN).run(MPI.COMM_SELF, options)
     assert first.stopped == "paused" and first.step * options.per_step == 200
     rest = learned(**how, out=str(tmp_path / "r"), resume=str(tmp_path / "r"))
     np.testing.assert_array_equal(rest.parameters, whole.parameters)
@@ -89,7 +89,7 @@ def test_gone_on_with_is_as_never_stopped(how, alone, tmp_path):
 def test_without_its_replay_memory_it_is_filled_anew(alone, tmp_path):
     options = RLOptions(**(CHAIN | {"env_steps": 400, "out": str(tmp_path / "r")}))
     options.pause = 1.0
-    first = TRAINING.run(MPI.COMM_SELF, options)
+    first = Learning(DQN).run(MPI.COMM_SELF, options)
     rest = learned(env_steps=400, out=str(tmp_path / "r"), resume=str(tmp_path / "r"))
     assert rest.step == 400 and rest.summary["updates"] - first.summary["updates"] <= 200 - 50 + 3
     assert rest.summary["replay_size"] <= 200 and rest.summary["episodes"] > first.summary["episodes"] > 0

@@ -17,9 +17,8 @@ from hpcdl.optim import make_optimizer
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.store_messages import Push
 from hpcdl.rl.gorila import Bundle, StalenessFilter
-from hpcdl.rl.options import RLOptions
-from hpcdl.scripts import train_dqn
-from hpcdl.scripts.train_gorila import TRAINING, GorilaOptions
+from hpcdl.rl.options import DQN, GORILA, GorilaOptions, RLOptions
+from hpcdl.rl.training import Learning
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.four]
 
@@ -48,12 +47,12 @@ SCORES += ("episodes", "return_mean", "return_min", "return_max")
 
 def learned(comm, **more):
     """A run of Gorila on the chain, of all ranks of `comm`."""
-    return TRAINING.run(comm, GorilaOptions(**(CHAIN | more)))
+    return Learning(GORILA).run(comm, GorilaOptions(**(CHAIN | more)))
 
 
 def dqn(**more):
     """A run of DQN, on this rank alone."""
-    return train_dqn.TRAINING.run(MPI.COMM_SELF, RLOptions(**(CHAIN | more)))
+    return Learning(DQN).run(MPI.COMM_SELF, RLOptions(**(CHAIN | more)))
 
 
 def evaluations(folder):

@@ -10,9 +10,10 @@ import pytest
 from plain_replay import Walk
 
 from hpcdl.errors import LoneError, UsageError
+from hpcdl.rl.options import GORILA, GorilaOptions
 from hpcdl.rl.replay import Replay
 from hpcdl.rl.replay_checkpoint import replay_path, restore_replay, save_if_due, write_replay
-from hpcdl.scripts.train_gorila import TRAINING, GorilaOptions
+from hpcdl.rl.training import Learning
 
 
 def filled(capacity=60, seed=0, **how):
@@ -113,7 +114,7 @@ def test_a_run_that_is_gone_on_with_learns_at_once(world, mpi_tmp_path, apart):
     }
 
     def updates(steps, **more):
-        run = TRAINING.run(world, GorilaOptions(**how | {"env_steps": steps} | more))
+        run = Learning(GORILA).run(world, GorilaOptions(**how | {"env_steps": steps} | more))
         return json.loads((folder / "summary.json").read_text())["updates"] if run.comm.rank == 0 else 0
 
     first = updates(300, save_replay=True)

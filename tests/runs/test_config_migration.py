@@ -14,9 +14,9 @@ from hpcdl.errors import UsageError
 from hpcdl.runs.config_migration import predecessor
 from hpcdl.runs.options import Options, parse
 from hpcdl.scripts import train_allreduce
-from hpcdl.scripts.train_allreduce import AllReduceOptions
-from hpcdl.scripts.train_gossip import GossipOptions
-from hpcdl.scripts.train_pipeline import PipelineOptions
+from hpcdl.strategies.all_reduce import AllReduceOptions
+from hpcdl.strategies.gossip import GossipOptions
+from hpcdl.strategies.pipeline_options import PipelineOptions
 
 
 @pytest.fixture

@@ -28,23 +28,23 @@ from hpcdl.optim.schedules import SETTINGS as SCHEDULES
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import kinds_of
 
-PROGRAMS = {
-    "train_sequential": "Options",
-    "train_allreduce": "AllReduceOptions",
-    "train_coordinate_descent": "CoordinateOptions",
-    "train_federated": "FederatedOptions",
-    "train_pipeline": "PipelineOptions",
-    "train_grid": "GridOptions",
-    "train_local_sgd": "LocalOptions",
-    "train_svrg": "SvrgOptions",
-    "train_sgld": "SgldOptions",
-    "train_gossip": "GossipOptions",
-    "train_kmeans": "KMeansOptions",
-    "train_parameter_server": "ServerOptions",
-    "train_tensor_parallel": "TensorOptions",
-    "train_model_parallel": "ModelOptions",
-    "train_fully_sharded": "ShardedOptions",
-}
+PROGRAMS = [
+    "train_sequential",
+    "train_allreduce",
+    "train_coordinate_descent",
+    "train_federated",
+    "train_pipeline",
+    "train_grid",
+    "train_local_sgd",
+    "train_svrg",
+    "train_sgld",
+    "train_gossip",
+    "train_kmeans",
+    "train_parameter_server",
+    "train_tensor_parallel",
+    "train_model_parallel",
+    "train_fully_sharded",
+]
 MANY = ["1e20", "100000000000000000000", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 5000]
 BAD = ["", "-1", "nan", "inf", "-inf", "1e308", "-1e308", "1e-200", "5e-324", "0x10", "null", "half", "1\n2", "\ud800"]
 FEW = ["0", "1", "2", "3", "0.5", " 1", "1_0", "٣"]
@@ -129,7 +129,7 @@ def values(name, kind):
 def starts(draw):
     """A program, the options that it is given, and which of these stand in a file, as what YAML makes of them."""
     program = draw(st.sampled_from(sorted(PROGRAMS)))
-    kinds = kinds_of(getattr(importlib.import_module(f"hpcdl.scripts.{program}"), PROGRAMS[program]))
+    kinds = kinds_of(importlib.import_module(f"hpcdl.scripts.{program}").main.options_class)
     names = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=3, unique=True))
     given = {name: draw(values(name, kinds[name])) for name in names}
     inside = draw(st.lists(st.sampled_from(names), unique=True))

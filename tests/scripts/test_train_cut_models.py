@@ -13,7 +13,7 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.part import require_layers
-from hpcdl.scripts.train_tensor_parallel import check_tensor
+from hpcdl.parallel.cut_model import check_tensor
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DIGITS = ["--model", "mlp:24,12", "--batch-size", "60", "--epochs", "4", "--lr", "0.1", "--allreduce", "ring"]

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import parse
-from hpcdl.scripts.train_federated import FederatedOptions
+from hpcdl.strategies.federated import FederatedOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_federated.py"
 

@@ -15,7 +15,7 @@ from written_runs import summary
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
 from hpcdl.models import for_data
-from hpcdl.scripts.train_hogwild import HogwildOptions
+from hpcdl.strategies.hogwild import HogwildOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_hogwild.py"
 SMALL = ["--data", "digits", "--epochs", "3", "--seed", "1"]

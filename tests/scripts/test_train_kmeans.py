@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hpcdl.data import open_data
+from hpcdl.parameter_server import kmeans
 from hpcdl.random import Random
-from hpcdl.scripts import train_kmeans
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_kmeans.py"
 EACH_ROUND = """\
@@ -23,7 +23,7 @@ for rounds in range(1, 6):
 def digits():
     """The training rows, and the first 7 centroids of seed 3."""
     data = open_data("digits", dtype="float64")
-    return data.train.rows(0, data.examples)[0], train_kmeans.plus_plus(data.train, 7, 3)
+    return data.train.rows(0, data.examples)[0], kmeans.plus_plus(data.train, 7, 3)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_mini_batches(run_on, tmp_path, each_round, digits, ranks, servers, cons
 
 def test_a_centroid_without_rows_stays():
     centroids, counts = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0, 5.0])
-    for update, wanted, had in [(train_kmeans.lloyd, [3, 4], [0, 2]), (train_kmeans.mini_batch, [3, 4], [5, 7])]:
+    for update, wanted, had in [(kmeans.lloyd, [3, 4], [0, 2]), (kmeans.mini_batch, [3, 4], [5, 7])]:
         update(centroids, counts, np.array([[0.0, 0.0], [6.0, 8.0]]), np.array([0.0, 2.0]))
         assert np.array_equal(centroids, [[1, 2], wanted]) and np.array_equal(counts, had)
         counts[:] = 5

@@ -13,7 +13,7 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.models import make_model
 from hpcdl.runs.options import parse
 from hpcdl.runs.roles import divide
-from hpcdl.scripts.train_parameter_server import ServerOptions, check_servers
+from hpcdl.strategies.parameter_server import ServerOptions, check_servers
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_parameter_server.py"
 SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--seed", "1"]

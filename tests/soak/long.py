@@ -6,9 +6,6 @@ requests in flight and left behind, Python's objects. After the first EVERY step
 says does: metrics.jsonl by a line a step and one an evaluation. Ends with status 1 where something has.
 """
 
-from hpcdl.scripts import train_allreduce  # first: it takes over the signals before MPI starts
-
-# isort: split
 import gc
 import json
 import os
@@ -25,6 +22,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.comm.requests import Request
 from hpcdl.runs.run import Run
+from hpcdl.scripts import train_allreduce
 
 WORLD = MPI.COMM_WORLD
 SETTLED = 10_000  # steps of a run from which on it has as much memory as it will take

@@ -6,9 +6,6 @@ the replicas agree. Some are told to stop by a signal to any rank, or by their t
 checkpoint.
 """
 
-from hpcdl.scripts import train_parameter_server  # first: it takes over the signals before MPI starts
-
-# isort: split
 import json
 import os
 import signal
@@ -26,6 +23,7 @@ from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.random import Random
 from hpcdl.runs import signals
 from hpcdl.runs.roles import divide
+from hpcdl.scripts import train_parameter_server
 
 WORLD = MPI.COMM_WORLD
 AGES = 1_000_000  # more steps than a run gets to that is stopped

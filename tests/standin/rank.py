@@ -8,9 +8,6 @@ line with the status that the program left with and the seconds of processor tim
 in FOLDER/NUMBER.out and .err. An exception that nobody catches ends the world, as it ends any job of hpcdl.
 """
 
-import hpcdl.launch.training  # noqa: F401 - first: it takes over the signals before MPI starts
-
-# isort: split
 import contextlib
 import json
 import os
@@ -19,7 +16,7 @@ import socket
 import sys
 from pathlib import Path
 
-from mpi4py import MPI
+from hpcdl.launch.start import start_mpi
 
 
 @contextlib.contextmanager
@@ -50,6 +47,9 @@ def status_of(script: str, arguments: list[str]) -> int:
 
 
 def main(folder: Path) -> None:
+    start_mpi()
+    from mpi4py import MPI
+
     number, busy = MPI.COMM_WORLD.rank, 0.0
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(str(folder / "door"))
@@ -61,9 +61,9 @@ def main(folder: Path) -> None:
                     status = status_of(script, arguments)
                 before, busy = busy, sum(os.times()[:4])
                 print(status, busy - before, file=lines, flush=True)
+    MPI.Finalize()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    MPI.Finalize()
     os._exit(0)  # the interpreter would take its time to forget all that was compiled

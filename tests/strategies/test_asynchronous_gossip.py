@@ -300,11 +300,12 @@ from hpcdl.launch.training import Training
 from hpcdl.runs.options import Options
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.strategies.asynchronous_gossip import train
+from hpcdl.strategies.description import Strategy
 
 def start(comm, model, data, optimizer, run):
     train(comm, model, data, optimizer, run, topology("ring", comm.size))
 
-Training("try", Options, "", start).main(sys.argv[1:])
+Training(Strategy("try", Options, start)).main(sys.argv[1:])
 """
 
 

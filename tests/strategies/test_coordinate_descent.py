@@ -12,9 +12,9 @@ from hpcdl.data.sampler import local_order
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels.linear import HINGE, LOGISTIC
 from hpcdl.models import make_model
-from hpcdl.models.linear_form import LinearForm
+from hpcdl.models.linear_form import LinearForm, linear_form
+from hpcdl.parallel.dual_ascent import Ascent
 from hpcdl.strategies import coordinate_descent
-from hpcdl.strategies.coordinate_descent import Ascent
 
 pytestmark = pytest.mark.four
 
@@ -134,7 +134,7 @@ def test_on_one_rank_both_ways_are_sdca_to_the_bit(descend):
     averaged = descend(MPI.COMM_SELF, "logistic", aggregate="average")
     assert np.array_equal(added.path, averaged.path)
     model = make_model("logistic", (FEATURES,), 2, "float64")
-    form = coordinate_descent.linear_form(model, "", (1,))
+    form = linear_form(model, "", (1,))
     alone = Ascent(examples("logistic"), form, (0, 1), DECAY)
     for turn in range(6):
         alone.visit(turn * ROWS, ROWS, 1)

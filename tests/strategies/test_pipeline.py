@@ -17,7 +17,7 @@ from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run, signals
 from hpcdl.strategies import pipeline
-from hpcdl.strategies.pipeline import check_schedule
+from hpcdl.strategies.pipeline_options import check_schedule
 
 pytestmark = pytest.mark.four
 

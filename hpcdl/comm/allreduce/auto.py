@@ -33,7 +33,7 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.collective_schedule import Step
 from hpcdl.comm.node_memory import NodeMemory, node_memory
 from hpcdl.comm.operations import SUM, Reduction
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import activity, attribute_key
 from hpcdl.files import atomic_write, cache_folder, parse_json
 
 log = logging.getLogger("hpcdl")
@@ -47,7 +47,7 @@ HOPELESS = 3.0  # times the best trial turn of all candidates
 ALWAYS_RACED = ("mpi", "elsewhere")  # never dropped: they are compared with each other
 MAX_LAG = 1.25  # times the library's time, for vectors outside of shared memory
 
-TABLE = MPI.Comm.Create_keyval()  # attribute of a communicator: its table
+TABLE = "table of algorithms"  # attribute of a communicator
 tables: dict[str, list[str]] = {}  # of this process, by key: the algorithm for each size
 
 
@@ -68,10 +68,10 @@ def choose(comm: MPI.Intracomm, vector: np.ndarray) -> Algorithm:
 
 def table(comm: MPI.Intracomm) -> list[str]:
     """Return the algorithm for each of SIZES; the first call is collective."""
-    found: Any = comm.Get_attr(TABLE)
+    found: Any = comm.Get_attr(attribute_key(TABLE))
     if found is None:
         prepare(comm)
-        found = comm.Get_attr(TABLE)
+        found = comm.Get_attr(attribute_key(TABLE))
     return found
 
 
@@ -79,7 +79,7 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
     """Make the memory of the node and read or measure the table; collective."""
     memory = node_memory(comm)
     if comm.Get_size() == 1:
-        comm.Set_attr(TABLE, ["ring"] * len(SIZES))  # any: a single rank sends nothing
+        comm.Set_attr(attribute_key(TABLE), ["ring"] * len(SIZES))  # any: a single rank sends nothing
         return memory
     with activity.inside("measuring all-reduce algorithms"):
         about = description(comm, memory)
@@ -90,7 +90,7 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
         if known is None:
             known = measure_and_keep(comm, path, about)
     tables[key] = known
-    comm.Set_attr(TABLE, known)
+    comm.Set_attr(attribute_key(TABLE), known)
     return memory
 
 

@@ -28,14 +28,14 @@ from mpi4py import MPI
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
 from hpcdl.comm.collective_schedule import Step, complete
-from hpcdl.comm.node_memory import KEY, NodeMemory, node_memory
+from hpcdl.comm.node_memory import NodeMemory, known_memory, node_memory
 from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.errors import AgreedError
 
 
 def shared_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> None:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, which are on one node, in place."""
-    memory: Any = comm.Get_attr(KEY) or prepare(comm)
+    memory: Any = known_memory(comm) or prepare(comm)
     if memory.shared:
         memory.all_reduce(vector, op)
     else:

@@ -15,6 +15,7 @@ A rank whose program ends reports that to rank 0, and rank 0 listens until all r
 SystemExit that ends a program, and MPI_Finalize waits for the other ranks, which may wait for this one.)
 """
 
+import functools
 import json
 import math
 import os
@@ -92,13 +93,16 @@ def leave(*_: Any) -> None:
 
 
 # Also if a program calls MPI.Finalize itself: it first deletes the attributes of COMM_SELF.
-FINALIZING = MPI.Comm.Create_keyval(delete_fn=leave)
+@functools.cache
+def finalizing() -> int:
+    """Return the key of the attribute of COMM_SELF whose deletion calls `leave`."""
+    return MPI.Comm.Create_keyval(delete_fn=leave)
 
 
 def leave_once() -> None:
     """Run `leave` at the end of the program, unless it has run."""
-    if MPI.COMM_SELF.Get_attr(FINALIZING):
-        MPI.COMM_SELF.Delete_attr(FINALIZING)
+    if MPI.COMM_SELF.Get_attr(finalizing()):
+        MPI.COMM_SELF.Delete_attr(finalizing())
 
 
 exit_callbacks.append(leave_once)
@@ -137,8 +141,8 @@ class Watchdog:
         self.question = 0  # number of the last query: answers to earlier ones are ignored
         self.last_print = -math.inf  # time of the last status print
         self.freed: dict[str, int] = {}  # number of the last call on each freed communicator
-        if not MPI.COMM_SELF.Get_attr(FINALIZING):
-            MPI.COMM_SELF.Set_attr(FINALIZING, True)
+        if not MPI.COMM_SELF.Get_attr(finalizing()):
+            MPI.COMM_SELF.Set_attr(finalizing(), True)
         watching.append(self)
         if not watch_thread.is_alive():
             watch_thread = WatchThread()
