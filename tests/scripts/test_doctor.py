@@ -61,10 +61,11 @@ def test_two_ranks(run_on, tmp_path):
 
 
 def test_notes_are_status_0(alone, monkeypatch, capsys):
-    from hpcdl.scripts import doctor
+    from hpcdl.machine import doctor
+    from hpcdl.scripts.doctor import main
 
     monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.CheckRow("here", "found", "note", "do this")])
-    doctor.main([])
+    main([])
     said = capsys.readouterr()
     assert said.out.splitlines()[-3:] == ["here: do this", "", "nothing would hurt a run"] and said.err == ""
 

@@ -138,7 +138,7 @@ def test_a_rank_that_is_lost_before_the_next_leg_ends_the_job(launch, interfere,
     program = interfere(12, 1, KILL)
     patch = f"    if training.MPI.COMM_WORLD.rank == 0: {KILL}\n    return found(*told)\n"
     patch = f"def dying(*told, found=survivor.Survivor.hand_over):\n{patch}survivor.Survivor.hand_over = dying\n"
-    patch = f"from hpcdl.runs import survivor\n{patch}"
+    patch = f"from hpcdl.recovery import survivor\n{patch}"
     program.write_text(program.read_text().replace("def record", f"{patch}def record"))
     done = launch(3, program, *SGD, "--out", "a", "--survive", "2", given=ULFM, check=1)
     assert "error: another rank is lost before the first step of those that are left" in done.stderr
