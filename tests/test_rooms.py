@@ -108,3 +108,13 @@ def test_a_strategy_fits_on_a_screen(path):
         if isinstance(node, ast.FunctionDef) and node.name == "train":
             first = node.body[1] if ast.get_docstring(node) else node.body[0]
             assert node.end_lineno - first.lineno < SCREEN
+
+
+def test_no_class_name_stands_twice():
+    names = [
+        node.name
+        for path in files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert not {name for name in names if names.count(name) > 1}
