@@ -5,8 +5,9 @@
     dpsgd                  x_i <- sum over j of W_ij x_j - a g_i(x_i)                                       meanwhile
     gradient-tracking      y_i <- sum over j of W_ij y_j + g_i(x_i) - g_i(x_i of the step before)           meanwhile
                            x_i <- sum over j of W_ij x_j - a y_i
-    detag                  the same once in a phase of R batches, with their mean gradient for g_i, and     meanwhile
-                           R rounds of accelerated gossip for W
+    detag                  once in a phase of R batches, with their mean gradient for g_i, R rounds of      meanwhile
+                           accelerated gossip for W, and the step before y_i takes up the gradient:
+                           x_i <- AG(x)_i - a AG(y)_i,  y_i <- AG(y)_i + g_i - g_i of the phase before
     defacto                g_i over R batches, then R rounds whose matrices multiply to 11^T/n: the         after
                            exact average, as by an all-reduce
 
@@ -28,7 +29,7 @@ is linear in the gradient (SGD, momentum, Nesterov). What is reported is the ave
 (Adapt-then-combine: Chen and Sayed, "Diffusion adaptation strategies for distributed optimization", 2012. D-PSGD: Lian
 et al., NeurIPS 2017. Gradient tracking: DIGing, here of minibatches: Nedic, Olshevsky and Shi, "Achieving geometric
 convergence for distributed optimization over time-varying graphs", SIAM Journal on Optimization 2017. DeTAG and
-DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021.)
+DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021; longer in JMLR 2023.)
 """
 
 from __future__ import annotations
@@ -219,12 +220,20 @@ class GradientTracking:
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
         self.gossip.finish()
         if last:
-            self.y += self.mean
-            self.y -= self.last
-            self.last[:], self.mean[:] = self.mean, 0
-            self.optimizer.update(self.x, self.y, rate=self.optimizer.schedule(t))
+            self.end_phase(self.optimizer.schedule(t))
             self.w[:] = self.x
         return loss
+
+    def end_phase(self, rate: float) -> None:
+        """Add the change of the gradient to y, then step along y."""
+        self.track()
+        self.optimizer.update(self.x, self.y, rate=rate)
+
+    def track(self) -> None:
+        """y <- y + this phase's gradient - that of the phase before."""
+        self.y += self.mean
+        self.y -= self.last
+        self.last[:], self.mean[:] = self.mean, 0
 
 
 class DeTAG(GradientTracking):
@@ -238,6 +247,11 @@ class DeTAG(GradientTracking):
         gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)), self.memory)
         self.before["gossip_before"] = gossip.before
         return gossip
+
+    def end_phase(self, rate: float) -> None:
+        """Step along y, which tracks the gradient of the phase before, then add the change of the gradient to y."""
+        self.optimizer.update(self.x, self.y, rate=rate)
+        self.track()
 
     def __call__(self, batch: Batch, t: int) -> float:
         if t % self.phase == 0:

@@ -125,8 +125,8 @@ def plain(method, graph, size, data, model, phase, *, lr, steps, batch):
             mixed, before = (1 + eta) * w @ mixed - eta * before, mixed
             y, y_before = (1 + eta) * w @ y - eta * y_before, y
             if ends:
+                mixed = x = mixed - lr * y  # Lu and De Sa 2021, (15): before (16), which changes y
                 y, last = y + mean - last, mean
-                mixed = x = mixed - lr * y
         elif method == "defacto":
             mean = (mean if step % phase else 0 * mean) + g / phase
             if ends:
@@ -142,7 +142,7 @@ def plain(method, graph, size, data, model, phase, *, lr, steps, batch):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.in_turn("partition")
 def test_every_method_takes_the_steps_of_its_matrix_form(method, spec, partition, follow, each_group):
-    options = {"optimizer": "sgd", "schedule": "constant", "lr": 0.3, "batch_size": 13, "steps": 8}
+    options = {"optimizer": "sgd", "schedule": "constant", "lr": 0.3, "batch_size": 13, "steps": 10}
 
     def body(comm):
         graph = graph_of(spec, comm.size)
@@ -153,7 +153,7 @@ def test_every_method_takes_the_steps_of_its_matrix_form(method, spec, partition
             assert (method, spec) in REFUSED
             return
         model = make_model("mlp:5", run.data.features, run.data.classes, "float64")
-        paths = plain(method, graph, comm.size, data_of(partition), model, phase, lr=0.3, steps=8, batch=13)
+        paths = plain(method, graph, comm.size, data_of(partition), model, phase, lr=0.3, steps=10, batch=13)
         agree(run.own_path, [rows[comm.rank] for rows in paths])
         agree(run.path, [rows.mean(axis=0) for rows in paths])
 
