@@ -268,10 +268,17 @@ def each_group(world):
 
 
 @pytest.fixture
-def alone():
-    """For tests that start ranks of their own."""
+def alone(monkeypatch):
+    """For tests that start ranks of their own, in a folder for temporary files of their own.
+
+    Open MPI's launcher keeps its files in a folder that is named after its process. A launcher that is killed leaves it,
+    and a later one with the same process number then does not start (213).
+    """
     if MPI.COMM_WORLD.size > 1:
         pytest.skip("starts ranks of its own")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
 
 
 @pytest.fixture
@@ -317,7 +324,7 @@ class Ranks:
             door.settimeout(60)
             self.process = subprocess.Popen(
                 [mpiexec(), "-n", str(ranks), sys.executable, STANDIN / "rank.py", self.folder.name],
-                env=clean_environment() | environment,
+                env=clean_environment() | environment | {"TMPDIR": self.folder.name},
                 stdin=subprocess.DEVNULL,
             )
             while len(self.lines) < ranks:

@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -85,6 +86,8 @@ class Job:
         environment = clean_environment() | dict([self.mark.split("=")])
         environment |= {"PYTHONPATH": str(HERE.parent), "HPCDL_CACHE": str(folder.parent / "cache")}
         environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
+        self.temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        environment["TMPDIR"] = self.temporary.name  # what a killed launcher leaves stops one of the same number
         self.before = set(os.listdir("/proc"))
         command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcdl", *words]
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

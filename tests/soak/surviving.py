@@ -50,7 +50,6 @@ PUSHES = ROWS // BATCH * EPOCHS
 COUNTED = ["--data", f"counting:rows,count={ROWS}", "--model", f"counting:Counting,rows={ROWS}", "--dtype", "float64"]
 COUNTED += ["--optimizer", "sgd", "--lr", "1", "--schedule", "constant", "--batch-size", str(BATCH)]
 COUNTED += ["--epochs", str(EPOCHS), "--progress", "none"]
-NOT_STARTED, TRIES = "listener thread failed to start", 3  # what the launcher says now and then of itself
 SAID = "no worker is left", "replicas of slice", "before the first step"
 MARK = f"HPCDL_SOAK={os.getpid()}"  # in the environment of our jobs
 ANY = "--any-moment"
@@ -97,19 +96,16 @@ def start(folder, ranks, words, strikes=(), draw=None):
     command = [mpiexec(), "--with-ft", "ulfm", "-n", str(ranks), sys.executable, *words]
     environment = clean_environment() | dict([MARK.split("=")]) | {"PYTHONPATH": str(COUNTING.parent)}
     environment["PRTE_MCA_state_base_recoverable"] = "1"  # for ranks that were started anew
-    for _ in range(TRIES):
-        struck = 0
-        with tempfile.TemporaryFile("w+") as said:
-            process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said)
-            try:
-                struck = sum([strike(process, folder / "left", *each, draw) for each in strikes])
-                process.wait(SECONDS)
-            finally:
-                process.kill()
-            said.seek(0)
-            done = subprocess.CompletedProcess(command, process.returncode, said.read())
-        if NOT_STARTED not in done.stdout:
-            break
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryDirectory() as temporary:
+        environment["TMPDIR"] = temporary  # what a killed launcher has left stops a later one of the same number
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said)
+        try:
+            struck = sum([strike(process, folder / "left", *each, draw) for each in strikes])
+            process.wait(SECONDS)
+        finally:
+            process.kill()
+        said.seek(0)
+        done = subprocess.CompletedProcess(command, process.returncode, said.read())
     return done, struck
 
 
