@@ -15,6 +15,7 @@ their steps: `with run.stopwatch.step(): ...`.
 """
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -242,7 +243,7 @@ class Run:
 
         known: all ranks have ended, and it is what the one has said that leads.
         """
-        if known or self._progress.stopped is None:
+        if known or (reason is not None and self._progress.stopped is None):
             self._progress = replace(self._progress, stopped=reason)
 
     @property
@@ -285,7 +286,7 @@ class Run:
         """Examples per second."""
         return self.examples / max(1e-9, self.seconds)
 
-    @property
+    @functools.cached_property
     def save_every(self) -> int:
         """Steps between checkpoints; 0: only the last is saved."""
         return self.options.checkpoint_every // (self.options.per_step or 1)
@@ -349,7 +350,7 @@ class Run:
     def record(self, loss: float, total: int) -> None:
         """Note this rank's sum of losses of a step of `total` examples, all ranks together; local."""
         self.agreement.steps_done.append(Step(float(loss), total, self.stopwatch.now()))
-        self._progress = replace(self._progress, step=self.step + 1, examples=self.examples + total)
+        self._progress = self._progress.after_step(total)
         for observer in self.observers:
             observer(self, loss, total)
 
@@ -407,8 +408,8 @@ class Run:
             raise self.not_finite(found.step, found.rank) from None
         self.legs.sent = agreed.sent
         self.threads.agreed(agreed.threads)
-        known = [each.mean for each in agreed.steps if each.total]
-        self._progress = replace(self._progress, train_loss=[self._progress.train_loss, *known][-1])
+        if known := [each.mean for each in agreed.steps if each.total]:
+            self._progress = replace(self._progress, train_loss=known[-1])
         self.metrics.record(first, agreed.steps, self._progress, self.steps, self.rate)
         self.stop(self.stopping.told(self._progress, agreed.signalled, agreed.late))
         self.stop(self.stopping.used(self._progress, agreed.seconds, self.legs.bytes, self.examples))

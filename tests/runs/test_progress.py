@@ -1,7 +1,7 @@
 """Where a run is: one record, which is replaced whole, and comes back from a checkpoint as it was."""
 
 import math
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from mpi4py import MPI
@@ -21,6 +21,11 @@ def test_it_comes_back_from_a_checkpoint(best):
 def test_nobody_changes_it():
     with pytest.raises(FrozenInstanceError):
         Progress().step = 3
+
+
+def test_a_step_changes_steps_and_examples_alone():
+    there = Progress(7, 91, 6, {"test_loss": 0.5}, 0.75, 0.25, 2, "signal", 1.5)
+    assert there.after_step(13) == replace(there, step=8, examples=104)
 
 
 def test_the_first_reason_for_which_a_run_stops_counts():
