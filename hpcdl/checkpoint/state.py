@@ -42,8 +42,8 @@ class Tracked(Protocol):
         """Give all ranks their parts of rank 0's vector; collective."""
 
 
-class Same:
-    """`array` is the same on all ranks."""
+class OneArray:
+    """A vector that stands in the file in the shape and type of `array`."""
 
     def __init__(self, array: Array):
         self.array = array
@@ -53,6 +53,10 @@ class Same:
 
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
         return self.array.shape, self.array.dtype
+
+
+class Same(OneArray):
+    """`array` is the same on all ranks."""
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         return device_of(self.array).host(self.array) if comm.rank == 0 else None
@@ -94,17 +98,8 @@ class PerRank:
             comm.push(whole[rank], rank)
 
 
-class Summed:
+class Summed(OneArray):
     """`array` is this rank's summand of one vector; the distribution of the sum over ranks does not matter."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array
-
-    def stored(self, name: str) -> str:
-        return name
-
-    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
-        return self.array.shape, self.array.dtype
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         total = self.array.copy()

@@ -23,7 +23,7 @@ from hpcdl.machine.world import start
 from hpcdl.programs import first_process, reader_may_leave
 from hpcdl.runs import signals
 from hpcdl.runs.help import parser
-from hpcdl.runs.options import kinds_of
+from hpcdl.runs.options import kinds_of, program_defaults
 from hpcdl.strategies.description import Strategy, named
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def start_mpi(stoppable: bool = True, status: int = 2) -> None:
 def print_help(program: str, options_class: type, description: str, arguments: list[str]) -> None:
     """Print help and leave, unless what stands before --help is refused: by `reading`, on all ranks together."""
     kinds, printed = kinds_of(options_class), False
-    defaults = {"out": "auto"} if "resume" in kinds else {}  # as `parse` has it
-    made = parser(options_class, kinds, defaults, program, description)
+    made = parser(options_class, kinds, program_defaults(kinds), program, description)
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(sys.stdout if first_process() else nowhere),

@@ -321,7 +321,7 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
     """
     kinds = kinds_of(options_class)
-    defaults = {"out": "auto"} if "resume" in kinds else {}  # of a program; a library user's Options write nothing
+    defaults = program_defaults(kinds)
     texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
     files, trust = texts.pop("config", []), texts.pop("trust", [])
     if strange := [each for each in trust if ":" not in each and not os.path.exists(each)]:
@@ -361,6 +361,11 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
         cleared = {name for name in INSTEAD.values() if not found.get(name)}
         made.before, made.told, made.given = before, frozenset(given), frozenset(found) - cleared - {"out"}
     return made
+
+
+def program_defaults(kinds: dict[str, Any]) -> dict[str, str]:
+    """Defaults of a program that differ from its options class's: its run has a folder, a library user's none."""
+    return {"out": "auto"} if "resume" in kinds else {}
 
 
 def note(program: str, text: str) -> None:

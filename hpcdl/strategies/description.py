@@ -23,8 +23,9 @@ class Strategy:
 
     program: the name of its program. options_class: its options; those that have a field `servers` have that many
     parameter servers. train(comm, model, data, optimizer, run, ...): the loop, or its name, package.module:function; it
-    is also given each option that it names. ranks: how many it works on, where it is not any number. check(options,
-    ranks, model): raises UsageError where these do not go together. cut: no rank holds the whole model: the optimizer
+    is also given each option that it names. renamed: of its arguments that have another name, the option or property.
+    ranks: how many it works on, where it is not any number. check(options, ranks, model): raises UsageError where these
+    do not go together. cut: no rank holds the whole model: the optimizer
     that `train` is given is of size 0, for `of_size`. survivor: makes what ranks that outlive others go on from, if it
     is no plain one (hpcdl/recovery/survivor.py).
     """
@@ -36,6 +37,7 @@ class Strategy:
     check: Callable[[Any, int, Any], None] | None = None
     cut: bool = False
     survivor: Callable[[], Any] | None = None
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def loop(self) -> Callable:
@@ -44,9 +46,9 @@ class Strategy:
 
     def start(self, comm: Any, model: Any, data: Any, optimizer: Any, run: Any) -> None:
         """Train with the run's options, each given to the argument of its name."""
-        known = {field.name for field in dataclasses.fields(run.options)}
+        known = {field.name: field.name for field in dataclasses.fields(run.options)} | self.renamed
         names = [name for name in list(inspect.signature(self.loop).parameters)[SAME:] if name in known]
-        self.loop(comm, model, data, optimizer, run, **{name: getattr(run.options, name) for name in names})
+        self.loop(comm, model, data, optimizer, run, **{name: getattr(run.options, known[name]) for name in names})
 
     @property
     def own_options(self) -> dict[str, type]:

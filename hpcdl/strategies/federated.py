@@ -241,30 +241,11 @@ class FederatedOptions(SurvivingOptions):
             option = "--secure" if self.secure else "--clip"
             raise UsageError(f"--late: with {option} an answer that comes late is lost; use --drop-out")
 
-
-def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
-    options: Any = run.options
-    train(
-        comm,
-        model,
-        data,
-        optimizer,
-        run,
-        clients=options.clients,
-        fraction=options.fraction,
-        local_epochs=options.local_epochs,
-        local_batch=options.local_batch,
-        proximal=options.proximal,
-        server=options.server_optimizer,
-        server_lr=options.server_lr,
-        drop_out=options.drop_out,
-        late=options.late,
-        rounds_to=options.rounds_to,
-        secure=options.secure and options.threshold,
-        clip=options.clip,
-        noise=options.noise,
-        delta=options.delta,
-    )
+    @property
+    def secure_threshold(self) -> float:
+        """Above 0: sums are secure, and come about when more than this part of a round's clients answers."""
+        return self.secure and self.threshold
 
 
-STRATEGY = Strategy("train-federated", FederatedOptions, start)
+RENAMED = {"server": "server_optimizer", "secure": "secure_threshold"}
+STRATEGY = Strategy("train-federated", FederatedOptions, train, renamed=RENAMED)

@@ -423,25 +423,6 @@ def check_servers(options: ServerOptions, ranks: int, model: Any) -> None:
     check_settings(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
 
 
-def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
-    options: Any = run.options
-    train(
-        comm,
-        model,
-        data,
-        optimizer,
-        run,
-        servers=options.servers,
-        on_workers=options.servers_on_workers,
-        consistency=options.chosen,
-        broadcast_every=options.broadcast_every,
-        aware=options.staleness_aware,
-        delay=options.fixed_delay,
-        sparse_push=options.sparse_push,
-        replicas=options.replicas,
-    )
-
-
 def served_survivor() -> Any:
     """What ranks that outlive others go on from, where there are servers."""
     from hpcdl.recovery.server_failover import ServedSurvivor
@@ -449,4 +430,16 @@ def served_survivor() -> Any:
     return ServedSurvivor()
 
 
-STRATEGY = Strategy("train-parameter-server", ServerOptions, start, check=check_servers, survivor=served_survivor)
+STRATEGY = Strategy(
+    "train-parameter-server",
+    ServerOptions,
+    train,
+    check=check_servers,
+    survivor=served_survivor,
+    renamed={
+        "on_workers": "servers_on_workers",
+        "consistency": "chosen",
+        "aware": "staleness_aware",
+        "delay": "fixed_delay",
+    },
+)

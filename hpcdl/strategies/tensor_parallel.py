@@ -71,11 +71,6 @@ class TensorOptions(Options):
     sequence_parallel: bool = option(False, "cut what lies between the parts of layers by tokens, too (gpt)")
 
 
-def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
-    options: Any = run.options
-    train(comm, model, data, optimizer, run, options.sequence_parallel)
-
-
 def fits(options: TensorOptions, ranks: int, model: Any) -> None:
     from hpcdl.parallel.cut_model import check_same_rows, check_tensor
 
@@ -83,4 +78,5 @@ def fits(options: TensorOptions, ranks: int, model: Any) -> None:
     check_tensor(model, ranks, options.sequence_parallel)
 
 
-STRATEGY = Strategy("train-tensor-parallel", TensorOptions, start, check=fits, cut=True)
+RENAMED = {"sequence": "sequence_parallel"}
+STRATEGY = Strategy("train-tensor-parallel", TensorOptions, train, check=fits, cut=True, renamed=RENAMED)

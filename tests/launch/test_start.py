@@ -84,7 +84,10 @@ def test_each_program_bears_its_name_and_its_loop_takes_nothing_but_options():
             assert main.strategy.program == name
             arguments = list(inspect.signature(main.strategy.loop).parameters)[SAME:]
             options = {field.name for field in dataclasses.fields(main.options_class)}
-            assert name in ACTS or set(arguments) <= options, name
+            renamed = main.strategy.renamed
+            assert name in ACTS or set(arguments) <= options | set(renamed), name
+            assert set(renamed) <= set(arguments), name
+            assert all(each in options or hasattr(main.options_class, each) for each in renamed.values()), name
         else:
             assert main.name == name
 
