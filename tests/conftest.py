@@ -271,8 +271,8 @@ def each_group(world):
 def alone(monkeypatch):
     """For tests that start ranks of their own, in a folder for temporary files of their own.
 
-    Open MPI's launcher keeps its files in a folder that is named after its process. A launcher that is killed leaves it,
-    and a later one with the same process number then does not start (213).
+    Open MPI's launcher keeps its files in a folder that is named after its process. A launcher that is killed leaves
+    the folder, and a later one with the same process number then does not start (213).
     """
     if MPI.COMM_WORLD.size > 1:
         pytest.skip("starts ranks of its own")

@@ -23,11 +23,11 @@ class Strategy:
 
     program: the name of its program. options_class: its options; those that have a field `servers` have that many
     parameter servers. train(comm, model, data, optimizer, run, ...): the loop, or its name, package.module:function; it
-    is also given each option that it names. renamed: of its arguments that have another name, the option or property.
+    is also given each option that it names. renamed: the option or property of each argument whose name is another.
     ranks: how many it works on, where it is not any number. check(options, ranks, model): raises UsageError where these
-    do not go together. cut: no rank holds the whole model: the optimizer
-    that `train` is given is of size 0, for `of_size`. survivor: makes what ranks that outlive others go on from, if it
-    is no plain one (hpcdl/recovery/survivor.py).
+    do not go together. cut: no rank holds the whole model: the optimizer that `train` is given is of size 0, for
+    `of_size`. survivor: makes what ranks that outlive others go on from, if it is no plain one
+    (hpcdl/recovery/survivor.py).
     """
 
     program: str
