@@ -6,7 +6,8 @@ A script opens with a sentence, the command that runs it, and what else there is
 
     More of it ...'''
 
-Its `main` knows its options (hpcdl/launch/start.py).
+Its `main` knows its options (hpcdl/launch/start.py). A strategy needs no script: its file, which opens in the same way,
+is the program that its `STRATEGY` names.
 """
 
 import contextlib
@@ -18,12 +19,13 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 COMMAND = re.compile(r":\s+((?:mpiexec|mpirun|srun|python|hpcdl) [^\n]*)")
 SENTENCE = re.compile(r"(.*?)(?:\.(?=\s|$)|$)", re.DOTALL)
 DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+STRATEGY = re.compile(r'^STRATEGY = Strategy\(\s*"([\w-]+)"', re.MULTILINE)
 TRAINS = "train-"  # begins the name of a program that trains
 
 
@@ -61,8 +63,14 @@ def folder_of(package: str) -> Path:
 
 @functools.cache
 def files() -> dict[str, Path]:
-    """The scripts by their names, which have dashes."""
-    return {path.stem.replace("_", "-"): path for path in sorted(folder().glob("[a-z]*.py"))}
+    """The files of programs by their names, which have dashes: the scripts, and strategies without a script."""
+    scripts = {path.stem.replace("_", "-"): path for path in sorted(folder().glob("[a-z]*.py"))}
+    strategies = {
+        found[1]: path
+        for path in sorted(folder_of("hpcdl.strategies").glob("*.py"))
+        if (found := STRATEGY.search(path.read_text()))
+    }
+    return scripts | {name: path for name, path in strategies.items() if name not in scripts}
 
 
 @functools.cache
@@ -77,9 +85,14 @@ def docstring(path: Path) -> str:
     return opening[1].strip() if opening else ""
 
 
-def script(name: str) -> ModuleType:
-    """The module of a program; its import starts nothing."""
-    return importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}")
+def script(name: str) -> ModuleType | SimpleNamespace:
+    """The module of a program, or what stands for it, with its `main`; its import starts nothing."""
+    path = files()[name]
+    if path.parent == folder():
+        return importlib.import_module(f"hpcdl.scripts.{path.stem}")
+    strategy = importlib.import_module(f"hpcdl.strategies.{path.stem}").STRATEGY
+    start = importlib.import_module("hpcdl.launch.start")
+    return SimpleNamespace(main=start.TrainingProgram(strategy, docstring(path)))
 
 
 @functools.cache

@@ -137,6 +137,7 @@ def test_a_run_that_diverges_is_one_line_and_status_1(run_on, tmp_path):
     assert "not finite" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_someone_damages_during_the_run(launch, run_on, interfere):
     program = interfere(25, 0, "os.truncate('a/checkpoint.h5', 100)")
     options = ["--steps", "40", "--checkpoint-every", "20", "--keep", "2", "--out", "a"]
@@ -169,6 +170,7 @@ def test_an_out_folder_with_another_run_and_a_resume_folder_of_another_model(run
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
 
 
+@pytest.mark.long
 def test_a_pipeline_that_diverges_with_micro_batches_in_flight(launch):
     options = [
         "--schedule",

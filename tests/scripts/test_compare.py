@@ -52,6 +52,7 @@ def test_each_line_with_each_seed(compare, few, run_on):
     assert json.loads((few / "alone" / "summary.json").read_text())["test_loss"] == values(few / "c", "test_loss")[2][1]
 
 
+@pytest.mark.long
 def test_at_once_gives_the_same(compare, few):
     lines = ["-n 1: train-allreduce", LOCAL, "-n 1: train-gossip --topology ring"]
     compare(3, *lines, "--seeds", "2", "--out", "one", check=0)
@@ -95,6 +96,7 @@ def test_a_configuration_says_the_same(run_on, few):
     assert values(few / "again", "test_loss") == values(few / "c", "test_loss")
 
 
+@pytest.mark.long
 def test_more_seeds_may_be_asked_for_and_nothing_is_run_twice(compare, few, run_on):
     compare(2, ALL_REDUCE, GOSSIP, "--seeds", "1", "--out", "c", check=0)
     first = few / "c" / "1-train-allreduce" / "seed-0" / "summary.json"

@@ -34,6 +34,7 @@ else:
 """
 
 
+@pytest.mark.long
 def test_a_damaged_block_and_a_share_that_is_not_held(launch, tmp_path):
     with h5py.File(tmp_path / "bad.h5", "w") as file:
         for part in ("train", "test"):

@@ -57,6 +57,7 @@ def test_without_a_gpu(simulate, launch, tmp_path):
         assert "Traceback" not in done.stderr and done.stdout == ""
 
 
+@pytest.mark.long
 def test_the_identities_hold_on_the_device(simulate):
     program = Path(__file__).parents[1] / "standin" / "train.py"
     for ranks in (1, 2):

@@ -113,12 +113,14 @@ def test_mpiexec_within_an_allocation_for_more(launch):
     assert "world" not in done.stderr and "cores" not in done.stderr
 
 
+@pytest.mark.long
 def test_threads_that_the_environment_asks_for(launch):
     done = launch(2, SCRIPTS / "train_allreduce.py", *QUICK, check=0, OMP_NUM_THREADS="999")
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("cores: "))
     assert "export OMP_NUM_THREADS=" in line
 
 
+@pytest.mark.long
 @pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="the other libraries know PMIx, or say so")
 def test_mpich_under_a_launcher_that_offers_pmix_alone(by_itself):
     """As Open MPI's mpiexec starts it; MPICH without PMIx ends the process while MPI starts."""

@@ -34,10 +34,13 @@ def test_everything_is_right(simulate, tmp_path):
     assert found["environment"]["gpu"] == "cuda:0 (stand-in)"
 
 
+@pytest.mark.long
 def test_a_wrong_kernel_is_status_1(simulate, tmp_path):
     (tmp_path / "wrong.py").write_text(
         "import sys\n"
-        "from hpcdl.kernels import gpu, reduce\n"
+        "import pytest
+
+from hpcdl.kernels import gpu, reduce\n"
         "from hpcdl.scripts import gpu_check\n"
         "launch = gpu.CudaKernel.__call__\n"
         "def wrong(self, dtype, blocks, *args):\n"

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from hpcdl.machine.hardware_arithmetic import CHAINS, levels
 from hpcdl.machine.topology import from_sys
 
@@ -21,6 +23,7 @@ def summary(folder):
     (folder / "summary.json").write_text(json.dumps(made))
 
 
+@pytest.mark.long
 def test_the_whole_report(run_on, tmp_path):
     """With the roofline of a small model and a run beside it."""
     summary(tmp_path / "a")

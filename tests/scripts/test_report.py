@@ -24,6 +24,7 @@ def test_a_page_beside_the_run_and_pictures(tmp_path, monkeypatch, capsys):
     assert "b.html: 1 run, 9 pictures" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_other_processes_draw_the_same_and_mpi_is_not_started(tmp_path):
     for number in range(5):
         write_run(tmp_path / "runs" / f"{number}", steps=5, evaluations=0, traced=False, seed=number)

@@ -91,6 +91,7 @@ def test_ctrl_c_saves_and_ends_it(supervise, few, number):
     assert Checkpoint.read(few / "run").attributes["step"] >= 10
 
 
+@pytest.mark.long
 def test_who_reads_has_seen_enough(supervise, few):
     """Its output goes to nobody: it is not started again and again."""
     options = ["--steps", "100000000", "--evaluate-every", "1", "--progress", "lines", "--out", "run"]

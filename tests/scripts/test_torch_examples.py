@@ -60,6 +60,7 @@ def test_fashion_mnist_is_learned(run_on, examples):
     assert summary(examples / "a")["test_accuracy"] > 0.65
 
 
+@pytest.mark.long
 def test_with_data_servers(run_on, examples):
     options = ["--model", CNN, "--dtype", "float64", "--batch-size", "100", "--schedule", "constant"]
     run_on(2, SCRIPTS / "train_allreduce.py", *options, "--steps", "3", "--out", "a", check=0)

@@ -46,12 +46,14 @@ def test_an_environment_that_raises_is_made_anew(run_on, folder):
     assert summary(folder / "r")["environment_restarts"] == 1 and (folder / "happened-0").exists()
 
 
+@pytest.mark.long
 def test_one_that_raises_three_times_in_a_row_ends_the_run(launch, folder):
     done = launch(3, SCRIPT, *LONG, *odd(rank=2, at=60, often=3), "--out", "r")
     assert done.returncode == 1 and done.stderr.count("three times in a row") == 1, done.stderr
     assert "environment 0, episode" in done.stderr and "the arm is stuck" in done.stderr
 
 
+@pytest.mark.long
 def test_a_time_limit(run_on, folder):
     done = run_on(5, SCRIPT, *LONG, "--time-limit", 1, "--out", "t", check=0)
     assert summary(folder / "t")["stopped"] == "time limit" and "time limit" in done.stdout

@@ -78,6 +78,7 @@ def test_what_another_program_was_told_is_left_out(run_on, two):
     assert "left out, of another strategy" in done.stderr and summary(two / "a")["options"]["optimizer"] == "sgd"
 
 
+@pytest.mark.long
 def test_the_page_as_printed(environment, tmp_path):
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     shown = commands(PAGE)

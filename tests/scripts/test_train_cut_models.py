@@ -38,6 +38,7 @@ def train(run_on, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_digits_by_tensor_parallelism_gone_on_with_on_a_grid(train, tmp_path):
     found, printed = train(2, "tensor_parallel", *DIGITS)
     assert found["parts"] == 2 and "parts of each layer" in printed and found["allreduce"] == "ring"

@@ -67,6 +67,7 @@ def test_a_run_and_what_it_has_learned(launch, folder):
     assert len(scored["returns"]) == 2 and scored["step"] == 200
 
 
+@pytest.mark.long
 def test_a_signal_ends_it_in_good_order_and_it_goes_on(launch, folder):
     long = [*SMALL, "--env-steps", "300", "--save-replay"]
     launch(1, SCRIPT, *long, "--out", "whole", check=0)
@@ -100,6 +101,7 @@ def assert_seen(launch, folder):
     assert not [each for each in os.listdir(folder) if each.endswith(".part") or each.startswith(".r")]
 
 
+@pytest.mark.long
 def test_a_time_limit(launch, folder):
     done = launch(1, SCRIPT, *SMALL, "--env-steps", "10000000", "--time-limit", "1", "--out", "t", check=0)
     assert summary(folder / "t")["stopped"] == "time limit" and "time limit" in done.stdout

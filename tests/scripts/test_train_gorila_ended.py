@@ -41,6 +41,7 @@ def test_one_that_raises_three_times_in_a_row_ends_the_run(launch, folder, more)
     assert not (folder / "r/summary.json").exists() and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_signal_to_all(launch, folder):
     """As a batch system sends it: to mpiexec, which hands it on."""
     command = [launch.mpiexec, "-n", "3", sys.executable, str(SCRIPT), *SMALL, "--env-steps", "100000000"]
@@ -58,6 +59,7 @@ def test_a_signal_to_all(launch, folder):
     assert Checkpoint.read(folder / "r").attributes["step"] > 0
 
 
+@pytest.mark.long
 def test_a_time_limit(run_on, folder):
     given = [*SMALL, "--env-steps", "100000000", "--evaluate-every", "100000000", "--time-limit", "1", "--out", "t"]
     done = run_on(4, SCRIPT, *given, "--learners", "1", check=0)

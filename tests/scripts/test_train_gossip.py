@@ -54,6 +54,7 @@ def test_the_trace_shows_messages_along_edges_only_and_along_all_of_them(run_on,
         assert pushed and pushed <= edges  # the tree that DeFacto goes by
 
 
+@pytest.mark.long
 def test_dpsgd_stops_at_a_distance_of_the_optimum_and_detag_does_not(run_on, tmp_path):
     """Softmax regression with L2 by full local gradients at a constant rate; each rank has labels of its own."""
     common = ["--model", "softmax", "--weight-decay", "1", "--batch-size", "full", "--dtype", "float64"]
@@ -75,6 +76,7 @@ def test_dpsgd_stops_at_a_distance_of_the_optimum_and_detag_does_not(run_on, tmp
     assert distances["gradient-tracking"] < distances["dpsgd"] / 100
 
 
+@pytest.mark.long
 def test_the_graph_is_drawn(run_on, tmp_path):
     pytest.importorskip("matplotlib")
     run_on(4, SCRIPT, "--steps", "1", "--draw", "graph.png", check=0)

@@ -21,7 +21,10 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "train_hogwild.py"
 SMALL = ["--data", "digits", "--epochs", "3", "--seed", "1"]
 
 
-@pytest.mark.parametrize("ranks, more", [(2, ["--shared"]), (3, ["--join-every", "5", "--exchange-every", "10"])])
+@pytest.mark.parametrize(
+    "ranks, more",
+    [pytest.param(2, ["--shared"], marks=pytest.mark.long), (3, ["--join-every", "5", "--exchange-every", "10"])],
+)
 def test_digits_are_learned(ranks, more, run_on, tmp_path):
     printed = run_on(ranks, SCRIPT, "--epochs", "10", "--threads", "2", *more, "--out", "a", check=0)
     found = summary(tmp_path / "a")

@@ -9,15 +9,14 @@ Further properties of an algorithm are in its record, an `Algorithm` (record.py)
 A user's own is a function, plain or under `@collective`, or such a record.
 """
 
-from hpcdl.comm.allreduce import auto, direct, hierarchical, mpi, naive, recursive, ring, shared, tree
+from importlib import import_module
+
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.errors import UsageError, unknown
 from hpcdl.plugins import load_plugin
 
-ALGORITHMS = {
-    module.ALGORITHM.name: module.ALGORITHM
-    for module in (naive, direct, ring, tree, recursive, shared, hierarchical, mpi, auto)
-}
+FILES = ["naive", "direct", "ring", "tree", "recursive", "shared", "hierarchical", "mpi", "auto"]
+ALGORITHMS: dict[str, Algorithm] = {name: import_module(f"{__name__}.{name}").ALGORITHM for name in FILES}
 
 
 def algorithm(name: str) -> Algorithm:
