@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 KERNELS = ["scale", "sum_of_squares", "momentum", "gather float32"]
 FEW = ["--kernels", ",".join(KERNELS), "--elements", "1,77", "--sizes", "256,1KiB", "--seconds", "0"]
@@ -38,9 +40,7 @@ def test_everything_is_right(simulate, tmp_path):
 def test_a_wrong_kernel_is_status_1(simulate, tmp_path):
     (tmp_path / "wrong.py").write_text(
         "import sys\n"
-        "import pytest
-
-from hpcdl.kernels import gpu, reduce\n"
+        "from hpcdl.kernels import gpu, reduce\n"
         "from hpcdl.scripts import gpu_check\n"
         "launch = gpu.CudaKernel.__call__\n"
         "def wrong(self, dtype, blocks, *args):\n"
