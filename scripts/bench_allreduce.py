@@ -14,7 +14,6 @@ the bytes that `shared` moves (N K values read, N K written), and so is what the
 """
 
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,9 +24,16 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import (
+    Contender,
+    benchmark,
+    bytes_of,
+    print_table,
+    quartile_text,
+    quartiles,
+    race,
+    write_json,
+)
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 
@@ -47,35 +53,38 @@ class AllReduceBenchOptions:
     seconds: float = option(0.5, "seconds to spend on each size and algorithm, at least 5 turns")
     json: str = option("", "file for the result")
 
+    def __post_init__(self):
+        for name in self.names:
+            algorithm(name)
+        if self.gloo:
+            find_torch()
+        for text in self.sizes.split(","):
+            bytes_of(text)
+        if self.seconds <= 0:
+            raise UsageError(f"--seconds must be greater than 0, not {self.seconds}")
+
+    @property
+    def names(self) -> list[str]:
+        """The algorithms but for the library's own."""
+        return [name for name in self.algorithms.split(",") if name and name != "mpi"]
+
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-allreduce", world.rank):
-        with reading(world) as parse:
-            options = parse(AllReduceBenchOptions, "bench-allreduce", __doc__, arguments)
-            names = [name for name in options.algorithms.split(",") if name and name != "mpi"]
-            for name in names:
-                algorithm(name)
-            if options.gloo:
-                find_torch()
-            sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
-            check_files(options, world.rank)
-            if options.seconds <= 0:
-                raise UsageError(f"--seconds must be greater than 0, not {options.seconds}")
-        everyone = Communicator(world, "tree", HOUR, SPANS)
+    with benchmark("bench-allreduce", AllReduceBenchOptions, __doc__, arguments) as (world, options):
+        everyone, names = Communicator(world, "tree", HOUR, SPANS), options.names
         contenders = []
         for name in [*names, *(["shared, copied"] if "shared" in names else []), "mpi"]:
             contenders += [through_the_door(everyone, name), bare(world, name)]
         if options.gloo:
-            contenders.insert(-2, Contender("gloo", gloo(world)))
-        contenders.append(Contender("copy", copy))
-        rows = {text: measure(world, contenders, size // 4, options.seconds) for text, size in sizes.items()}
+            contenders.insert(-2, VectorCall("gloo", gloo(world)))
+        contenders.append(VectorCall("copy", copy))
+        rows = {text: measure(world, contenders, bytes_of(text) // 4, options) for text in options.sizes.split(",")}
         if world.rank == 0:
             report(options, world.size, rows)
 
 
 @dataclass
-class Contender:
+class VectorCall:
     """A function of a vector; empty(length, dtype) makes vectors where it works best, or None: in private memory."""
 
     name: str
@@ -90,19 +99,19 @@ class Contender:
         return found
 
 
-def through_the_door(everyone: Communicator, column: str) -> Contender:
+def through_the_door(everyone: Communicator, column: str) -> VectorCall:
     """Communicator.all_reduce, with the watchdog and the trace of `everyone`."""
     name, copied, _ = column.partition(",")
     comm = everyone.split(0, name=name, allreduce=name)
-    return Contender(column, comm.all_reduce, None if copied else comm.empty)
+    return VectorCall(column, comm.all_reduce, None if copied else comm.empty)
 
 
-def bare(world: MPI.Intracomm, column: str) -> Contender:
+def bare(world: MPI.Intracomm, column: str) -> VectorCall:
     """The algorithm on a communicator of MPI's, and nothing around it."""
     name, copied, _ = column.partition(",")
     found, comm = algorithm(name), world.Dup()
     memory, call = found.prepare(comm) if found.prepare else None, found.blocking or found
-    return Contender(column + BARE, lambda vector: call(comm, vector), None if copied or not memory else memory.empty)
+    return VectorCall(column + BARE, lambda vector: call(comm, vector), None if copied or not memory else memory.empty)
 
 
 def copy(vector: np.ndarray) -> None:
@@ -136,39 +145,17 @@ def gloo(world):
     return lambda vector: torch.distributed.all_reduce(torch.from_numpy(vector))
 
 
-def bytes_of(text: str) -> int:
-    """Read 64KiB, 4MiB, 1GiB or a number of bytes."""
-    for power, unit in enumerate(("KiB", "MiB", "GiB"), 1):
-        if text.endswith(unit) and text.removesuffix(unit).isdecimal():
-            return int(text.removesuffix(unit)) << (10 * power)
-    if not text.isdecimal():
-        raise UsageError(f"--sizes: write 64KiB, 4MiB, 1GiB or a number of bytes, not {text!r}")
-    return int(text)
+def measure(
+    world: MPI.Intracomm, calls: list[VectorCall], length: int, options: AllReduceBenchOptions
+) -> dict[str, list[float]]:
+    """Microseconds of a call in each turn, by name; on all ranks, the slowest rank's."""
 
+    def contender(each: VectorCall) -> Contender:
+        vector, call = each.vector(length), each.call
+        return Contender(lambda: call(vector), lambda: vector.fill(1))
 
-def measure(world, contenders: list, length: int, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of a call in each turn, by contender; on all ranks, the slowest rank's."""
-    vectors = {each.name: each.vector(length) for each in contenders}
-    calls = max(1, min(20, (64 << 10) // max(1, 4 * length)))
-
-    def turn(each) -> float:
-        call, vector = each.call, vectors[each.name]
-        vector[:] = 1
-        world.Barrier()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call(vector)
-        return world.allreduce(time.perf_counter() - start, MPI.MAX) / calls
-
-    for each in contenders:  # compile, and touch the memory
-        turn(each)
-    slowest = max(turn(each) for each in contenders) * calls
-    turns = int(min(1000, max(5, seconds / max(1e-7, slowest))))
-    taken, order = {each.name: [] for each in contenders}, np.random.default_rng(length)  # the same on all ranks
-    for _ in range(turns):
-        for each in order.permutation(contenders):  # each finds the caches as another one left them
-            taken[each.name].append(1e6 * turn(each))
-    return taken
+    repeats = max(1, min(20, (64 << 10) // max(1, 4 * length)))
+    return race(world, {each.name: contender(each) for each in calls}, options.seconds, length, repeats)
 
 
 def report(options: AllReduceBenchOptions, ranks: int, rows: dict) -> None:
@@ -177,15 +164,14 @@ def report(options: AllReduceBenchOptions, ranks: int, rows: dict) -> None:
     names = [name for name in next(iter(rows.values())) if not name.endswith(BARE)]
     print(f"all-reduce of float32 in place on {counted(ranks, 'rank')}, microseconds, median: through the door / bare")
     print(f"{about['mpi']}, numpy {about['numpy']}, numba {about['numba']}, {about['machine']}\n")
-    print("| size | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
-    for text, taken in rows.items():
-        print(f"| {text} | " + " | ".join(both(taken, name) for name in names) + " |")
+    print_table([{"size": text} | {name: both(taken, name) for name in names} for text, taken in rows.items()])
     print("\ntime through the door divided by that of mpi, bare, in the same turn: median (first to third quartile)\n")
-    print("| size | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
-    for text, taken in rows.items():
-        ratios = [np.divide(taken[name], taken[f"mpi{BARE}"]) for name in names]
-        quartiles = [np.percentile(ratio, (50, 25, 75)) for ratio in ratios]
-        print(f"| {text} | " + " | ".join(f"{m:.2f} ({low:.2f} to {high:.2f})" for m, low, high in quartiles) + " |")
+    print_table(
+        [
+            {"size": text} | {name: quartile_text(np.divide(taken[name], taken[f"mpi{BARE}"])) for name in names}
+            for text, taken in rows.items()
+        ]
+    )
     if "shared" in names:
         print(f"\nshared: memory traffic of all {ranks} ranks, GB/s (part of what the copies reach in the same turn)\n")
         for text, taken in rows.items():

@@ -7,21 +7,14 @@ steps, seconds, and the median test accuracy with its lowest and highest value.
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from mpi4py import MPI
-
-from hpcdl.checkpoint.export import output_file
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import check_files, figure, positive, write_json
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
-from hpcdl.models import for_data
-from hpcdl.runs import Options, Run
+from hpcdl.launch.benchmark_table import benchmark, figure, positive, print_table, save, trained, write_json
+from hpcdl.runs import Options
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.strategies import all_reduce
@@ -45,18 +38,14 @@ class SweepOptions:
 
     def __post_init__(self):
         positive(self, "reference", "epochs", "seeds")
+        if not all(text.isdecimal() and int(text) > 0 for text in self.batches.split(",")):
+            raise UsageError(f"--batches: numbers with commas between, not {self.batches!r}")
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-batch-size", world.rank):
-        with reading(world) as parse:
-            options = parse(SweepOptions, "bench-batch-size", __doc__, arguments)
-            sizes = [int(text) for text in options.batches.split(",") if text.isdecimal() and int(text) > 0]
-            if len(sizes) != len(options.batches.split(",")):
-                raise UsageError(f"--batches: numbers with commas between, not {options.batches!r}")
-            check_files(options, world.rank)
+    with benchmark("bench-batch-size", SweepOptions, __doc__, arguments) as (world, options):
         scalings = {"plain": (False,), "scaled": (True,), "both": (False, True)}[options.rates]
+        sizes = [int(text) for text in options.batches.split(",")]
         rows = [measure(world, options, size, scaled) for scaled in scalings for size in sizes]
         if world.rank == 0:
             report(options, rows)
@@ -79,14 +68,10 @@ def measure(world, options: SweepOptions, size: int, scaled: bool) -> dict:
             evaluate_every=options.epochs,
             progress="none",
         )
-        comm, data = Communicator(world), open_data(options.data, comm=world, seed=seed)
-        model = for_data(options.model, data, "float32")
-        with Run(comm, settings) as run:
-            all_reduce.train(comm, model, data, run.make_optimizer(model, data), run)
-        end = run.progress
+        data = open_data(options.data, comm=world, seed=seed)
+        end = trained(Communicator(world), all_reduce.train, settings, data).progress
         runs.append({"steps": end.step, "seconds": end.seconds, **end.scores, "train_loss": end.train_loss})
         data.close()
-        comm.free()
     accuracy = [run["test_accuracy"] for run in runs]
     return {
         "batch_size": size,
@@ -109,12 +94,19 @@ def report(options: SweepOptions, rows: list[dict]) -> None:
         f"{counted(options.seeds, 'seed')}"
     )
     print(f"{about['launch']}; {about['machine']}\n")
-    print("| batch | learning rate | steps | seconds | test accuracy, median | lowest to highest |")
-    print("|---|---|---|---|---|---|")
-    for row in rows:
-        spread = f"{row['test_accuracy_lowest']:.2%} to {row['test_accuracy_highest']:.2%}"
-        numbers = f"{row['lr']:g} | {row['steps']:,} | {row['seconds']:.2f} | {row['test_accuracy']:.2%} | {spread}"
-        print(f"| {row['batch_size']} | {numbers} |")
+    print_table(
+        [
+            {
+                "batch": str(row["batch_size"]),
+                "learning rate": f"{row['lr']:g}",
+                "steps": f"{row['steps']:,}",
+                "seconds": f"{row['seconds']:.2f}",
+                "test accuracy, median": f"{row['test_accuracy']:.2%}",
+                "lowest to highest": f"{row['test_accuracy_lowest']:.2%} to {row['test_accuracy_highest']:.2%}",
+            }
+            for row in rows
+        ]
+    )
     write_json("bench-batch-size", options, rows)
     if options.plot:
         draw(options, rows)
@@ -149,8 +141,7 @@ def draw(options: SweepOptions, rows: list[dict]) -> None:
     steps.set_ylabel("updates")
     shown = [each.get_legend_handles_labels() for each in (axes, steps)]
     axes.legend(shown[0][0] + shown[1][0], shown[0][1] + shown[1][1], loc="lower left", fontsize="small")
-    with output_file(Path(options.plot)) as file:
-        picture.savefig(file, format=Path(options.plot).suffix[1:], dpi=120)
+    save(picture, options.plot)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,7 @@ from hpcdl.checkpoint.shards import SLAB, JoinedPieces, Portion, name_of_piece, 
 from hpcdl.chunks import chunk
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.launch.benchmark_table import check_files, positive, report, spread
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import benchmark, positive, report, spread
 from hpcdl.models.layout import Hyperslab
 from hpcdl.runs.options import option
 
@@ -59,11 +57,7 @@ class CheckpointBench:
 
 def main(arguments=None):
     """Measure in turns, and print the table."""
-    world = MPI.COMM_WORLD
-    with ended("bench-checkpoint", world.rank):
-        with reading(world) as parse:
-            options = parse(CheckpointBench, "bench-checkpoint", __doc__, arguments)
-            check_files(options, world.rank)
+    with benchmark("bench-checkpoint", CheckpointBench, __doc__, arguments) as (world, options):
         made = None
         if world.rank == 0:
             with blamed_on(f"--folder {options.folder} cannot be written"):

@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdl.data.synthetic import draw_or_open_data
 from hpcdl.errors import UsageError
-from hpcdl.launch.benchmark_table import check_files, positive, quartiles, report, several, spread
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import benchmark, positive, quartiles, report, several, spread
 from hpcdl.models import for_data
 from hpcdl.models.linear_form import linear_form
 from hpcdl.parallel.dual_ascent import Ascent
@@ -53,13 +50,8 @@ class DescentOptions:
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-coordinate-descent", world.rank):
-        with reading(world) as parse:
-            options = parse(DescentOptions, "bench-coordinate-descent", __doc__, arguments)
-            if world.size > 1:
-                raise UsageError("this benchmark runs on one rank: start it without mpiexec")
-            check_files(options, world.rank)
+    alone = "this benchmark runs on one rank: start it without mpiexec"
+    with benchmark("bench-coordinate-descent", DescentOptions, __doc__, arguments, one_rank=alone) as (_, options):
         measure(options)
 
 

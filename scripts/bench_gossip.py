@@ -23,9 +23,7 @@ from hpcdl.comm.gossip.topology import topology
 from hpcdl.data import Batch, open_data
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import check_files, positive, report, several, spread
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import benchmark, positive, report, several, spread, trained
 from hpcdl.models import for_data, parse_model
 from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
@@ -70,6 +68,7 @@ class GossipBench:
     def __post_init__(self):
         several(self, "at")
         positive(self, "repeats")
+        algorithm(self.allreduce)
 
 
 class MarkedRun(Run):
@@ -90,13 +89,8 @@ class MarkedRun(Run):
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-gossip", world.rank):
-        with reading(world) as parse:
-            options = parse(GossipBench, "bench-gossip", __doc__, arguments)
-            algorithm(options.allreduce)
-            check_files(options, world.rank)
-            strategies = compared(options, world.size)
+    with benchmark("bench-gossip", GossipBench, __doc__, arguments, compared) as (world, options):
+        strategies = compared(options, world.size)
         results = {name: [] for name in strategies}
         for seed in range(options.repeats):
             for name, train in strategies.items():
@@ -128,7 +122,6 @@ def measure(world, options: GossipBench, train, seed: int) -> dict:
     with refuse_together(world):
         model = for_data(options.model, data, options.dtype)
     best = optimum(world, options, model, data)
-    comm = Communicator(world, options.allreduce)
 
     def look(run):
         """The loss over all training rows of what the run reports, for gossip and local SGD the average; distances."""
@@ -140,10 +133,11 @@ def measure(world, options: GossipBench, train, seed: int) -> dict:
             seen["distance_of_replicas"] = world.allreduce(float(np.square(run.held.replica - best).sum())) / world.size
         return seen
 
-    with MarkedRun(comm, settings, options.at, look) as run:
-        train(comm, model, data, run.make_optimizer(model, data), run)
+    def marked(comm, settings):
+        return MarkedRun(comm, settings, options.at, look)
+
+    run = trained(Communicator(world, options.allreduce), train, settings, data, marked, model)
     data.close()
-    comm.free()
     return (run.summary or {}) | {"seen": run.seen}
 
 

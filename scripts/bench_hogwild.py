@@ -20,18 +20,14 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.checkpoint.export import output_file
 from hpcdl.comm import Communicator
 from hpcdl.csr import CSR
 from hpcdl.data import Data
 from hpcdl.data.synthetic import draw_or_open_data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.hogwild_locks import LOCKINGS
-from hpcdl.launch.benchmark_table import check_files, figure, positive, quartiles, report, several, spread
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
-from hpcdl.models import for_data
-from hpcdl.runs import Options, Run
+from hpcdl.launch.benchmark_table import benchmark, figure, positive, quartiles, report, save, several, spread, trained
+from hpcdl.runs import Options
 from hpcdl.runs.options import option
 from hpcdl.strategies import hogwild
 
@@ -89,14 +85,14 @@ class HogwildMeasurement(NamedTuple):
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-hogwild", world.rank):
-        with reading(world) as parse:
-            options = parse(HogwildBenchOptions, "bench-hogwild", __doc__, arguments)
-            check_files(options, world.rank)
-            data = draw_or_open_data(options.data, seed=options.seed)
-            if data.test is None:
-                raise UsageError(f"--data {options.data}: there are no test rows, whose loss is compared")
+    def rows(options, _):
+        data = draw_or_open_data(options.data, seed=options.seed)
+        if data.test is None:
+            raise UsageError(f"--data {options.data}: there are no test rows, whose loss is compared")
+        return data
+
+    with benchmark("bench-hogwild", HogwildBenchOptions, __doc__, arguments, rows) as (world, options):
+        data = rows(options, world.size)
         logging.getLogger("hpcdl").setLevel(logging.ERROR)  # more threads than cores: the table shows it
         variants = variants_of(options, world.size)
         turns = [[measure(world, options, data, each) for each in variants] for _ in range(1 + options.turns)]
@@ -138,7 +134,7 @@ def measure(world, options: HogwildBenchOptions, data: Data, variant: Variant) -
     group = world.Split(0 if world.rank < variant.ranks else MPI.UNDEFINED, world.rank)
     found = None
     if group != MPI.COMM_NULL:
-        found = beside(options, data) if variant.name == SKLEARN else trained(group, options, data, variant)
+        found = beside(options, data) if variant.name == SKLEARN else by_threads(group, options, data, variant)
         group.Free()
     come = world.Ibarrier()
     while not come.Test():
@@ -146,7 +142,7 @@ def measure(world, options: HogwildBenchOptions, data: Data, variant: Variant) -
     return found
 
 
-def trained(group, options: HogwildBenchOptions, data: Data, variant: Variant) -> HogwildMeasurement:
+def by_threads(group, options: HogwildBenchOptions, data: Data, variant: Variant) -> HogwildMeasurement:
     """A run of HOGWILD!; seconds are those of its rounds and of drawing their order."""
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder, "run")) if group.rank == 0 else "none"
@@ -163,14 +159,10 @@ def trained(group, options: HogwildBenchOptions, data: Data, variant: Variant) -
             trace=0,
             progress="none",
         )
-        comm, model = Communicator(group), for_data(options.model, data, "float32")
-        with Run(comm, settings) as run:
-            optimizer = run.make_optimizer(model, data)
-            own = {"threads": variant.threads, "locking": variant.locking, "exchange_every": variant.exchange_every}
-            own |= {"shared": True} if variant.ranks > 1 and variant.shared else {"join_every": NEVER}
-            hogwild.train(comm, model, data, optimizer, run, **own)
+        how = {"threads": variant.threads, "locking": variant.locking, "exchange_every": variant.exchange_every}
+        how |= {"shared": True} if variant.ranks > 1 and variant.shared else {"join_every": NEVER}
+        run = trained(Communicator(group), hogwild.train, settings, data, **how)
         lines = Path(out, "metrics.jsonl").read_text().splitlines() if group.rank == 0 else []
-        comm.free()
     losses = [line["test_loss"] for line in map(json.loads, lines) if "test_loss" in line]
     summary = run.summary or {"collisions": None, "update_staleness": {"mean": None}}
     return HogwildMeasurement(run.seconds, losses, summary["collisions"], summary["update_staleness"]["mean"])
@@ -247,8 +239,7 @@ def draw(options: HogwildBenchOptions, records: list[dict]) -> None:
     axes.set_xlabel("epochs")
     axes.set_ylabel("test loss")
     axes.legend()
-    with output_file(Path(options.plot)) as path:
-        picture.savefig(path, format=Path(options.plot).suffix[1:], dpi=120)
+    save(picture, options.plot)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,13 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from mpi4py import MPI
 
-from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.cases import CASES, KernelCase
 from hpcdl.kernels.device import CPU
-from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
-from hpcdl.launch.program import ended, quiet
+from hpcdl.launch.benchmark_table import benchmark, bytes_of, print_table, quartile_text, quartiles, write_json
 from hpcdl.runs.folder import environment
-from hpcdl.runs.options import option, parse
-from hpcdl.scripts.bench_allreduce import bytes_of
+from hpcdl.runs.options import option
 
 SAMPLE = 20e-6  # seconds that one turn of a call lasts at least; shorter calls are repeated in it
 
@@ -36,35 +32,32 @@ class KernelBenchOptions:
     seconds: float = option(0.5, "seconds to spend on each size of each kernel, at least 5 turns")
     json: str = option("", "file for the result")
 
+    def __post_init__(self):
+        if self.dtype not in ("float32", "float64"):
+            raise UsageError(f"--dtype is float32 or float64, not {self.dtype}")
+        if self.seconds <= 0:
+            raise UsageError(f"--seconds must be greater than 0, not {self.seconds}")
+        for name in self.names:
+            if name not in CASES:
+                raise unknown("kernel", name, CASES)
+        for text in self.sizes.split(","):
+            bytes_of(text)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.kernels.split(",") if name]
+
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-kernels", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
-            options = parse(KernelBenchOptions, "bench-kernels", __doc__, arguments)
-            cases, sizes = chosen(options), {text: bytes_of(text) for text in options.sizes.split(",")}
-            check_files(options, world.rank)
-            if world.size > 1:
-                raise UsageError("bench-kernels measures one thread; start it on one rank")
+    alone = "bench-kernels measures one thread; start it on one rank"
+    with benchmark("bench-kernels", KernelBenchOptions, __doc__, arguments, one_rank=alone) as (_, options):
         rows = []
-        for name, case in cases.items():
-            for text, size in sizes.items():
-                rows.append({"kernel": name, "size": text, **measure(case, size, options.dtype, options.seconds)})
+        for name in options.names or CASES:
+            for text in options.sizes.split(",") if options.dtype in CASES[name].dtypes else ():
+                taken = measure(CASES[name], bytes_of(text), options.dtype, options.seconds)
+                rows.append({"kernel": name, "size": text, **taken})
                 print_row(rows[-1], first=len(rows) == 1, dtype=options.dtype)
-        write_json("bench-kernels", options, [record(row, options.dtype, sizes) for row in rows])
-
-
-def chosen(options: KernelBenchOptions) -> dict[str, KernelCase]:
-    """The cases of the named kernels that know the element type."""
-    if options.dtype not in ("float32", "float64"):
-        raise UsageError(f"--dtype is float32 or float64, not {options.dtype}")
-    if options.seconds <= 0:
-        raise UsageError(f"--seconds must be greater than 0, not {options.seconds}")
-    names = [name for name in options.kernels.split(",") if name]
-    for name in names:
-        if name not in CASES:
-            raise unknown("kernel", name, CASES)
-    return {name: CASES[name] for name in names or CASES if options.dtype in CASES[name].dtypes}
+        write_json("bench-kernels", options, [record(row, options.dtype) for row in rows])
 
 
 def measure(case: KernelCase, size: int, dtype: str, seconds: float) -> dict:
@@ -91,9 +84,9 @@ def measure(case: KernelCase, size: int, dtype: str, seconds: float) -> dict:
     return {"limit": case.limit, "bytes": moved, "microseconds": times}
 
 
-def record(row: dict, dtype: str, sizes: dict[str, int]) -> dict:
+def record(row: dict, dtype: str) -> dict:
     """A row of the file."""
-    about = {"kernel": row["kernel"], "dtype": dtype, "bound_by": row["limit"], "size_bytes": sizes[row["size"]]}
+    about = {"kernel": row["kernel"], "dtype": dtype, "bound_by": row["limit"], "size_bytes": bytes_of(row["size"])}
     found = about | {"moved_bytes": row["bytes"]}
     for name, taken in row["microseconds"].items():
         found |= quartiles(f"{name}_microseconds", taken)
@@ -124,16 +117,14 @@ def print_row(row: dict, first: bool, dtype: str) -> None:
         about = environment()
         print(f"kernels on one thread, {dtype}; ratios of times: median (first to third quartile)")
         print(f"numpy {about['numpy']}, numba {about['numba']}, {about['machine']}\n")
-        print(
-            "| kernel | bound by | size | microseconds | GB/s | kernel / copy | kernel / numpy |\n" + "|---" * 7 + "|"
-        )
-    times = row["microseconds"]
-    middle = np.median(times["kernel"])
-    cells = [row["kernel"], row["limit"], row["size"], f"{middle:,.2f}", f"{row['bytes'] / middle / 1e3:.1f}"]
+    middle = np.median(row["microseconds"]["kernel"])
+    cells = {"kernel": row["kernel"], "bound by": row["limit"], "size": row["size"], "microseconds": f"{middle:,.2f}"}
+    cells["GB/s"] = f"{row['bytes'] / middle / 1e3:.1f}"
     for other in ("copy", "numpy"):
-        ratio, low, high = np.percentile(np.divide(times["kernel"], times[other]), (50, 25, 75))
-        cells.append(f"{ratio:.2f} ({low:.2f} to {high:.2f})")
-    print("| " + " | ".join(cells) + " |", flush=True)
+        cells[f"kernel / {other}"] = quartile_text(
+            np.divide(*(row["microseconds"][name] for name in ("kernel", other)))
+        )
+    print_table([cells], first)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,7 @@ from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
 from hpcdl.faults.straggler import with_stragglers
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import check_files, positive, report, several, spread
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import benchmark, positive, report, several, spread
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.options import option
@@ -63,16 +61,12 @@ class ModelBench:
     def __post_init__(self):
         several(self, "microbatches")
         positive(self, "steps", "repeats", "batch_size")
+        algorithm(self.allreduce)
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-model-parallel", world.rank):
-        with reading(world) as parse:
-            options = parse(ModelBench, "bench-model-parallel", __doc__, arguments)
-            algorithm(options.allreduce)
-            check_files(options, world.rank)
-            runs = compared(options, world.size)
+    with benchmark("bench-model-parallel", ModelBench, __doc__, arguments, compared) as (world, options):
+        runs = compared(options, world.size)
         with refuse_together(world):
             data = few(options)
         groups = {ranks: world.Split(0 if world.rank < ranks else MPI.UNDEFINED) for ranks, _ in runs.values()}

@@ -12,15 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from mpi4py import MPI
 
-from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
 from hpcdl.kernels.sum_tree import NumpySumTree, SumTree
-from hpcdl.launch.benchmark_table import check_files, positive, quartiles, report, spread
-from hpcdl.launch.program import ended, quiet
+from hpcdl.launch.benchmark_table import benchmark, positive, quartiles, report, spread
 from hpcdl.rl.replay import Replay
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 OPERATIONS = ("add", "sample", "update")
 EPISODE = 200  # steps
@@ -49,14 +46,14 @@ class ReplayBenchOptions:
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-replay", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
-            options = parse(ReplayBenchOptions, "bench-replay", __doc__, arguments)
-            check_files(options, world.rank)
-            if world.size > 1:
-                raise UsageError("bench-replay measures one core; start it on one rank")
-            memory = full(options)
+    alone = "bench-replay measures one core; start it on one rank"
+    made = []
+
+    def check(options, _):
+        made.append(full(options))
+
+    with benchmark("bench-replay", ReplayBenchOptions, __doc__, arguments, check, alone) as (_, options):
+        (memory,) = made
         random = np.random.default_rng(options.seed)
         tree, twin = SumTree(options.capacity), NumpySumTree(options.capacity)
         for each in (tree, twin):

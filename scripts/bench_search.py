@@ -23,13 +23,10 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import check_files, positive, report, spread
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import benchmark, positive, report, spread
 from hpcdl.runs.options import option
 from hpcdl.search.groups import divide_ranks
 from hpcdl.search.library import search
@@ -58,12 +55,11 @@ class SearchBench:
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-search", world.rank):
-        with reading(world) as parse:
-            options = parse(SearchBench, "bench-search", __doc__, arguments)
-            groups = divide_ranks(world.size, 1, options.controller == "own").groups
-            check_files(options, world.rank)
+    def groups_of(options, ranks):
+        return divide_ranks(ranks, 1, options.controller == "own").groups
+
+    with benchmark("bench-search", SearchBench, __doc__, arguments, groups_of) as (world, options):
+        groups = groups_of(options, world.size)
         measured = [measure(world, options, groups, seed) for seed in range(options.repeats)]
         if world.rank == 0:
             title = f"{counted(options.trials, 'trial')} of log-normal length on {counted(groups, 'group')} of one rank"

@@ -6,18 +6,13 @@ factor in each epoch. Counts gradients, and no seconds.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from mpi4py import MPI
 
-from hpcdl.checkpoint.export import output_file
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
-from hpcdl.launch.benchmark_table import check_files, figure, positive, report
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import benchmark, figure, positive, report, save, trained
 from hpcdl.models import for_data
 from hpcdl.models.linear_form import linear_form
 from hpcdl.runs import Options, Run
@@ -57,11 +52,7 @@ METHODS = [
 
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-svrg", world.rank):
-        with reading(world) as parse:
-            options = parse(SVRGBenchOptions, "bench-svrg", __doc__, arguments)
-            check_files(options, world.rank)
+    with benchmark("bench-svrg", SVRGBenchOptions, __doc__, arguments) as (world, options):
         best, _ = follow(world, options, svrg.train, "constant", 2 * options.gradients)
         lines = []
         for name, train, schedule, each, first in METHODS:
@@ -88,7 +79,7 @@ def follow(world, options, train, schedule, epochs):
         evaluate_every=epochs,
         progress="none",
     )
-    comm, data = Communicator(world), open_data(options.data, comm=world, dtype="float64")
+    data = open_data(options.data, comm=world, dtype="float64")
     with refuse_together(world):
         model = for_data(options.model, data, "float64")
         linear_form(model, "bench-svrg")
@@ -100,11 +91,13 @@ def follow(world, options, train, schedule, epochs):
             losses, _, examples = evaluate(model, w, data.train, data.classes)
             values.append(losses / examples + options.weight_decay / 2 * float(w @ w))
 
-    with Run(comm, settings) as run:
+    def observed(comm, settings):
+        run = Run(comm, settings)
         run.observe(value)
-        train(comm, model, data, run.make_optimizer(model, data), run)
+        return run
+
+    trained(Communicator(world), train, settings, data, observed, model)
     data.close()
-    comm.free()
     return values[-1], values
 
 
@@ -139,8 +132,7 @@ def draw(options, records):
     axes.set_ylabel("suboptimality")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    with output_file(Path(options.plot)) as file:
-        picture.savefig(file, format=Path(options.plot).suffix[1:], dpi=120)
+    save(picture, options.plot)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ Printed are medians with their quartiles, and what each turn takes relative to h
 """
 
 import gc
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -22,12 +20,18 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.launch.benchmark_table import (
+    Contender,
+    benchmark,
+    bytes_of,
+    print_table,
+    quartile_text,
+    quartiles,
+    race,
+    write_json,
+)
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
-from hpcdl.scripts.bench_allreduce import bytes_of
 
 MODELS = {"mlp": ((784,), 10), "resnet": ((3, 32, 32), 10), "gpt": ((64,), 65)}  # shape of a row, classes
 
@@ -42,28 +46,37 @@ class TorchBenchOptions:
     seconds: float = option(2.0, "seconds to spend on each size and model, at least 5 turns")
     json: str = option("", "file for the result")
 
+    def __post_init__(self):
+        for name in self.chosen_models:
+            if name not in MODELS:
+                raise UsageError(f"--models: there is no {name}; known: {', '.join(MODELS)}")
+        for text in self.chosen_sizes:
+            bytes_of(text)
+        if self.seconds <= 0 or self.batch_per_rank < 1:
+            raise UsageError("--seconds and --batch-per-rank must be greater than 0")
+
+    @property
+    def chosen_models(self) -> list[str]:
+        return [name for name in self.models.split(",") if name not in ("", "none")]
+
+    @property
+    def chosen_sizes(self) -> list[str]:
+        return [text for text in self.sizes.split(",") if text not in ("", "none")]
+
 
 def main(arguments=None):
-    world = MPI.COMM_WORLD
-    with ended("bench-torch", world.rank):
-        with reading(world) as parse:
-            options = parse(TorchBenchOptions, "bench-torch", __doc__, arguments)
-            models = [name for name in options.models.split(",") if name not in ("", "none")]
-            for name in models:
-                if name not in MODELS:
-                    raise UsageError(f"--models: there is no {name}; known: {', '.join(MODELS)}")
-            sizes = {text: bytes_of(text) for text in options.sizes.split(",") if text not in ("", "none")}
-            check_files(options, world.rank)
-            if options.seconds <= 0 or options.batch_per_rank < 1:
-                raise UsageError("--seconds and --batch-per-rank must be greater than 0")
-            torch = find_torch()
+    with benchmark("bench-torch", TorchBenchOptions, __doc__, arguments, lambda *_: find_torch()) as (world, options):
+        torch, tables = find_torch(), {}
         groups = open_groups(torch)
-        tables = {}
-        for text, size in sizes.items():
-            tables["all_reduce", text] = race(world, all_reduces(torch, groups, size), options.seconds, size)
-        for name in models:
+        for text in options.chosen_sizes:
+            size = bytes_of(text)
+            calls = max(1, min(20, (64 << 10) // max(1, size)))
+            found = all_reduces(torch, groups, size)
+            tables["all_reduce", text] = race(world, found, options.seconds / len(found), size, calls)
+        for name in options.chosen_models:
             rows = options.batch_per_rank if name == "mlp" else max(1, options.batch_per_rank // 4)
-            tables["step", name] = race(world, steps(torch, groups, name, rows), options.seconds, rows)
+            found = steps(torch, groups, name, rows)
+            tables["step", name] = race(world, found, options.seconds / len(found), rows)
         gc.collect()  # gloo stands still now and then where a model outlives its group
         torch.distributed.destroy_process_group()
         if world.rank == 0:
@@ -88,22 +101,12 @@ def open_groups(torch) -> dict:
     return {"hpcdl": distributed.group.WORLD, "gloo": gloo}
 
 
-def all_reduces(torch, groups: dict, size: int) -> dict[str, Callable[[], object]]:
-    """Calls that reduce a tensor of so many bytes; so many calls make a turn that the clock can tell from none."""
-    calls = max(1, min(20, (64 << 10) // max(1, size)))
+def all_reduces(torch, groups: dict, size: int) -> dict[str, Contender]:
+    """Calls that reduce a tensor of so many bytes."""
 
-    def one(group) -> Callable[[], float]:
+    def one(group) -> Contender:
         tensor = torch.ones(max(1, size // 4))
-
-        def turn() -> float:
-            tensor.fill_(1)
-            MPI.COMM_WORLD.Barrier()
-            start = time.perf_counter()
-            for _ in range(calls):
-                torch.distributed.all_reduce(tensor, group=group)
-            return (time.perf_counter() - start) / calls
-
-        return turn
+        return Contender(lambda: torch.distributed.all_reduce(tensor, group=group), lambda: tensor.fill_(1))
 
     return {name: one(group) for name, group in groups.items()}
 
@@ -159,35 +162,32 @@ def gpt(torch):
     return Gpt()
 
 
-def steps(torch, groups: dict, name: str, rows: int) -> dict[str, Callable[[], float]]:
+def steps(torch, groups: dict, name: str, rows: int) -> dict[str, Contender]:
     """Training steps of the model in each way."""
     shape, classes = MODELS[name]
     random = np.random.default_rng(MPI.COMM_WORLD.rank)
     values = random.integers(0, 65, (rows, *shape)) if name == "gpt" else random.standard_normal((rows, *shape))
     x, y = values.astype(np.float32), random.integers(0, classes, rows)
 
-    def by_torch(group) -> Callable[[], float]:
+    def by_torch(group) -> Contender:
         model = network(torch, name)
         if group is not None:
             model = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
 
-        def turn() -> float:
-            MPI.COMM_WORLD.Barrier()
-            start = time.perf_counter()
+        def step() -> None:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
-            return time.perf_counter() - start
 
-        return turn
+        return Contender(step)
 
     found = {f"DDP over {backend}": by_torch(group) for backend, group in groups.items()}
     return found | {"door 1": by_us(torch, name, x, y), "alone": by_torch(None)}
 
 
-def by_us(torch, name: str, x: np.ndarray, y: np.ndarray) -> Callable[[], float]:
+def by_us(torch, name: str, x: np.ndarray, y: np.ndarray) -> Contender:
     """The same step by hpcdl: a TorchModel, an all-reduce of its gradient, an update of ours."""
     from hpcdl.data import Batch
     from hpcdl.optim import make_optimizer
@@ -201,35 +201,13 @@ def by_us(torch, name: str, x: np.ndarray, y: np.ndarray) -> Callable[[], float]
     optimizer = make_optimizer("momentum", model.size, model.dtype, lambda step: 0.01)
     batch = Batch(x, y, len(y) * comm.size, 0, 0, np.arange(len(y)))
 
-    def turn() -> float:
-        comm.barrier()
-        start = time.perf_counter()
+    def step() -> None:
         gradient[:] = 0
         model.loss_and_gradient(parameters, batch, gradient)
         comm.all_reduce(gradient)
         optimizer.update(parameters, gradient, scale=1 / batch.total)
-        return time.perf_counter() - start
 
-    return turn
-
-
-def race(world: MPI.Intracomm, contenders: dict[str, Callable], seconds: float, seed: int) -> dict[str, list[float]]:
-    """Microseconds of each turn by contender, the slowest rank's."""
-
-    def turn(name: str) -> float:
-        return world.allreduce(contenders[name](), MPI.MAX)
-
-    for name in contenders:  # compile, build the buckets, touch the memory
-        turn(name)
-        turn(name)
-    slowest = max(turn(name) for name in contenders)
-    turns = int(min(1000, max(5, seconds / max(1e-7, slowest * len(contenders)))))
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
-    order = np.random.default_rng(seed)  # the same on all ranks
-    for _ in range(turns):
-        for name in order.permutation(list(contenders)):
-            taken[name].append(1e6 * turn(name))
-    return taken
+    return Contender(step)
 
 
 def report(options: TorchBenchOptions, torch, ranks: int, tables: dict) -> None:
@@ -240,15 +218,18 @@ def report(options: TorchBenchOptions, torch, ranks: int, tables: dict) -> None:
     print("microseconds, median; below hpcdl's own, time divided by hpcdl's in the same turn: median (quartiles)")
     for kind in dict.fromkeys(kind for kind, _ in tables):
         chosen = {what: taken for (each, what), taken in tables.items() if each == kind}
-        names = list(next(iter(chosen.values())))
-        print(f"\n| {kind} | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
-        for what, taken in chosen.items():
-            first = taken[names[0]]
-            cells = [f"{np.median(first):,.0f}"]
-            for name in names[1:]:
-                middle, low, high = np.percentile(np.divide(taken[name], first), (50, 25, 75))
-                cells.append(f"{np.median(taken[name]):,.0f}, {middle:.2f} ({low:.2f} to {high:.2f})")
-            print(f"| {what} | " + " | ".join(cells) + " |")
+        first, *others = next(iter(chosen.values()))
+        print()
+        print_table(
+            [
+                {kind: what, first: f"{np.median(taken[first]):,.0f}"}
+                | {
+                    name: f"{np.median(taken[name]):,.0f}, {quartile_text(np.divide(taken[name], taken[first]))}"
+                    for name in others
+                }
+                for what, taken in chosen.items()
+            ]
+        )
     rows = [
         {"ranks": ranks, "kind": kind, "what": what, "way": name, **quartiles("microseconds", times)}
         for (kind, what), taken in tables.items()

@@ -213,7 +213,7 @@ def compare(options: TrainingBenchOptions) -> None:
         import torch
     except ImportError:
         raise UsageError("PyTorch is not installed; pip install 'hpcdl[torch]'") from None
-    from hpcdl.launch.benchmark_table import check_files, write_json
+    from hpcdl.launch.benchmark_table import check_files, print_table, write_json
     from hpcdl.runs.folder import environment
 
     check_files(options, 0)
@@ -230,12 +230,17 @@ def compare(options: TrainingBenchOptions) -> None:
         f"{options.batch_per_rank} examples each, momentum"
     )
     print(", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "numba", "mpi", "torch", "machine")) + "\n")
-    print("| program | examples/s, median | lowest to highest | test accuracy, median |")
-    print("|---|---|---|---|")
-    for name, label in (("hpcdl", "hpcdl"), ("torch", "PyTorch DDP, gloo")):
-        accuracy = statistics.median(run["test_accuracy"] for run in results[name])
-        middle, low, high = statistics.median(speeds[name]), min(speeds[name]), max(speeds[name])
-        print(f"| {label} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {accuracy:.2%} |")
+    print_table(
+        [
+            {
+                "program": label,
+                "examples/s, median": f"{statistics.median(speeds[name]):,.0f}",
+                "lowest to highest": f"{min(speeds[name]):,.0f} to {max(speeds[name]):,.0f}",
+                "test accuracy, median": f"{statistics.median(run['test_accuracy'] for run in results[name]):.2%}",
+            }
+            for name, label in (("hpcdl", "hpcdl"), ("torch", "PyTorch DDP, gloo"))
+        ]
+    )
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {counted(len(ratios), 'pair')}"
     print(f"\nhpcdl / PyTorch: {statistics.median(ratios):.2f} ({spread})")
     rows = [

@@ -20,13 +20,12 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.device import CPU, open_device
-from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
+from hpcdl.launch.benchmark_table import bytes_of, check_files, print_table, quartiles, write_json
 from hpcdl.launch.program import ended, quiet
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
-from hpcdl.scripts.bench_allreduce import bytes_of
 from hpcdl.strategies import sequential
 
 TYPES = ("float32", "float64")
@@ -229,29 +228,36 @@ def report(options: GPUCheckOptions, gpu, rows: list[dict], curves: dict) -> Non
     """Print the table of the kernels and that of the training; write the JSON file."""
     about = environment() | {"gpu": str(gpu), "cupy": gpu.xp.__version__}
     print(f"{gpu}, CuPy {about['cupy']}, numpy {about['numpy']}, numba {about['numba']}, Python {about['python']}\n")
-    print(
-        "| kernel | type | size | largest error | us | GB/s | of the copy | beside |\n|---|---|---|---|---|---|---|---|"
-    )
-    for row in rows:
-        taken = row["microseconds"]
-        ours = float(np.median(taken["kernel"]))
-        copy = float(np.median(np.divide(taken["copy"], taken["kernel"])))
-        times = f"{ours:,.1f} | {row['bytes'] / ours / 1000:,.0f} | {copy:.2f}"
-        other = f"{np.median(np.divide(taken['rival'], taken['kernel'])):.2f} of {row['rival']}" if row["rival"] else ""
-        error = "WRONG" if row["wrong"] else f"{row['error']:.1e}"
-        print(f"| {row['kernel']} | {row['dtype']} | {row['size']} | {error} | {times} | {other} |")
+    print_table([kernel_cells(row) for row in rows])
     print("\nof the copy, beside: their time divided by the kernel's, in the same turn; above 1 the kernel is faster\n")
-    print(
-        f"| training {options.model}, digits, batches of 64 | largest difference of losses | last loss | examples/s |"
+    print_table(
+        [
+            {
+                f"training {options.model}, digits, batches of 64": f"{dtype}, {name}",
+                "largest difference of losses": "WRONG" if curve["wrong"] else f"{curve['error']:.1e}",
+                "last loss": f"{curve[name]['losses'][-1]:.6f}",
+                "examples/s": f"{curve[name]['examples_per_second']:,.0f}",
+            }
+            for dtype, curve in curves.items()
+            for name in ("cpu", "cuda")
+        ]
     )
-    print("|---|---|---|---|")
-    for dtype, curve in curves.items():
-        for name in ("cpu", "cuda"):
-            error = "WRONG" if curve["wrong"] else f"{curve['error']:.1e}"
-            last, speed = curve[name]["losses"][-1], curve[name]["examples_per_second"]
-            print(f"| {dtype}, {name} | {error} | {last:.6f} | {speed:,.0f} |")
     versions = {name: about[name] for name in ("gpu", "cupy")}
     write_json("gpu-check", options, records(rows, curves), versions, time=time.strftime("%Y-%m-%d %H:%M:%S"))
+
+
+def kernel_cells(row: dict) -> dict[str, str]:
+    """A line of the table of kernels."""
+    taken, rival = row["microseconds"], row["rival"]
+    ours = float(np.median(taken["kernel"]))
+    return {
+        **{"kernel": row["kernel"], "type": row["dtype"], "size": row["size"]},
+        "largest error": "WRONG" if row["wrong"] else f"{row['error']:.1e}",
+        "us": f"{ours:,.1f}",
+        "GB/s": f"{row['bytes'] / ours / 1000:,.0f}",
+        "of the copy": f"{np.median(np.divide(taken['copy'], taken['kernel'])):.2f}",
+        "beside": f"{np.median(np.divide(taken['rival'], taken['kernel'])):.2f} of {rival}" if rival else "",
+    }
 
 
 def records(rows: list[dict], curves: dict) -> list[dict]:

@@ -1,4 +1,4 @@
-"""What benchmarks share: their options, their table, and the file of their numbers.
+"""Parts of all benchmarks: how they start and time, a training of theirs, their table, and the file of their numbers.
 
 The file of --json, of every benchmark and check, is one object:
 
@@ -14,21 +14,119 @@ or null; or a list of those with one for each rank or turn, whose key says so (`
 `pandas.DataFrame(json.load(file)["rows"])` is a table.
 """
 
+import contextlib
 import math
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.checkpoint import export
-from hpcdl.checkpoint.export import check_output_file
+from hpcdl.checkpoint.export import check_output_file, output_file
+from hpcdl.comm import Communicator
+from hpcdl.data import Data
 from hpcdl.errors import UsageError
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
+from hpcdl.models import for_data
+from hpcdl.runs import Options, Run
 from hpcdl.runs.folder import environment, launch_line
 
 SCHEMA_VERSION = 1
+UNITS = ("KiB", "MiB", "GiB")
+
+
+@contextlib.contextmanager
+def benchmark(
+    name: str,
+    options_class: type,
+    description: str,
+    arguments: list[str] | None,
+    check: Callable[[Any, int], object] | None = None,
+    one_rank: str = "",
+) -> Iterator[tuple[MPI.Intracomm, Any]]:
+    """Start a benchmark: yields (all ranks, its options), which are checked before anything is measured.
+
+    check(options, ranks): raises UsageError where these do not go together. one_rank: the refusal of several ranks.
+    """
+    world = MPI.COMM_WORLD
+    with ended(name, world.rank):
+        with reading(world) as parse:
+            options = parse(options_class, name, description, arguments)
+            if check is not None:
+                check(options, world.size)
+            check_files(options, world.rank)
+            if one_rank and world.size > 1:
+                raise UsageError(one_rank)
+        yield world, options
+
+
+def trained(
+    comm: Communicator,
+    train: Callable,
+    settings: Options,
+    data: Data,
+    made: Callable[[Communicator, Options], Run] = Run,
+    model: Any = None,
+    **how: Any,
+) -> Run:
+    """Train on the ranks of `comm`, which is then freed; returns the run. made: makes the run; how: of the strategy."""
+    model = model or for_data(settings.model, data, settings.dtype)
+    with made(comm, settings) as run:
+        train(comm, model, data, run.make_optimizer(model, data), run, **how)
+    comm.free()
+    return run
+
+
+class Contender(NamedTuple):
+    """A call that is timed; prepare: what comes before it each time, and is not timed."""
+
+    call: Callable[[], object]
+    prepare: Callable[[], object] = lambda: None
+
+
+def race(
+    world: MPI.Intracomm, contenders: dict[str, Contender], seconds: float, seed: int, calls: int = 1
+) -> dict[str, list[float]]:
+    """Microseconds of a call in each turn by contender, the slowest rank's; on all ranks. All take turns.
+
+    seconds: that all turns of a contender take, but for 5 turns at least; calls: in a row, of each turn. The order of
+    each turn is drawn by lot: each finds the caches as another one left them.
+    """
+
+    def turn(each: Contender) -> float:
+        each.prepare()
+        world.Barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            each.call()
+        return float(world.allreduce(time.perf_counter() - start, MPI.MAX) / calls)
+
+    for each in contenders.values():  # compile, and touch the memory
+        turn(each)
+    slowest = max(map(turn, contenders.values())) * calls
+    turns = int(min(1000, max(5, seconds / max(1e-7, slowest))))
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    order = np.random.default_rng(seed)  # the same on all ranks
+    for _ in range(turns):
+        for name in order.permutation(list(contenders)):
+            taken[name].append(1e6 * turn(contenders[name]))
+    return taken
+
+
+def bytes_of(text: str) -> int:
+    """Read 64KiB, 4MiB, 1GiB or a number of bytes."""
+    for power, unit in enumerate(UNITS, 1):
+        if text.endswith(unit) and text.removesuffix(unit).isdecimal():
+            return int(text.removesuffix(unit)) << (10 * power)
+    if not text.isdecimal():
+        raise UsageError(f"--sizes: write 64KiB, 4MiB, 1GiB or a number of bytes, not {text!r}")
+    return int(text)
 
 
 def several(options: Any, *names: str) -> None:
@@ -82,11 +180,23 @@ def report(title: str, benchmark: str, options: Any, rows: list[dict], records: 
     """
     about = environment()
     print(f"{title}\n{launch_line()}; {about['mpi']}; {about['machine']}\n")
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|---" * len(rows[0]) + "|")
-    for row in rows:
-        print("| " + " | ".join(row.values()) + " |")
+    print_table(rows)
     write_json(benchmark, options, records)
+
+
+def print_table(rows: list[dict[str, str]], first: bool = True) -> None:
+    """Print rows, cells by column, as a table of Markdown; first: with its head."""
+    if first:
+        print("| " + " | ".join(rows[0]) + " |")
+        print("|---" * len(rows[0]) + "|")
+    for row in rows:
+        print("| " + " | ".join(row.values()) + " |", flush=True)
+
+
+def save(picture: Any, path: str) -> None:
+    """Write a picture of --plot."""
+    with output_file(Path(path)) as file:
+        picture.savefig(file, format=Path(path).suffix[1:], dpi=120)
 
 
 def write_json(
@@ -127,6 +237,12 @@ def quartiles(name: str, values: list[float]) -> dict:
     low, middle, high = np.percentile(values, (25, 50, 75))
     cells = {f"{name}_median": middle, f"{name}_first_quartile": low, f"{name}_third_quartile": high}
     return cells | {f"{name}_per_turn": list(values)}
+
+
+def quartile_text(values: Iterable[float]) -> str:
+    """1.00 (0.90 to 1.10): the median, and the first and the third quartile."""
+    middle, low, high = np.percentile(list(values), (50, 25, 75))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def spread(values: list[float], form: str) -> str:
