@@ -12,16 +12,18 @@ from pathlib import Path
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "standin"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import quick_simulator  # noqa: F401
+from bad_values import with_bad
 
 from hpcdl.kernels import gpu
 from hpcdl.kernels.cases import CASES
 
 TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
 # More elements than threads, so that the grid strides; fewer; more columns than a block sums at once; nothing.
-SHAPES = {"float32": [(41, 21), (3, 5), (3, 130), (0, 3)], "float64": [(41, 21)]}
+SHAPES = {"float32": [(41, 21), (3, 130), (0, 3)], "float64": [(3, 5)]}
 
 
 class Device(np.ndarray):
@@ -45,15 +47,6 @@ def agrees(case, args, tolerance):
         np.testing.assert_allclose(result, wanted, rtol=tolerance, atol=tolerance)
     for got, want in zip(device, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
-
-
-def with_nan(args):
-    """The same, with a NaN somewhere in each array of numbers."""
-    random, changed = np.random.default_rng(1), [copy.copy(arg) for arg in args]
-    for array in changed:
-        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-            array.flat[random.integers(array.size)] = np.nan
-    return changed
 
 
 def unusual(name, dtype):
@@ -96,7 +89,7 @@ def check(name, case):
             agrees(case, case.make(*shape, dtype, np.random.default_rng(0)), TOLERANCE[dtype])
     if case.nan:
         args = case.make(5, 7, case.dtypes[0], np.random.default_rng(0))
-        agrees(case, with_nan(args), TOLERANCE["float32"])
+        agrees(case, with_bad(args), TOLERANCE["float32"])
     for args in unusual(name, case.dtypes[0]):
         agrees(case, args, TOLERANCE["float32"])
 

@@ -6,6 +6,7 @@ import pkgutil
 
 import numpy as np
 import pytest
+from bad_values import with_bad
 
 import hpcdl.kernels
 from hpcdl.kernels.bind import KERNELS
@@ -24,17 +25,45 @@ def test_no_kernel_is_left_out():
     assert ours == {case.kernel for case in CASES.values()}
 
 
+def agrees(case, args, tolerance):
+    """Call the kernel and its reference, and compare what they return and write."""
+    expected = copy.deepcopy(args)
+    with np.errstate(all="ignore"):
+        result, wanted = case.kernel(*args), case.reference(*expected)
+    if wanted is not None:
+        np.testing.assert_allclose(result, wanted, rtol=tolerance, atol=tolerance)
+    for got, want in zip(args, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("name, dtype", PAIRS)
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (7, 5), (37, 21), (5, 130)], ids=str)
 def test_as_numpy(name, dtype, shape):
+    agrees(CASES[name], CASES[name].make(*shape, dtype, np.random.default_rng(0)), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name, dtype", [(name, dtype) for name, dtype in PAIRS if CASES[name].nan])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 40)], ids=str)  # 40: the vectorized part and the rest of a loop
+def test_nan_and_infinity_are_not_hidden(name, dtype, bad, shape):
+    args = CASES[name].make(*shape, dtype, np.random.default_rng(0))
+    agrees(CASES[name], with_bad(args, bad), TOLERANCE[dtype])
+
+
+OF_ELEMENTS = [each for each in PAIRS if CASES[each[0]].kernel.kind == "elementwise" and each[0] != "langevin"]
+
+
+@pytest.mark.parametrize("name, dtype", OF_ELEMENTS)
+def test_a_slice_is_computed_to_the_same_bits(name, dtype):
+    """But for noise, which knows where a slice lies (test_noise.py)."""
     case = CASES[name]
-    args = case.make(*shape, dtype, np.random.default_rng(0))
-    expected = copy.deepcopy(args)
-    result, wanted = case.kernel(*args), case.reference(*expected)
-    if wanted is not None:
-        np.testing.assert_allclose(result, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    for got, want in zip(args, expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    whole = case.make(1, 1000, dtype, np.random.default_rng(0))
+    parts = copy.deepcopy(whole)
+    case.kernel(*whole)
+    for cut in (slice(0, 1), slice(1, 334), slice(334, 1000)):
+        case.kernel(*(each[cut] if isinstance(each, np.ndarray) else each for each in parts))
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name, dtype", PAIRS)

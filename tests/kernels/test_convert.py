@@ -117,23 +117,6 @@ def test_what_rounding_leaves_comes_with_the_next_value(kind, dtype):
     assert np.abs(given - arrived).max() > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [0, 1, 3, 1009])
-def test_lengths_and_slices(kind, size):
-    encode, decode, add = kernels(kind)
-    x = np.random.default_rng(size).standard_normal(size).astype("f4")
-    code, left = encoded(kind, x)
-    parts, again = np.zeros_like(x), np.empty_like(code)
-    for cut in (slice(0, size // 3), slice(size // 3, size)):
-        encode(x[cut], parts[cut], again[cut])
-    assert np.array_equal(again, code) and np.array_equal(parts, left)
-    into = np.empty_like(x)
-    decode(into, code)
-    assert np.array_equal(into, values(kind)[code])
-    add(into, code)
-    assert np.array_equal(into, 2 * values(kind)[code])
-
-
 def test_float16_by_bits_is_the_same():
     """What runs where the processor has no instruction for it, compiled, and as plain Python, as in the simulator."""
     to, back = numba.njit(convert.to_float16), numba.njit(convert.from_float16)

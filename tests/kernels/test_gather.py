@@ -24,32 +24,6 @@ def test_gather_picks_converts_and_scales(kind, out, rows):
     np.testing.assert_array_equal(got, (source[index].astype(out) * np.dtype(out).type(1 / 16)))
 
 
-def moved(image, down, right, mirrored):
-    """One image (height, width, channels), the slow way: pixel by pixel."""
-    height, width, _ = image.shape
-    result = np.zeros_like(image)
-    for v in range(height):
-        for h in range(width):
-            if 0 <= v + down < height and 0 <= h + right < width:
-                result[v + down, h + right] = image[v, h]
-    return result[:, ::-1] if mirrored else result
-
-
-@pytest.mark.parametrize("out", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(6, 5, 1), (4, 7, 3)])
-def test_gather_images_moves_then_mirrors(shape, out):
-    random = np.random.default_rng(1)
-    source = random.integers(1, 256, (9, *shape)).astype("u1")
-    index = random.integers(0, 9, 40)
-    down, right = random.integers(-3, 4, (2, 40))
-    mirrored = random.integers(0, 2, 40)
-    got = np.full((40, int(np.prod(shape))), np.nan, out)
-    gather_images[out](read_only(source.reshape(9, -1)), index, 0.5, *shape, down, right, mirrored, got)
-    for i in range(40):
-        want = moved(source[index[i]].astype(out), down[i], right[i], mirrored[i]) * 0.5
-        np.testing.assert_array_equal(got[i].reshape(shape), want)
-
-
 def test_gather_images_without_a_move_is_gather():
     source, index, still = read_only(np.arange(60, dtype="u1").reshape(4, 15)), np.array([3, 0, 0]), np.zeros(3, int)
     got, want = np.empty((2, 3, 15), "f4")

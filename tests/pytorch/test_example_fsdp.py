@@ -5,5 +5,6 @@ import pytest
 pytest.importorskip("torch")
 
 
+@pytest.mark.long
 def test_the_example_of_the_page(same_over_gloo):
     same_over_gloo("fsdp.py", "parameters")

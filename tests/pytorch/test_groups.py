@@ -31,6 +31,7 @@ def program(launch, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_nothing_is_told_and_a_trace_is_left(program, tmp_path):
     """Neither address, port nor rank; MPI starts with the first process group; the default group is made again."""
     done = program(
@@ -162,6 +163,7 @@ def test_ranks_that_call_different_things_are_told(group):
     group.group.WORLD.comm.use("auto")
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_ends_the_job_after_the_timeout(program):
     done = program(
         2,

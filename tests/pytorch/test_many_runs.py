@@ -42,6 +42,7 @@ def test_an_ensemble_of_it(folder):
     assert ends("evaluate", ["many", "--trust", "many", "--json", "many.json"])[0] == 0
 
 
+@pytest.mark.long
 def test_compared(folder):
     told = ["train-sequential", "train-allreduce", *MODEL, "--epochs", "1", "--batch-size", "256", "--out", "c"]
     assert ends("compare", told)[0] == 0

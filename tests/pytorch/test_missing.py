@@ -13,7 +13,9 @@ WITHOUT = "import sys\nsys.modules['torch'] = None\nfrom hpcdl.cli import main\n
     [
         (["train-allreduce", "--model", "torch:nets:net"], "this needs PyTorch"),
         (["train-allreduce", "--optimizer", "torch:Adam", "--epochs", "1"], "this needs PyTorch"),
-        (["train-allreduce", "--initial", "a.pt", "--epochs", "1"], "this needs PyTorch"),
+        pytest.param(
+            ["train-allreduce", "--initial", "a.pt", "--epochs", "1"], "this needs PyTorch", marks=pytest.mark.long
+        ),
     ],
 )
 def test_without_pytorch_one_line_says_so(told, words, tmp_path):

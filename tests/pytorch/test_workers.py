@@ -62,6 +62,7 @@ def test_one_that_cannot_make_the_function_says_why():
         Workers(Moved(), 1).all([(1,)])
 
 
+@pytest.mark.long
 def test_one_that_is_gone_is_told():
     workers = Workers(leaves, 1)
     with pytest.raises(UsageError, match="a worker process has ended by itself"):
@@ -86,6 +87,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_they_end_when_their_rank_is_killed_and_find_what_the_program_defines(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -52,7 +52,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("two memories, uniform", "two learners", "two learners, free")  # the others show it as well
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in CASES])
 def test_it_finds_the_values_of_a_chain(run_on, tmp_path, case):
     learners, replays, more = CASES[case]
     (tmp_path / "knownchains.py").write_text(Path(chains.__file__).read_text())

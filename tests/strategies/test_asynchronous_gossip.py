@@ -314,6 +314,7 @@ def test_a_loss_that_is_not_finite_ends_the_job_with_one_line(launch):
     assert "is not finite on rank" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_with_data_servers(run_on, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     run_on(4, "program.py", "--data-servers", "1", "--epochs", "2", "--progress", "none", "--out", "a", check=0)

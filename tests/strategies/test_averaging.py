@@ -172,6 +172,7 @@ def test_another_mean_is_not_gone_on_with(world, follow, mpi_tmp_path):
         follow(world, all_reduce.train, **HOW | {"average": ""}, steps=9, resume=folder)
 
 
+@pytest.mark.long
 def test_the_mean_gets_there_where_the_last_iterate_wanders(world, follow):
     """Least squares with noise: at a constant rate SGD stays away from the optimum, the mean does not."""
     if world.rank:

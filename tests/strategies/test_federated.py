@@ -243,6 +243,7 @@ def test_clients_without_rows_are_never_asked(federate, world):
     assert run.reported["clients_per_round"] == having and run.examples == 2 * 61
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_clients(federate, world):
     """A thousand clients cost rows' numbers, no models: 8 bytes a row and an array's header for each client."""
     random = np.random.default_rng(0)

@@ -114,6 +114,7 @@ def test_one_thread_is_sequential_sgd_with_as_many_examples_to_an_update(model, 
     compare(found.path, [wanted.path[end] for end in ends], 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held, scale, standard", [("uint8", 0.25, False), ("float64", 2.0, True)])
 def test_dense_rows_of_any_type_are_scaled_and_standardized(held, scale, standard, trained):
     random = np.random.default_rng(1)

@@ -55,6 +55,7 @@ def test_messages_and_what_a_rank_holds(cut, each_group):
     each_group(body)
 
 
+@pytest.mark.long
 @pytest.mark.four
 def test_a_straggler_is_slowed_once(cut, world):
     """In forward and in backward of each part of a batch, and of what is tried out before."""

@@ -108,6 +108,7 @@ def test_pipedream_computes_with_weights_as_old_as_there_are_stages_behind():
 # -- plans ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_plans_of_any_durations_come_to_an_end_and_take_nothing_before_it_is_there():
     random.seed(3)
     for _ in range(400):

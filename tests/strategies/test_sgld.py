@@ -146,6 +146,7 @@ def posterior(x, y):
     return np.linalg.solve(precision, rows.T @ y / NOISE), precision
 
 
+@pytest.mark.long
 def test_the_exact_posterior_of_a_linear_regression(follow):
     """Mean and covariance within the Monte-Carlo error; at a rate h the exact covariance is (A - h/4 A^2)^-1.
 
