@@ -96,6 +96,16 @@ def test_a_strategy(tree, in_tree):
     assert "Train by a majority vote of signs" in in_tree(1, "-m", "hpcdl", "train-majority-vote", "--help").stdout
 
 
+def test_a_data_format(tree, in_tree):
+    follow("A data format", tree)
+    lines = [json.dumps({"x": [i % 7, i % 3], "y": ["no", "yes"][i % 7 > i % 3]}) for i in range(100)]
+    (tree / "a.jsonl").write_text("\n".join(lines))
+    done = in_tree(1, "-m", "hpcdl", "prepare-data", "jsonl", "a.jsonl", "a.h5", "--test-fraction=0.3")
+    assert "70 training and 30 test rows of 2" in done.stdout
+    in_tree(1, "-m", "hpcdl", "train-sequential", "--data=a.h5", "--model=logistic", "--progress=none", "--out=run")
+    assert summary(tree, "run")["test_accuracy"] > 0.5
+
+
 def test_an_option(tree, in_tree):
     follow("An option", tree)
     command = ["-m", "hpcdl", "train-allreduce", "--steps=4", "--progress=none"]
@@ -129,12 +139,13 @@ def test_a_kernel(with_kernels, in_tree):
 
 @pytest.mark.long
 def test_what_recipes_make_passes_the_tests(tree, in_tree):
-    titles = ["An all-reduce algorithm", "A strategy", "An option"]
+    titles = ["An all-reduce algorithm", "A strategy", "A data format", "An option"]
     files = sorted(set().union(*(follow(title, tree) for title in titles)))
     sources = [file for file in files if file.endswith(".py")]
     in_tree(1, "-m", "ruff", "check", *sources)
     in_tree(1, "-m", "ruff", "format", "--check", *sources)
     made = ["tests/comm/test_allreduce.py", *(file for file in files if Path(file).name.startswith("test_"))]
     in_tree(3, "-m", "pytest", "-q", "-k", "line or majority", *made)
+    in_tree(1, "-m", "pytest", "-q", "tests/data/test_prepare_jsonl.py")
     every = ["tests/test_rooms.py", "tests/scripts/test_refusals.py"]
     in_tree(1, "-m", "pytest", "-q", "-k", "down or screen or train_allreduce", *every)
