@@ -30,7 +30,7 @@ def test_the_primitives_example_prints_what_the_page_says(launch, tmp_path):
 def test_every_page_and_file_that_is_named_exists():
     root = Path(__file__).parents[1]
     for page in [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
-        text = re.sub(r"\n## Five recipes\n.*?(?=\n## )", "", page.read_text(), flags=re.DOTALL)  # tests/test_recipes.py
+        text = re.sub(r"\n## Five recipes\n.*?(?=\n## )", "", page.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\(([^)#]+)\)", text):
             assert link.startswith("http") or (page.parent / link).exists(), f"{page} links to {link}"
         for name in re.findall(r"`((?:hpcdl|tests|scripts|kernels)/[\w/.]+)`", text):
