@@ -25,6 +25,7 @@ from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.machine.display import console
 from hpcdl.machine.threads import limited
+from hpcdl.models.model import abilities_of
 from hpcdl.random import Random
 from hpcdl.rl.rollout import PICTURES, Player, evaluation_summary, is_agent_run
 from hpcdl.runs.options import option
@@ -218,7 +219,7 @@ def write(world, options, trained, model, prompt):
 
 def begun(prompt: str, model, trained) -> list[int]:
     """The tokens of a prompt, if the model writes text, and the checkpoint says what its tokens stand for."""
-    if not hasattr(model, "generate"):
+    if not abilities_of(model).generate:
         raise UsageError("--sample needs a model that writes text, gpt, trained on tokens; this run's model does not")
     if trained.schema.vocabulary is None:
         raise UsageError(

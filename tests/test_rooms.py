@@ -1,6 +1,7 @@
 """Imports point one way: a room imports from rooms below it, never from one above or beside."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,14 @@ def test_the_rooms_are_all_packaged():
     folders = {path.parent for path in files() if path.name == "__init__.py"}
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
     assert packaged == {name if name.startswith("hpcdl") else f"hpcdl.{name}" for name in names}
+
+
+def test_objects_keep_their_class_and_models_declare_their_abilities():
+    for path in files():
+        text = path.read_text()
+        assert not re.search(r"\b__class__ = ", text), path
+        if room_of(path) != "models":
+            assert not re.search(r"\b(getattr|hasattr)\((\w+\.)*model, ", text), path
 
 
 MOST_FILES, MOST_LINES = 25, 5000  # of a folder of hpcdl/, without its __init__.py

@@ -19,6 +19,7 @@ from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, device_of
+from hpcdl.models.model import abilities_of
 from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.random import Random
 
@@ -44,13 +45,18 @@ def broadcast(comm: Communicator, array: Array, root: int = 0) -> None:
 
 def extra_of(model: Any) -> dict[str, Array]:
     """Return the buffers of a model by name."""
-    return getattr(unwrapped(model), "extra", {})
+    return unwrapped(model).extra if abilities_of(model).buffers else {}
 
 
 def follow(model: Any, random: Random) -> None:
     """Begin a run: a model that draws random numbers in training uses its seed."""
-    if hasattr(unwrapped(model), "of_run"):
+    if abilities_of(model).module:
         unwrapped(model).of_run(random)
+
+
+def averaged_of(model: Any) -> list[str]:
+    """Return the names of the buffers to be averaged."""
+    return unwrapped(model).averaged if abilities_of(model).buffers else []
 
 
 def tracked(arrays: dict[str, Array]) -> dict[str, Tracked]:
@@ -67,7 +73,7 @@ def share(model: Any, comm: Communicator) -> None:
 def pack(model: Any) -> np.ndarray:
     """Return the buffers to be averaged as one float64 vector."""
     arrays = extra_of(model)
-    buffers = [arrays[name] for name in getattr(unwrapped(model), "averaged", ())]
+    buffers = [arrays[name] for name in averaged_of(model)]
     parts = [device_of(each).host(each).reshape(-1).astype(np.float64) for each in buffers]
     return np.concatenate([np.empty(0), *parts])
 
@@ -75,7 +81,7 @@ def pack(model: Any) -> np.ndarray:
 def unpack(model: Any, numbers: np.ndarray) -> None:
     """Write a vector of `pack`, or a mean of such, into the model's buffers."""
     arrays, start = extra_of(model), 0
-    for name in getattr(unwrapped(model), "averaged", ()):
+    for name in averaged_of(model):
         array = arrays[name]
         part = numbers[start : start + array.size].reshape(array.shape).astype(array.dtype)
         device_of(array).copy_in(array, part)
@@ -90,10 +96,7 @@ def buffer_packer(model: Any) -> Callable[[], np.ndarray] | None:
 def whole_numbers(model: Any) -> np.ndarray:
     """Return a mask of the packed numbers that are integers, which are combined by their maximum, not the mean."""
     arrays = extra_of(model)
-    kinds = [
-        np.full(arrays[name].size, arrays[name].dtype.kind in "biu")
-        for name in getattr(unwrapped(model), "averaged", ())
-    ]
+    kinds = [np.full(arrays[name].size, arrays[name].dtype.kind in "biu") for name in averaged_of(model)]
     return np.concatenate([np.empty(0, bool), *kinds])
 
 

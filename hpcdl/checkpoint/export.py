@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcdl.errors import LoneError, UsageError, blamed_on
 from hpcdl.files import atomic_write, check_writable
+from hpcdl.models.model import abilities_of
 
 
 def check_output_file(option: str, path: str, endings: tuple[str, ...] = ()) -> None:
@@ -56,8 +57,9 @@ def output_file_in_parts(path: Path) -> Iterator[PartialFile]:
 
 def named(model: Any, parameters: np.ndarray) -> dict[str, np.ndarray]:
     """Return the model's tensors by name; for a PyTorch module, its whole state_dict."""
-    own = getattr(model, "named", None)
-    return model.layout.views(parameters) if own is None else own(parameters)  # type: ignore[no-any-return]
+    tensors: dict[str, np.ndarray]
+    tensors = model.named(parameters) if abilities_of(model).module else model.layout.views(parameters)
+    return tensors
 
 
 def export(tensors: dict[str, np.ndarray], path: Path) -> None:

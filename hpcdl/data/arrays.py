@@ -14,7 +14,7 @@ from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import rows_digest
 from hpcdl.data.format import check_x, check_y, largest_input, shown
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
-from hpcdl.data.placement import Comm, MemoryRows, memory_type, run_together
+from hpcdl.data.placement import Comm, MemoryRows, memory_type, run_together, standardized
 from hpcdl.data.readers import MemoryReader
 from hpcdl.data.sampler import order_name
 from hpcdl.data.schema import Schema
@@ -97,9 +97,9 @@ def from_arrays(
         return training_statistics(rows_of_x, scale, values, held_out)
 
     standard = options.standard(statistics, schema)
-    for rows in (train, test_rows):
-        if rows is not None:
-            rows.standard = standard
+    train = standardized(train, standard)
+    if test_rows is not None:
+        test_rows = standardized(test_rows, standard)
     digest = partial(rows_digest, features, classes, scale, {"train": train, "test": test_rows})
     return in_memory(name, features, classes, options, train, test_rows, held_out, [], digest, schema=schema)
 

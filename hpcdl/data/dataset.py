@@ -1,7 +1,8 @@
 """A data set as a training run sees it: shared batches for training, plain rows for scoring."""
 
+import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,13 +10,15 @@ from numpy.typing import ArrayLike
 from hpcdl.csr import CSR
 from hpcdl.data.batch import Batch, DeviceBuffers
 from hpcdl.data.cursor import Cursor
+from hpcdl.data.digest import blake
 from hpcdl.data.formats.vocabulary import Vocabulary
-from hpcdl.data.placement import FileRows, MemoryRows
+from hpcdl.data.placement import FileRows, MemoryRows, standardized
 from hpcdl.data.prefetch import prefetch
 from hpcdl.data.readers import MemoryReader, Reader
 from hpcdl.data.sampler import steps_per_epoch
 from hpcdl.data.scale_warning import feature_scales
 from hpcdl.data.schema import Schema
+from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device
 
@@ -63,6 +66,7 @@ class Data:
     """
 
     source = ""
+    _reader: Any = None  # a Reader; None if other ranks read the rows
     schema: Schema
     outputs: tuple[int, ...]
 
@@ -116,6 +120,44 @@ class Data:
     def scales(self) -> tuple[float, float, float] | None:
         """Scales of the features and the targets (scale_warning.py); None where they do not matter. Local."""
         return feature_scales(self)
+
+    def with_rows(self, drawn: np.ndarray) -> Self:
+        """Return these data with the training examples of the numbers `drawn`, some of which may repeat.
+
+        Both data sets share the rows in memory, and `close` of one closes both. UsageError if the rows are not all in
+        memory.
+        """
+        reader = self._reader
+        if not isinstance(reader, MemoryReader) or reader.local:
+            raise UsageError(
+                "rows are drawn again (bagging, boosting) with --placement shared only, without data servers"
+            )
+        other, reader = self._copy(), reader.with_examples(drawn)
+        other._reader, other.train = reader, Split(self.train.source, reader.numbers, self.dtype)
+        other.examples = other.train.examples
+
+        def digest() -> str:
+            return blake(f"{self.digest} rows {blake(drawn.tobytes()).hexdigest()}".encode()).hexdigest()
+
+        other._digest, other._make_digest = None, digest
+        return other
+
+    def with_standard(self, standard: Standard) -> Self:
+        """Return these data standardized otherwise; rows and `close` are shared as by `with_rows`."""
+        other, reader = self._copy(), copy.copy(self._reader)
+
+        def split(part: Split | None) -> Any:
+            return part and Split(standardized(part.source, standard), part.numbers, part.dtype)
+
+        other.train, other.test, other.validation = map(split, (self.train, self.test, self.validation))
+        reader.rows = standardized(reader.rows, standard)
+        other._reader, other.statistics = reader, standard.statistics
+        return other
+
+    def _copy(self) -> Self:
+        other = copy.copy(self)
+        other._free = []
+        return other
 
     def to(self, device: Device) -> None:
         """Deliver later batches on this device (hpcdl.kernels.device): gathered on the host, then copied.
@@ -215,7 +257,7 @@ class Data:
         return self._in_memory.rows
 
     def _check_in_memory(self, share: tuple[int, int] | None = None) -> None:
-        if not isinstance(getattr(self, "_reader", None), MemoryReader):
+        if not isinstance(self._reader, MemoryReader):
             raise UsageError(
                 "this needs its training rows in memory: --placement shared or partitioned, no data servers"
             )

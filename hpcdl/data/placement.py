@@ -12,9 +12,10 @@ narrowed. Labels become int64, targets the model's type.
 """
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI  # its import starts MPI, which preparing a file does not need
 
 Comm: TypeAlias = "MPI.Intracomm | None"
+Rows = TypeVar("Rows")  # MemoryRows, FileRows, or others with a member `standard`
 
 
 def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
@@ -94,6 +96,13 @@ class MemoryRows:
     def close(self) -> None:
         """Drop the arrays: later uses raise an error instead of reading freed memory."""
         self.x = self.y = None  # type: ignore[assignment]
+
+
+def standardized(rows: Rows, standard: Standard | None) -> Rows:
+    """Return the same rows, standardized otherwise."""
+    other: Any = copy.copy(rows)
+    other.standard = standard
+    return other  # type: ignore[no-any-return]
 
 
 def read_only_view(x: Any) -> Any:

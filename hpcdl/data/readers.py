@@ -118,6 +118,11 @@ class MemoryReader:
         first, last, _, total = share_at(step=step)
         return source[first:last], index[first:last], total
 
+    def with_examples(self, drawn: np.ndarray) -> "MemoryReader":
+        """Return a reader of the training examples of these numbers."""
+        numbers, owners = self._source(drawn), None if self.owners is None else self.owners[drawn]
+        return MemoryReader(self.rows, numbers, self.classes, self.seed, self.spec, owners=owners)
+
     def _whole_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         index = global_order(self.seed, self.examples, epoch)
         return index, self._source(index)

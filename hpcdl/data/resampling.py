@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcdl.data.dataset import Data, Split
-from hpcdl.data.digest import blake
-from hpcdl.data.readers import MemoryReader
+from hpcdl.data.dataset import Data
 from hpcdl.data.standard import LEFT_OUT, Standard
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
@@ -49,31 +47,19 @@ class Draw(NamedTuple):
         seen = max(1, round(self.features * width))
         return np.sort(Random(self.seed)("subspace", self.member).permutation(width)[seen:])
 
-    def apply(self, data: Data) -> None:
-        """Resample the data in place. UsageError if rows are not all in memory, or no feature can be set to 0."""
+    def resample(self, data: Data) -> Data:
+        """Return the data as the member sees them.
+
+        UsageError if rows are to be drawn that are not all in memory, or a feature cannot be set to 0.
+        """
         if self.rows:
-            draw_rows(data, self)
-        if self.features < 1:
-            leave_out(data, self.left_out(math.prod(data.features)))
+            data = data.with_rows(self.examples(data.examples))
+        return leave_out(data, self.left_out(math.prod(data.features))) if self.features < 1 else data
 
 
-def draw_rows(data: Data, draw: Draw) -> None:
-    """Replace the training examples by the drawn ones."""
-    reader = getattr(data, "_reader", None)
-    if not isinstance(reader, MemoryReader) or reader.local:
-        raise UsageError("rows are drawn again (bagging, boosting) with --placement shared only, without data servers")
-    drawn = draw.examples(data.examples)
-    numbers = drawn if reader.numbers is None else reader.numbers[drawn]
-    owners = None if reader.owners is None else reader.owners[drawn]
-    data._reader = MemoryReader(reader.rows, numbers, reader.classes, reader.seed, reader.spec, owners=owners)
-    data.train = Split(data.train.source, numbers, data.dtype)
-    digest = data._make_digest
-    data._make_digest = lambda: blake(f"{digest()} rows {blake(drawn.tobytes()).hexdigest()}".encode()).hexdigest()
-
-
-def leave_out(data: Data, features: np.ndarray) -> None:
-    """Set these features to 0 in all rows."""
-    if getattr(data, "_reader", None) is None:
+def leave_out(data: Data, features: np.ndarray) -> Data:
+    """Return the data with these features 0 in all rows."""
+    if data._reader is None:
         raise UsageError("a subspace of the features needs its rows without data servers")
     if data.sparse or data.vocabulary is not None:
         what = "sparse rows, which are not standardized" if data.sparse else "tokens of a text"
@@ -83,8 +69,4 @@ def leave_out(data: Data, features: np.ndarray) -> None:
         name: each.copy() for name, each in data.statistics.items()
     }
     statistics["mean"][features], statistics["deviation"][features] = 0.0, LEFT_OUT
-    standard = Standard(statistics, data.dtype)
-    for split in (data.train, data.test, data.validation):
-        if split is not None:
-            split.source.standard = standard
-    data.statistics = statistics
+    return data.with_standard(Standard(statistics, data.dtype))

@@ -17,7 +17,7 @@ from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.faults.clock import LONGEST
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import ModelWrapper
+from hpcdl.models.model_wrapper import ModelWrapper, wrapper_of
 from hpcdl.random import Random
 
 SLOWEST = 1e6  # largest factor: more would stall the run
@@ -45,11 +45,8 @@ def stretched(model: Any, fraction: float, traffic: Traffic) -> AbstractContextM
     traffic: of the communicator; seconds in its calls do not count as computing. The backward pass is two thirds of a
     gradient.
     """
-    while isinstance(model, ModelWrapper):
-        if isinstance(model, StragglerModel):
-            return model.stretch(fraction, traffic)
-        model = model.model
-    return contextlib.nullcontext()
+    slow = wrapper_of(model, StragglerModel)
+    return slow.stretch(fraction, traffic) if slow else contextlib.nullcontext()
 
 
 def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:

@@ -8,6 +8,7 @@ The file is rewritten before each checkpoint. It has all samples up to the check
 leave out later ones.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.memory import available
+from hpcdl.models.model import Abilities, abilities_of
 from hpcdl.models.model_wrapper import ModelWrapper
 from hpcdl.runs.evaluation import count
 
@@ -85,6 +87,11 @@ class Predictive(ModelWrapper):
         self.samples, self.classes = samples, classes
         self.weights = np.ones(len(samples)) if weights is None else weights
 
+    @property
+    def abilities(self) -> Abilities:
+        """The model's, and `evaluate`."""
+        return dataclasses.replace(abilities_of(self.model), evaluate=True)
+
     def predict(self, parameters: np.ndarray, x: Any) -> np.ndarray:
         """Return mean predictions in the model's shape: (rows, classes), (rows,) or (rows, outputs)."""
         total = 0.0
@@ -107,7 +114,7 @@ def predictive(run: str, trained: TrainedModel, model: Any) -> Predictive:
 
     UsageError without samples, or for a model that generates text.
     """
-    if hasattr(model, "generate"):
+    if abilities_of(model).generate:
         raise UsageError("--samples: of a model of text, the mean over samples is not at hand; leave it out")
     samples = Samples.read(folder_of(run), trained.about["step"], model.layout.size, np.dtype(trained.dtype))
     if not len(samples.steps):

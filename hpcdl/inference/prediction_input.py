@@ -97,7 +97,7 @@ def prediction_rows(
     if source in KNOWN:
         return file_rows(source, trained, group, ranks)
     if is_plugin(source) and not os.path.exists(source):
-        returned = call_data_function(source, trained.about["seed"])
+        returned = call_data_function(source, trained.seed)
         if "x" in returned and "y" not in returned and not group:
             x = returned["x"]
             sparse = isinstance(x, CSR) or hasattr(x, "tocsr")
@@ -145,10 +145,9 @@ def file_rows(source: str, trained: TrainedModel, group: str = "", ranks: int = 
             f"{info.path} has no group {group}; it has {' and '.join(g for g, n in info.rows.items() if n)}"
         )
     info = with_model_fills(info, trained.schema.recipe)
-    rows = FileRows(info, group, trained.dtype, trained.standard())
-    if info.scale != trained.schema.scale and trained.schema.recipe is not None:
-        rows.scale = trained.schema.scale
-    split = Split(rows, None, trained.dtype)
+    if trained.schema.recipe is not None:
+        info = dataclasses.replace(info, scale=trained.schema.scale)
+    split = Split(FileRows(info, group, trained.dtype, trained.standard()), None, trained.dtype)
     labelled = group != "rows"
     about = info.features, info.classes, info.outputs, info.schema, info.name
     return split_rows(split, *about, trained, labelled, ranks)

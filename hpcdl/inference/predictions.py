@@ -32,8 +32,9 @@ from hpcdl.formatting import counted
 from hpcdl.inference.prediction_input import PredictionRows, RowBlock
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures, predicted_classes, probabilities
 from hpcdl.inference.trained_model import TrainedModel
+from hpcdl.models.model import abilities_of
 from hpcdl.plugins import plugin_errors
-from hpcdl.runs.evaluation import ROWS, evaluate
+from hpcdl.runs.evaluation import evaluate
 
 COUNTS = ("rows", "dropped", "filled", "unseen")
 
@@ -102,7 +103,7 @@ def predict(model: Any, trained: TrainedModel, block: RowBlock, name: str) -> np
 
     UsageError for predictions of a wrong type or shape, as of a user's model.
     """
-    most, x, classes = getattr(model, "rows_at_once", ROWS), block.x, trained.classes
+    most, x, classes = abilities_of(model).rows_at_once, block.x, trained.classes
     shapes = [(len(x), classes), (len(x),)][: 1 + (classes == 2)] if classes else [(len(x), *trained.outputs)]
     if not len(x):
         return np.zeros(shapes[0], trained.dtype)

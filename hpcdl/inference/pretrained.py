@@ -21,7 +21,7 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data.formats.prepare_npz import load_npz
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.inference.trained_model import parameters_of
-from hpcdl.kernels.device import CPU
+from hpcdl.models.model import abilities_of
 from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.random import Random
 
@@ -33,7 +33,7 @@ def load_initial_values(model: Any, path: str) -> None:
     """Set the model's initial values to those of a file. Raises UsageError, one line, if they do not fit."""
     source, model = f"--initial {path}", unwrapped(model)
     tensors = resolve_aliases(read_tensors(path), model)
-    extra, device = extra_of(model), getattr(model, "device", CPU)
+    extra, device = extra_of(model), abilities_of(model).device
     check(tensors, shapes_of(model), source)
     parameters = np.empty(model.layout.size, model.layout.dtype)
     for name, view in model.layout.views(parameters).items():
@@ -101,7 +101,7 @@ def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
 
 def resolve_aliases(tensors: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
     """Return the tensors with aliases (model.aliases: name -> name in the layout) under their names in the layout."""
-    aliases = getattr(model, "aliases", {})
+    aliases = model.aliases if abilities_of(model).module else {}
     resolved = {name: each for name, each in tensors.items() if name not in aliases}
     for name in tensors.keys() & aliases.keys():
         resolved.setdefault(aliases[name], tensors[name])

@@ -32,15 +32,17 @@ class TrainedModel:
 
     sparse = False
 
-    def __init__(self, run: str, trust: Iterable[str] = ()):
+    def __init__(self, run: str, trust: Iterable[str] = (), file: str = "", seed: int | None = None):
         """run: a run's folder or a checkpoint file. UsageError if it is none, or its training diverged.
 
-        trust: names of code in it that may be called, as by --trust (hpcdl/plugins.py).
+        trust: names of code in it that may be called, as by --trust (hpcdl/plugins.py). file: says so in messages;
+        default: the run. seed: of a user's function that draws data; default: the run's.
         """
         checkpoint = Checkpoint.read(Path(run))
         self.name, self.about, self.trust = run, checkpoint.attributes, tuple(trust)
-        self.file = run  # the file with the names of code
+        self.file = file or run  # with the names of code
         self.parameters = parameters_of(checkpoint, run)
+        self.seed: Any = self.about.get("seed") if seed is None else seed
         if "environment" in self.about:
             name = self.about["environment"]["name"]
             raise UsageError(f"{run} has learned to act in {name}: hpcdl evaluate {run} --episodes 100 lets it act")

@@ -7,7 +7,8 @@ parses the options, divides the ranks into roles, opens the data, makes the mode
 A job of several trainings calls `run` for each, on the ranks that it gives to it.
 
 Who trains several models may set two members of their options: `data_seed`, as `open_data` takes it, and
-`prepare(data, options, workers)`, which is called once the data are open, and may change both.
+`prepare(data, options, workers)`, which is called once the data are open, may change the options, and returns the data
+to train on.
 
 Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot go on with one line and status 1; a
 run that a signal stopped with status 85.
@@ -121,7 +122,7 @@ class Training:
             opened.append(data.close)
         if options.prepare is not None:
             with refuse_together(world):
-                options.prepare(data, options, len(roles.workers))
+                data = options.prepare(data, options, len(roles.workers))
         run = Run(comm, options, everyone, len(roles.workers))
         if world.rank == roles.workers[0] and (coming := scale_warning(data.scales)):
             log.warning("%s", coming)

@@ -38,6 +38,7 @@ from hpcdl.models.layout import Layout
 from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
 from hpcdl.models.mlp import MLP, Regression
+from hpcdl.models.model import abilities_of
 from hpcdl.models.svm import SVM
 from hpcdl.plugins import call_plugin, is_plugin, load_plugin, of_torch
 
@@ -86,7 +87,7 @@ def make_model(
     elif is_plugin(spec) and spec.partition(":")[0] not in SETTINGS:
         offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
         model = user_model(spec, offered | {"loss": loss}, kind)
-        if sparse and not getattr(model, "sparse", False):
+        if sparse and not abilities_of(model).sparse:
             told = "a model that takes batches with data, indices and indptr says so by a member sparse = True"
             raise UsageError(f"--model {spec}: the data are sparse, and {told}; or make them dense")
     else:
@@ -180,12 +181,6 @@ def skip_empty_batches(found: type) -> type:
 
     same = {"__module__": found.__module__, "__qualname__": found.__qualname__, "__doc__": found.__doc__}
     return type(found)(found.__name__, (found,), same | {"loss_and_gradient": loss_and_gradient})
-
-
-def name_of(model: Any) -> str:
-    """Return the spec from which `make_model` makes the model again, or else its class name."""
-    kind = type(model)
-    return getattr(model, "spec", "") or f"{kind.__module__}:{kind.__qualname__}"
 
 
 def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:

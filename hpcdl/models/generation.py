@@ -12,7 +12,6 @@ keeps the keys and values of earlier tokens in each attention layer (2 x width n
 row instead of `length`. When s moves, the remaining half is computed again.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import activation, embedding
 from hpcdl.kernels.device import Array
 from hpcdl.models.layered import FlatWeights, Layered
+from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Attention, Embedding
 
 Outputs = Callable[[Sequence[int]], Array]  # all known tokens -> z (vocabulary,), float64 on the host
@@ -53,7 +53,7 @@ def full_outputs(model: Layered, parameters: Array) -> Outputs:
 def cached_outputs(model: Layered, parameters: Array) -> Outputs:
     """Return the outputs with a key-value cache; each call must have one token more than the last."""
     w, device, length = FlatWeights(model, parameters).w, model.device, model.features
-    layers: list[Any] = [CachedAttention.of(layer, length) for layer in model.layers[:-1]]
+    layers = [cached_layer(layer) for layer in model.layers[:-1]]
     before = [0, 0]  # s and the number of known tokens, in the last call
 
     def outputs(tokens: Sequence[int]) -> Array:
@@ -74,6 +74,18 @@ def cached_outputs(model: Layered, parameters: Array) -> Outputs:
     return outputs
 
 
+def cached_layer(layer: Any) -> Any:
+    """Return a layer for one token in a row; only the embedding and attention need one of their own."""
+    if isinstance(layer, Embedding):
+        shapes = layer.full_shapes
+        return PositionedEmbedding(
+            layer.name, layer.pool, shapes["token"][0], shapes["position"][0], layer.length, layer.width
+        )
+    if isinstance(layer, Attention):
+        return CachedAttention(layer.name, layer.pool, layer.length, layer.width, layer.heads, layer.depth)
+    return layer
+
+
 class PositionedEmbedding(Embedding):
     """An embedding with one token in a row, from position `first` on."""
 
@@ -92,21 +104,10 @@ class CachedAttention(Attention):
     """Attention of the tokens from position `first` on, with cached keys and values of those before."""
 
     first = 0
-    keys: Array
-    values: Array
 
-    @staticmethod
-    def of(layer: Any, length: int) -> Any:
-        """Return the layer for one token in a row; only attention and embedding need a variant."""
-        other = copy.copy(layer)
-        if isinstance(layer, Embedding):
-            other.__class__ = PositionedEmbedding
-        elif isinstance(layer, Attention):
-            other.__class__ = CachedAttention
-            other.keys, other.values = (
-                layer.pool.device.zeros((layer.heads, length, layer.size), layer.pool.dtype) for _ in range(2)
-            )
-        return other
+    def __init__(self, name: str, pool: Pool, length: int, width: int, heads: int, depth: int):
+        super().__init__(name, pool, length, width, heads, depth)
+        self.keys, self.values = (pool.device.zeros((heads, length, self.size), pool.dtype) for _ in range(2))
 
     def inner(self, qkv: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
         """softmax(mask(q k^T / sqrt(d))) v of each head for the new rows, the mask by their positions."""

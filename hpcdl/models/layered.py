@@ -22,6 +22,7 @@ from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.models.group import IdentityGroup, LayerGroup
 from hpcdl.models.layout import Layout
 from hpcdl.models.losses import Loss
+from hpcdl.models.model import ROWS
 from hpcdl.models.pool import Pool
 from hpcdl.random import Random
 
@@ -88,7 +89,8 @@ class Layered:
     """
 
     sequences = False
-    rows_at_once = 1024  # rows scored at once: bounds the memory of evaluation
+    rows_at_once = ROWS
+    initial_values: Callable[[Random], dict[str, np.ndarray]] | None = None  # if all are drawn or read together
 
     def __init__(self, features: int, layers: list[Any], pool: Pool, group: LayerGroup | None = None):
         self.features, self.layers, self.pool = features, layers, pool
@@ -178,7 +180,7 @@ class Layered:
             layer = self.layers[i]
             w = weights.open(i, i + 1 if i + 1 < layers.stop else None)
             more: tuple = (targets,) if isinstance(layer, Loss) else ()
-            if getattr(layer, "takes_batch", False):
+            if layer.takes_batch:
                 more += batch, keep
             x, saved = layer.forward(w, x, self.group, *more)
             weights.close(i)

@@ -121,10 +121,18 @@ class Layer:
     part, parts = 0, 1
     divided = False
     takes_batch = False  # True if forward takes the batch and a flag `backward follows`, too
+    extra: Sequence[str] = ()  # names of the model's buffers that the layer uses
 
     def __init__(self, name: str, pool: Pool, full_shapes: dict[str, tuple[int, ...]]):
         self.name, self.pool, self.full_shapes, self.shapes = name, pool, full_shapes, dict(full_shapes)
         self.matmul = pool.device.xp.matmul
+
+    def state(self) -> list[Array]:
+        """Return the buffers, which forward may change."""
+        return []
+
+    def unbind(self) -> None:
+        """Release the tensors of the last forward or backward, for a layer that refers to them."""
 
     def cut(self, part: int, parts: int) -> Self:
         """Return this layer with part `part` of `parts` of its tensors. Raises UsageError if it cannot be cut."""

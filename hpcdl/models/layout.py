@@ -108,7 +108,7 @@ class Layout:
         owned = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
         for layer in layers:
             own = {f"{layer.name}.{name}": shape for name, shape in layer.shapes.items()}
-            tied = getattr(layer, "tied", {}).items()
+            tied = layer.tied.items()
             copies = {name: shape for name, shape in tied if name not in tensors and name not in owned}
             for name, shape in (own | copies).items():
                 tensors[name] = Tensor(name, shape, offset, layer.name)
@@ -117,10 +117,7 @@ class Layout:
 
     def used_by(self, layer: Any) -> list[Tensor]:
         """Return the tensors that a layer uses: its own and tied ones."""
-        return [
-            self.tensors[name]
-            for name in (*(f"{layer.name}.{name}" for name in layer.shapes), *getattr(layer, "tied", ()))
-        ]
+        return [self.tensors[name] for name in (*(f"{layer.name}.{name}" for name in layer.shapes), *layer.tied)]
 
     def view(self, vector: np.ndarray, name: str) -> np.ndarray:
         """Return the tensor `name` of a flat vector, as a view."""

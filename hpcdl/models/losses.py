@@ -19,8 +19,8 @@ maximum of z and the sum of exponentials, without gathering z. (Shoeybi et al., 
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,26 +30,22 @@ from hpcdl.kernels import loss as kernels
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import scale
 from hpcdl.models.group import LayerGroup
+from hpcdl.models.layers import Layer
 from hpcdl.models.pool import Pool
 
 
-class Loss:
+class Loss(Layer):
     """Base of losses; `target`: the type of y."""
 
-    name = "loss"
-    divided = False
-    tied: Mapping[str, tuple[int, ...]] = {}
     outputs: tuple[int, ...] = ()  # shape of a row's targets
     kernel: Any  # (z, y, dz) -> (sum of losses, score); not a method
 
     def __init__(self, pool: Pool):
-        self.pool = pool
+        super().__init__("loss", pool, {})
         self.target: np.dtype = np.dtype(np.int64)
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.full_shapes: dict[str, tuple[int, ...]] = {}
         self.xp = pool.device.xp
 
-    def cut(self, part: int, parts: int, divided: bool = False) -> "Loss":
+    def cut(self, part: int, parts: int, divided: bool = False) -> Self:
         """Return this loss for ranks that share the model; divided: True if each has a part of the outputs z."""
         if divided and parts > 1:
             raise UsageError(f"{type(self).__name__} has outputs that ranks cannot share; add a hidden layer")
@@ -84,7 +80,7 @@ class SoftmaxCrossEntropy(Loss):
         self.classes, self.per = classes, per
         self.own: slice | None = None
 
-    def cut(self, part: int, parts: int, divided: bool = False) -> Loss:
+    def cut(self, part: int, parts: int, divided: bool = False) -> Self:
         """Return the loss for this rank's classes, if the outputs are divided."""
         if not divided or parts == 1:
             return self

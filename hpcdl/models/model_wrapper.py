@@ -4,7 +4,9 @@
 slowly.
 """
 
-from typing import Any
+from typing import Any, TypeVar
+
+Wrapper = TypeVar("Wrapper", bound="ModelWrapper")
 
 
 class ModelWrapper:
@@ -15,6 +17,15 @@ class ModelWrapper:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+
+def wrapper_of(model: Any, kind: type[Wrapper]) -> Wrapper | None:
+    """Return the outermost wrapper of this class; None if there is none."""
+    while isinstance(model, ModelWrapper):
+        if isinstance(model, kind):
+            return model
+        model = model.model
+    return None
 
 
 def unwrapped(model: Any) -> Any:

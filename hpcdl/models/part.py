@@ -24,6 +24,7 @@ from hpcdl.models.group import LayerGroup
 from hpcdl.models.layered import Layered, initial
 from hpcdl.models.layout import Hyperslab, piece
 from hpcdl.models.losses import Loss
+from hpcdl.models.model import layers_of
 from hpcdl.random import Random
 
 
@@ -70,8 +71,7 @@ class ModelPart(Layered):
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the full model's initial values of this part, tensor by tensor: (slice, flat values)."""
-        at_once = getattr(self.model, "initial_values", None)  # of a model that draws all values together
-        drawn = None if at_once is None else at_once(random)
+        drawn = self.model.initial_values and self.model.initial_values(random)
         for layer in self.model.layers:
             names = [f"{layer.name}.{name}" for name in layer.full_shapes]
             if any(name in self.layout.tensors for name in names):
@@ -93,16 +93,15 @@ class ModelPart(Layered):
     @property
     def extra(self) -> list[str]:
         """Return the names of these layers' buffers (`extra` of the model)."""
-        return [name for layer in self.layers for name in getattr(layer, "extra", ())]
+        return [name for layer in self.layers for name in layer.extra]
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
         """Context that restores the layers' buffers."""
-        state = [layer.state for layer in self.layers if hasattr(layer, "state")]
-        before = [[array.copy() for array in each()] for each in state]
+        before = [[array.copy() for array in layer.state()] for layer in self.layers]
         yield
-        for each, arrays in zip(state, before, strict=True):
-            for array, old in zip(each(), arrays, strict=True):
+        for layer, arrays in zip(self.layers, before, strict=True):
+            for array, old in zip(layer.state(), arrays, strict=True):
                 array[...] = old
 
     def pieces(self) -> list[tuple[Hyperslab, bool]]:
@@ -161,7 +160,7 @@ class ModelPart(Layered):
 
 def require_layers(model: Any) -> None:
     """Raise UsageError unless the model is layered."""
-    if not hasattr(model, "layers"):
+    if layers_of(model) is None:
         raise UsageError(
             "this strategy cuts the model by its layers: it needs one that is made of them, as "
             "hpcdl.models.layered.Layered is, or a module of PyTorch's that is an nn.Sequential, or has a method "

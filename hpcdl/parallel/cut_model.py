@@ -27,6 +27,7 @@ from hpcdl.memory import Memory
 from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layered import Weights
 from hpcdl.models.layout import Hyperslab
+from hpcdl.models.model import abilities_of
 from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim.optimizer import AVERAGE
@@ -41,7 +42,7 @@ from hpcdl.runs.ownership import Ownership, fingerprint
 
 def broadcast_initial_values(comm: Communicator, model: Any) -> None:
     """Broadcast rank 0's initial values of a model that does not draw them from the seed; collective."""
-    for array in getattr(unwrapped(model), "starting", list)():
+    for array in unwrapped(model).starting() if abilities_of(model).module else ():
         broadcast(comm, array)
 
 
@@ -128,7 +129,7 @@ class CutModel(Ownership):
         ]
         self.summed = [(group, found) for group, found in views if found]
         self.spoken_for = shards.unique_gradients()
-        if hasattr(unwrapped(model), "let_go"):  # it has been allocated completely
+        if abilities_of(model).module:  # it has been allocated completely
             unwrapped(model).let_go()
 
     # -- a step ------------------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ class CutModel(Ownership):
 
     def warm_up(self, few: Batch) -> None:
         """Compute a step, so that all kernels are compiled; collective."""
-        if hasattr(self.model, "extra"):  # buffers, which a step would change
+        if abilities_of(self.model).buffers:  # buffers, which a step would change
             return
         self.computing.warm_up(few)
         self.weights.finish()

@@ -93,15 +93,10 @@ class ShardedWeights:
     def close(self, i: int) -> None:
         """Free the gathered parameters of layer i."""
         if self.w is None:
-            self._unbind(i)
+            self.shards.part.layers[i].unbind()
             buffer, _ = self.gathered.pop(i)
             if buffer is not None:
                 self.free["parameters"].append(buffer)
-
-    def _unbind(self, i: int) -> None:
-        """Let a layer that caches its tensors' addresses release them."""
-        if unbind := getattr(self.shards.part.layers[i], "unbind", None):
-            unbind()
 
     def gradient(self, i: int) -> tuple:
         """Return a zero gradient for layer i."""

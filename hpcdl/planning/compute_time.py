@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.faults.straggler import parse
+from hpcdl.models.model import layers_of
 from hpcdl.models.work import operations
 from hpcdl.planning.machine_sheet import Machine, MeasuredModel, interpolate
 from hpcdl.planning.workload import Workload
@@ -64,10 +65,10 @@ class ComputeTime:
         return [(self.factor * interpolate(a, rows), self.factor * interpolate(b, rows)) for a, b in curves]
 
     def _layers(self) -> list[Any]:
-        layers = getattr(self.case.model, "layers", None)
+        layers = layers_of(self.case.model)
         if layers is None:
             raise UsageError(f"nobody has counted what {self.case.spec} computes: measure it (--measure FILE)")
-        return list(layers)
+        return layers
 
     def _theory(self, layer: Any, rows: float) -> Seconds:
         """Return a layer's seconds by its operations' flops and bytes; rows < 1: a fraction of one row's."""

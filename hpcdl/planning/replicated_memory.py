@@ -28,6 +28,7 @@ from hpcdl.comm.gossip.topology import topology
 from hpcdl.federated.server import vectors_of as server_vectors
 from hpcdl.memory import Memory
 from hpcdl.models.linear_form import linear_form
+from hpcdl.models.model import abilities_of
 from hpcdl.optim import SETTINGS, vectors_of
 from hpcdl.parameter_server.parameter_store import cut_slices
 from hpcdl.parameter_server.replication import backups
@@ -40,14 +41,14 @@ from hpcdl.strategies.hogwild import JOINS
 
 def add_activations(case: Workload, memory: Memory, rows: int) -> None:
     """Add the activations of a gradient of `rows` rows."""
-    pool, model = getattr(case.model, "pool", None), case.model
-    if pool is None:  # a user's model, whose activations are not counted
+    model = case.model
+    if not abilities_of(model).pool:  # a user's model, whose activations are not counted
         return
-    pool.memory = memory
+    model.pool.memory = memory
     w, g = (case.device.zeros(case.length, case.dtype) for _ in range(2))
     for part in case.rows(rows).split(min(case.options.accumulate, max(1, rows))):
         model.loss_and_gradient(w, part, g)
-    pool.memory = None
+    model.pool.memory = None
 
 
 def add_state(case: Workload, memory: Memory, parameters: float = 1, optimizer: float | None = None) -> None:

@@ -30,6 +30,7 @@ from hpcdl.comm.gossip.topology import topology
 from hpcdl.comm.overlap import MIB, buckets
 from hpcdl.errors import UsageError
 from hpcdl.kernels.queues import queue
+from hpcdl.models.model import layers_of
 from hpcdl.planning.compute_time import ComputeTime
 from hpcdl.planning.cut_time import cut_parts
 from hpcdl.planning.dry_run import CUT_PROGRAMS
@@ -155,7 +156,7 @@ def bucket_ready_times(
     """Return the seconds after which each bucket's gradient is complete."""
     done, total = 0.0, 1.0
     slices = dict(case.model.layout.layer_slices)
-    names = [layer.name for layer in getattr(case.model, "layers", [])]
+    names = [layer.name for layer in layers_of(case.model) or []]
     if computing.pretended > 0 or not names:  # pretended in proportion to the elements
         return [forward + backward * (1 - part.start / case.length) for part in cut]
     each = [pair[1] for pair in computing.layers(rows)]

@@ -16,6 +16,7 @@ from hpcdl.data import open_data
 from hpcdl.data.batch import Batch
 from hpcdl.memory import Memory
 from hpcdl.models import HALF, for_data
+from hpcdl.models.model import abilities_of
 from hpcdl.optim import vectors_of
 from hpcdl.planning.configurations import CONFIGURATIONS
 from hpcdl.planning.meta_arrays import META
@@ -114,7 +115,7 @@ class Workload:
         self.model = for_data(self.spec, self.data, options.dtype, loss=options.loss, **device)
         if check is not None:
             check(self.options, self.size, self.model)
-        self.device = getattr(self.model, "device", None) or META
+        self.device = abilities_of(self.model).device
         self.dtype, self.length = self.model.layout.dtype, self.model.layout.size
         self.plan = self.options.plan(len(self.roles.workers), self.data)
         self.vectors = (*vectors_of(self.options.optimizer), *(["average"] if self.options.average else []))
@@ -137,7 +138,7 @@ class Workload:
 
     def rows(self, count: int) -> Batch:
         """Return a batch of `count` rows on the model's device, with labels 0."""
-        shape, x = (count, math.prod(self.data.features)), None
+        shape, x = (count, math.prod(self.data.features)), None  # type: tuple[int, int], Any
         y_kind = np.dtype(np.int64) if self.data.classes else self.dtype
         if self.data.sparse:
             from hpcdl.csr import CSR

@@ -30,6 +30,7 @@ from hpcdl.models.group import LayerGroup
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.layers import Dense, Layer, dense_layers
 from hpcdl.models.losses import LOSSES, Loss
+from hpcdl.models.model import abilities_of
 from hpcdl.models.pool import Pool
 from hpcdl.plugins import of_torch
 from hpcdl.random import Random
@@ -91,7 +92,7 @@ class QNetwork:
         factory = torch_values if of_torch(spec) else dense_values
         self.model: Any = factory(spec, self.shape, actions, kind, device, delta)
         self.layout, self.size, self.dtype = self.model.layout, self.model.layout.size, self.model.layout.dtype
-        if hasattr(self.model, "pool"):
+        if abilities_of(self.model).pool:
             self.pool = self.model.pool
 
     def initialize(self, random: Random) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import ModelWrapper
+from hpcdl.models.model_wrapper import ModelWrapper, wrapper_of
 
 NOTHING = slice(0, 0)
 
@@ -52,7 +52,8 @@ def accumulated(model: Any, parts: int) -> Any:
 
 def accumulation(model: Any) -> int:
     """The parts in which this model accumulates its gradient."""
-    return getattr(model, "parts", 1)
+    wrapper = wrapper_of(model, Accumulated)
+    return wrapper.parts if wrapper else 1
 
 
 def refuse_another_accumulation(model: Any, parts: int) -> None:

@@ -10,8 +10,7 @@ from hpcdl.chunks import chunk, chunks
 from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
-
-ROWS = 1024  # rows that are scored at once: bounds the memory that evaluation needs
+from hpcdl.models.model import abilities_of
 
 
 class Scores(NamedTuple):
@@ -34,16 +33,16 @@ def evaluate(model: Any, parameters: Array, split: Any, classes: int, share: tup
     A model with a member `evaluate` computes them in one forward pass; for any other the loss is taken from
     `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`.
     """
-    device = getattr(model, "device", CPU)
-    scratch = None if hasattr(model, "evaluate") else device.zeros(parameters.shape, parameters.dtype)
+    can = abilities_of(model)
+    scratch = None if can.evaluate else can.device.zeros(parameters.shape, parameters.dtype)
 
     def score(batch: Batch) -> tuple[float, float]:
         if scratch is None:
             return model.evaluate(parameters, batch)
         loss = model.loss_and_gradient(parameters, batch, scratch)
-        return loss, count(device.host(model.predict(parameters, batch.x)), device.host(batch.y), classes)
+        return loss, count(can.device.host(model.predict(parameters, batch.x)), can.device.host(batch.y), classes)
 
-    return summed_scores(score, split, share, getattr(model, "rows_at_once", ROWS), device)
+    return summed_scores(score, split, share, can.rows_at_once, can.device)
 
 
 def summed_scores(

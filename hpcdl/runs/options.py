@@ -277,7 +277,7 @@ class Options:
 
     def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> "Optimizer":
         """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
-        from hpcdl.kernels.device import CPU  # here: who only reads options needs no kernels
+        from hpcdl.models.model import abilities_of  # here: who only reads options needs no kernels
         from hpcdl.optim import make_optimizer, make_schedule
 
         batch, per_epoch, steps = plan
@@ -285,7 +285,7 @@ class Options:
         if size is None:
             self.refuse_too_large(model, 1)
             size = model.layout.size
-        how = schedule, self.weight_decay, self.clip_norm, getattr(model, "device", CPU)
+        how = schedule, self.weight_decay, self.clip_norm, abilities_of(model).device
         average_from = first_update(self.average, per_epoch, steps)
         return make_optimizer(self.optimizer, size, model.layout.dtype, *how, average_from)
 

@@ -27,6 +27,7 @@ from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.memory import Memory
+from hpcdl.models.model import abilities_of
 from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs.averaging import exchange
@@ -55,7 +56,7 @@ class Ownership:
 
     def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer"):
         self.model, self.parameters, self.optimizer = model, parameters, optimizer
-        self.device: Device = getattr(model, "device", CPU)
+        self.device: Device = abilities_of(model).device
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         """The run begins: `bookkeeping` are all ranks, `memory` counts what is held. A collective call."""
@@ -71,7 +72,7 @@ class Ownership:
             memory.hold(kind, self.parameters)
         for vector in self.optimizer.state.values():
             memory.hold("optimizer", vector)
-        if hasattr(self.model, "pool"):
+        if abilities_of(self.model).pool:
             self.model.pool.memory = memory
 
     def tracked(self) -> dict[str, Tracked]:
@@ -146,7 +147,7 @@ class Ownership:
 
     def warm_up(self, few: Batch) -> None:
         """A step's computing with the examples at hand, one or none: it compiles, or loads from the cache."""
-        if self.parameters is not None and not hasattr(self.model, "extra"):  # which a step would change
+        if self.parameters is not None and not abilities_of(self.model).buffers:  # which a step would change
             gradient = self.device.zeros(self.parameters.size, self.model.layout.dtype)
             unwrapped(self.model).loss_and_gradient(self.parameters, few, gradient)
 

@@ -17,7 +17,7 @@ from hpcdl.data.schema import Schema, name_list
 from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.formatting import counted
 from hpcdl.machine.display import Display
-from hpcdl.models import name_of
+from hpcdl.models.model import abilities_of, name_of
 from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
@@ -70,7 +70,7 @@ def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
 
 def computing(model: Any) -> dict:
     """In which type a model computes, where that is not the type of its parameters."""
-    kind = getattr(unwrapped(model), "computing", None)
+    kind = model.computing if abilities_of(model).module else None
     return {} if kind is None else {"computing": kind}
 
 

@@ -30,6 +30,7 @@ from hpcdl.inference.prediction_input import PredictionRows, RowBlock, predictio
 from hpcdl.inference.predictions import predict
 from hpcdl.inference.scores import ClassMeasures, probabilities
 from hpcdl.inference.trained_model import TrainedModel
+from hpcdl.models.model import abilities_of
 from hpcdl.search import combining
 
 CONFIG_FILE, SUMMARY_FILE, MEMBERS, MEMBER = "ensemble.yaml", "summary.json", "members", "member.json"
@@ -144,14 +145,11 @@ class Ensemble:
         return self
 
     def _trained(self, member: EnsembleMember) -> TrainedModel:
-        trained = TrainedModel(str(self.folder / member.run), self.trust)
-        trained.file = str(self.folder)
-        trained.about["seed"] = self.seed  # for a user's function that draws the data
-        return trained
+        return TrainedModel(str(self.folder / member.run), self.trust, str(self.folder), self.seed)
 
     def _refuse_another(self, trained: TrainedModel, model: Any) -> None:
         """Raise UsageError if a member cannot be combined with the first one."""
-        if hasattr(model, "generate"):
+        if abilities_of(model).generate:
             raise UsageError(f"{trained.name} writes text, of which a mean over members is not at hand")
         forms = [
             (each.features, each.classes, each.outputs, each.schema.labels, each.schema.outputs)

@@ -176,10 +176,11 @@ def train_one(comm: MPI.Intracomm, spec: MemberSpec, folder: Path, seed: int, sn
             options = spec.command.options(read, *arguments)
         options.data_seed, prepare = seed, snapshot_hook(snapshots) if snapshots else None
 
-        def prepared(data: Any, options: Any, workers: int) -> None:
-            spec.draw.apply(data)
+        def prepared(data: Any, options: Any, workers: int) -> Any:
+            data = spec.draw.resample(data)
             if prepare is not None:
                 prepare(data, options, workers)
+            return data
 
         options.prepare = prepared
     except AgreedError as error:

@@ -36,7 +36,7 @@ from hpcdl.comm.gossip.topology import Topology
 from hpcdl.comm.progress import activity
 from hpcdl.data import Data
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU
+from hpcdl.models.model import abilities_of
 from hpcdl.optim import Optimizer
 from hpcdl.runs.async_coordinator import Follower, Leader
 from hpcdl.runs.replicas import Replicas
@@ -51,7 +51,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     Raises UsageError for a graph that `check_undirected_and_unweighted` refuses.
     """
     check_undirected_and_unweighted(topology)
-    device, size, dtype = getattr(model, "device", CPU), model.layout.size, model.layout.dtype
+    device, size, dtype = abilities_of(model).device, model.layout.size, model.layout.dtype
     x, w, gradient = (device.empty(size, dtype) for _ in range(3))
     random, memory, stopwatch = run.random, run.memory, run.stopwatch
     x[:] = model.initialize(random)

@@ -255,10 +255,11 @@ def work(
 def form_of(model: Any, optimizer: Optimizer) -> LinearForm:
     """What HOGWILD! has to know of a model; UsageError for one that is not linear, and for another rule."""
     from hpcdl.models.linear_form import linear_form
+    from hpcdl.models.model import abilities_of
     from hpcdl.models.model_wrapper import unwrapped
     from hpcdl.parallel.thread_team import check_rule
 
-    if getattr(model, "device", CPU) is not CPU:
+    if abilities_of(model).device is not CPU:
         raise UsageError("HOGWILD! works on the cores of the processor: leave out --device cuda")
     check_rule(optimizer)
     return linear_form(unwrapped(model), "train-hogwild")

@@ -72,11 +72,12 @@ def train(
     sync_every: H. local_from: the epoch, counted from 0, with which local steps begin. local_momentum: keep, average or
     reset. outer: average, or an optimizer as `make_optimizer` names it, with its own rate outer_lr.
     """
+    from hpcdl.models.model import abilities_of
     from hpcdl.runs.replicas import Replicas
 
     w = run.initial(model)
     gradient = comm.empty(like=w)
-    rule = outer_rule(outer, outer_lr, w.size, w.dtype, getattr(model, "device", CPU))
+    rule = outer_rule(outer, outer_lr, w.size, w.dtype, abilities_of(model).device)
     outer_optimizer = rule and Outer(rule, w, run)
     run.report(sync_every=sync_every, local_from=local_from, local_momentum=local_momentum)
     run.report(outer=outer, outer_lr=outer_lr)

@@ -91,6 +91,7 @@ def train(
     """
     from hpcdl.checkpoint.buffers import buffer_packer
     from hpcdl.comm.failure import refuse_together
+    from hpcdl.models.model import abilities_of
     from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
     from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator
     from hpcdl.parameter_server.store_client import shows_own_pushes
@@ -110,7 +111,7 @@ def train(
     if optimizer.average_from is not None and consistency.clocked and not consistency.in_rounds:
         optimizer.average_from *= comm.size if on_workers else comm.size - servers  # which counts updates
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
-    pulled: Any = getattr(model, "device", CPU).empty(size, model.layout.dtype) if works else None
+    pulled: Any = abilities_of(model).device.empty(size, model.layout.dtype) if works else None
     careful = replicas > 1 or survivor is not None
     keeper = RunCoordinator(run, careful) if comm.rank == 0 else None
     held = OnServers(model, pulled if whole is None else whole, optimizer, works, keeper)

@@ -169,15 +169,16 @@ class SgldOptions(Options):
 
 def check(options: SgldOptions, ranks: int, model: Any) -> None:
     from hpcdl.models.losses import Hinge, Huber
+    from hpcdl.models.model import layers_of
 
     if options.chains > ranks:
         raise UsageError(f"--chains {options.chains}: each has a rank at least, and there are {ranks}")
-    loss = model.layers[-1] if hasattr(model, "layers") else None
+    loss = (layers_of(model) or [None])[-1]
     if isinstance(loss, Hinge):
         raise UsageError("the hinge loss is no log-likelihood: take --model logistic")
     if isinstance(loss, Huber):
         raise UsageError("the likelihood is a normal one: take --loss squared")
-    if options.noise_variance != 1 and getattr(model, "target", None) is not None and model.target.kind != "f":
+    if options.noise_variance != 1 and loss is not None and loss.target.kind != "f":
         raise UsageError("--noise-variance is of a regression; classes have none")
 
 

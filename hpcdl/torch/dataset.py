@@ -33,7 +33,6 @@ from hpcdl.data.digest import Digest
 from hpcdl.data.readers import MemoryReader
 from hpcdl.data.sampler import order_name
 from hpcdl.data.schema import Schema
-from hpcdl.data.standard import Standard
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.plugins import plugin_errors
 from hpcdl.torch.workers import Workers
@@ -120,7 +119,7 @@ class DatasetRows:
         self.width = int(np.prod(features))
         self.y_kind = np.dtype(np.int64) if classes else options.dtype
         self.augment: Any = Epoch()
-        self.standard: Standard | None = None
+        self.standard = options.standard(dict, Schema())
         self.workers = Workers(examples.rows, workers) if workers else None
 
     def __len__(self) -> int:
@@ -249,7 +248,6 @@ def from_dataset(
     for rows in (train, test_rows):
         if rows is not None:
             rows.check(*rows.examples.rows(np.arange(1), -1))
-            rows.standard = options.standard(dict, Schema())
     numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     source: Any = train
     data = DatasetData(

@@ -24,6 +24,7 @@ from hpcdl.data import Batch
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.models import HALF
+from hpcdl.models.model import Abilities
 from hpcdl.random import Random
 from hpcdl.torch import state
 from hpcdl.torch.buffers import ModuleBuffers, statistics_of
@@ -47,8 +48,6 @@ class TorchModel(Chain):
 
     Raises UsageError for a module that cannot be trained so, after evaluating two rows of zeros.
     """
-
-    rows_at_once = 1024
 
     def __init__(
         self,
@@ -82,6 +81,8 @@ class TorchModel(Chain):
         module.to(place_of(device))
         self.bound = FlatBinding(module, self.layout)
         self.module_buffers = ModuleBuffers(module, device)
+        self.abilities = Abilities(device, evaluate=True, layers=True, pool=True, buffers=True, module=True)
+        self.rows_at_once = self.abilities.rows_at_once
         self.averaged = self.module_buffers.changing if buffers == "average" else []
 
     @property

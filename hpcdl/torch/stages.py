@@ -44,11 +44,11 @@ class Chain:
         return TensorPool(self.dtype, self.device)
 
     @cached_property
-    def layers(self) -> list[Any]:
-        """The layers, the loss last. Raises AttributeError if the module has no stages."""
+    def layers(self) -> Any:
+        """The layers, the loss last; None if the module has no stages."""
         stages = stages_of(self.module)
         if stages is None:
-            raise AttributeError("the module is no chain of stages")
+            return None
         layers: list[Any] = in_layers(self, stages)
         probe(self, layers)
         names = {layer.name for layer in layers}

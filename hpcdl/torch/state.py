@@ -37,7 +37,7 @@ def aliases_of(module: nn.Module) -> dict[str, str]:
 def named(model: "TorchModel", parameters: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays of the module's state_dict with these parameters, by its keys, as `--export` writes them."""
     tensors = model.layout.views(parameters)
-    for name, array in getattr(model, "extra", {}).items():
+    for name, array in model.extra.items():
         tensors[name] = np.asarray(model.device.host(array))
     return by_key(tensors, model.module)
 

@@ -22,7 +22,7 @@ def seen(data):
 
 def test_rows_are_drawn_with_replacement():
     data, draw = made(), Draw(3, 1, rows=True)
-    draw.apply(data)
+    data = draw.resample(data)
     drawn = draw.examples(20)
     assert data.examples == len(drawn) == 20 and len(set(drawn)) < 20
     assert seen(data) == [3.0 * each + 1 for each in drawn]
@@ -35,7 +35,7 @@ def test_rows_are_drawn_with_replacement():
 def test_held_out_rows_are_never_drawn():
     data = made(validation=0.2, data_seed=5)
     held_out = set(data.validation.numbers)
-    Draw(0, 0, rows=True).apply(data)
+    data = Draw(0, 0, rows=True).resample(data)
     assert data.examples == 16 and not held_out & set(data.train.numbers) and data.validation.examples == 4
 
 
@@ -54,17 +54,15 @@ def test_weights_say_which_rows_are_drawn():
 
 def test_a_resampled_data_set_is_another_one():
     data, other = made(), made()
-    Draw(0, 0, rows=True).apply(other)
-    again = made()
-    Draw(0, 0, rows=True).apply(again)
-    assert len({data.digest, other.digest}) == 2 and again.digest == other.digest
+    drawn, again = (Draw(0, 0, rows=True).resample(each) for each in (data, other))
+    assert len({data.digest, other.digest}) == 1 and again.digest == drawn.digest != data.digest
 
 
 @pytest.mark.parametrize("standardize", [False, True])
 def test_features_that_are_left_out_are_zero(standardize):
     data, draw = made(standardize=standardize, dtype="float64"), Draw(1, 0, features=0.7)
     whole = made(standardize=standardize, dtype="float64")
-    draw.apply(data)
+    data = draw.resample(data)
     out = draw.left_out(3)
     assert len(out) == 1
     kept = np.delete(np.arange(3), out)
@@ -74,16 +72,32 @@ def test_features_that_are_left_out_are_zero(standardize):
     assert np.isfinite(data.statistics["deviation"]).all()  # a checkpoint keeps them
 
 
+def test_data_that_are_resampled_stay_as_they_were():
+    data, before = made(), made()
+    Draw(1, 0, rows=True, features=0.7).resample(data)
+    for mine, theirs in zip(data.batches(0, 7), before.batches(0, 7), strict=True):
+        assert np.array_equal(mine.x, theirs.x) and np.array_equal(mine.index, theirs.index)
+    assert data.digest == before.digest and data.statistics == {} and data.train.examples == 20
+
+
+@pytest.mark.parametrize("placement", ["shared", "partitioned", "streamed"])
+def test_batches_lack_the_features_that_are_left_out(placement):
+    with contextlib.closing(open_data("digits", placement=placement)) as data:
+        draw = Draw(0, 0, features=0.5)
+        seen = np.concatenate([batch.x.copy() for batch in draw.resample(data).batches(0, 500)])
+        assert not seen[:, draw.left_out(64)].any() and seen.any()
+
+
 def test_one_feature_stays():
     assert len(Draw(0, 0, features=0.01).left_out(3)) == 2
 
 
 def test_tokens_of_a_text_have_no_subspace():
     with contextlib.closing(open_data("text")) as data, pytest.raises(UsageError, match="tokens of a text"):
-        Draw(0, 0, features=0.5).apply(data)
+        Draw(0, 0, features=0.5).resample(data)
 
 
 def test_streamed_rows_cannot_be_drawn():
     streamed = contextlib.closing(open_data("digits", placement="streamed"))
     with streamed as data, pytest.raises(UsageError, match="--placement shared only"):
-        Draw(0, 0, rows=True).apply(data)
+        Draw(0, 0, rows=True).resample(data)

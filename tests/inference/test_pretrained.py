@@ -14,6 +14,7 @@ from hpcdl.errors import UsageError
 from hpcdl.inference.pretrained import load_initial_values, read_tensors
 from hpcdl.models import for_data
 from hpcdl.models.layout import Layout, Tensor
+from hpcdl.models.model import Abilities
 from hpcdl.models.part import ModelPart
 from hpcdl.random import Random
 
@@ -125,7 +126,8 @@ def test_values_that_are_no_numbers_of_the_models_type(values, tmp_path, monkeyp
 def test_what_a_model_holds_beside_its_parameters_has_its_name_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layout = Layout([Tensor("w", (2,), 0, "a")], "float64")
-    made = SimpleNamespace(layout=layout, extra={"n": np.zeros(1, np.int64)}, aliases={"v": "w"})
+    can, extra = Abilities(buffers=True, module=True), {"n": np.zeros(1, np.int64)}
+    made = SimpleNamespace(abilities=can, layout=layout, extra=extra, aliases={"v": "w"})
     np.savez("a.npz", v=np.arange(2.0), n=np.int64(4))
     load_initial_values(made, "a.npz")
     assert made.initialize(Random(0)).tolist() == [0, 1] and made.extra["n"].tolist() == [4]

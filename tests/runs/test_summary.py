@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.comm.allreduce import auto
-from hpcdl.models import name_of
+from hpcdl.models.model import name_of
 from hpcdl.runs import Options, summary
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.summary import SCHEMA_VERSION

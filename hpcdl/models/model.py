@@ -1,0 +1,84 @@
+"""The interface of a model, and what a model can do beyond it.
+
+Every strategy trains a `Model`. A strategy that asks for more, such as layers to cut, reads the model's `Abilities`;
+hpcdl reads the optional members of a model nowhere else. A user's class need not derive from `Model`, nor declare
+`abilities`: its members show what it can do.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hpcdl.kernels.device import CPU, Array, Device
+from hpcdl.models.layout import Layout
+from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.random import Random
+
+ROWS = 1024  # rows scored at once: bounds the memory that evaluation needs
+
+
+class Model(Protocol):
+    """Computes losses and gradients into flat vectors, independent of MPI (for the arguments see layered.py)."""
+
+    layout: Layout
+
+    def initialize(self, random: Random) -> Array:
+        """Return a new parameter vector, the same for the same seed."""
+
+    def loss_and_gradient(
+        self, parameters: Array, batch: Any, gradient: Array, on_ready: Callable[[slice], object] | None = None
+    ) -> float:
+        """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses."""
+
+    def predict(self, parameters: Array, x: Array) -> Array:
+        """Return the predictions for rows x."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Abilities:
+    """What a model can do beyond the interface, and where it computes.
+
+    device        where it computes, and where its parameters, gradients and batches lie
+    sparse        True if it takes sparse batches (hpcdl/csr.py)
+    rows_at_once  the rows that are scored together
+    evaluate      True if `evaluate` scores a batch in one forward pass
+    generate      True if `generate` writes text
+    layers        True if `layers` lists its layers, or is None for a PyTorch module that is no chain of them
+    pool          True if its activations lie in a `pool`, which counts them
+    buffers       True if `extra` holds arrays beside the parameters; `averaged` names those that ranks average
+    module        True if it is a PyTorch module (hpcdl/torch/model.py)
+    """
+
+    device: Device = CPU
+    sparse: bool = False
+    rows_at_once: int = ROWS
+    evaluate: bool = False
+    generate: bool = False
+    layers: bool = False
+    pool: bool = False
+    buffers: bool = False
+    module: bool = False
+
+
+VALUES = ("device", "sparse", "rows_at_once")  # abilities that are members of the model themselves
+MEMBERS = {"evaluate": "evaluate", "generate": "generate", "layers": "layers", "pool": "pool", "buffers": "extra"}
+
+
+def abilities_of(model: Any) -> Abilities:
+    """Return what a model can do: its member `abilities`, or else what its other members show."""
+    declared = getattr(model, "abilities", None)
+    if isinstance(declared, Abilities):
+        return declared
+    shown: dict[str, Any] = {ability: hasattr(model, member) for ability, member in MEMBERS.items()}
+    return Abilities(**shown | {name: getattr(model, name) for name in VALUES if hasattr(model, name)})
+
+
+def layers_of(model: Any) -> list[Any] | None:
+    """Return the layers of a model, the loss last; None for a model that is not made of layers."""
+    return unwrapped(model).layers if abilities_of(model).layers else None
+
+
+def name_of(model: Any) -> str:
+    """Return the spec from which `make_model` makes the model again, or else its class name."""
+    kind = type(model)
+    return getattr(model, "spec", "") or f"{kind.__module__}:{kind.__qualname__}"
