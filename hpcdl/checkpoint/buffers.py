@@ -19,8 +19,7 @@ from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, device_of
-from hpcdl.models.model import abilities_of
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.random import Random
 
 PREFIX = "extra/"  # of names in a checkpoint

@@ -17,7 +17,7 @@ from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.faults.clock import LONGEST
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import ModelWrapper, wrapper_of
+from hpcdl.models.model import ModelWrapper, wrapper_of
 from hpcdl.random import Random
 
 SLOWEST = 1e6  # largest factor: more would stall the run

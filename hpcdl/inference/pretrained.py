@@ -21,8 +21,7 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data.formats.prepare_npz import load_npz
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.inference.trained_model import parameters_of
-from hpcdl.models.model import abilities_of
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.random import Random
 
 ENDINGS = (".safetensors", ".npz", ".pt", ".pth")

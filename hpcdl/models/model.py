@@ -7,13 +7,13 @@ hpcdl reads the optional members of a model nowhere else. A user's class need no
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.models.layout import Layout
-from hpcdl.models.model_wrapper import unwrapped
 from hpcdl.random import Random
 
+Wrapper = TypeVar("Wrapper", bound="ModelWrapper")
 ROWS = 1024  # rows scored at once: bounds the memory that evaluation needs
 
 
@@ -82,3 +82,32 @@ def name_of(model: Any) -> str:
     """Return the spec from which `make_model` makes the model again, or else its class name."""
     kind = type(model)
     return getattr(model, "spec", "") or f"{kind.__module__}:{kind.__qualname__}"
+
+
+class ModelWrapper:
+    """Base of wrappers, which change one behaviour of `model` and delegate all other members to it.
+
+    `Accumulated` (hpcdl/runs/accumulated.py) computes in parts, `StragglerModel` (hpcdl/faults/straggler.py) slowly.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def wrapper_of(model: Any, kind: type[Wrapper]) -> Wrapper | None:
+    """Return the outermost wrapper of this class; None if there is none."""
+    while isinstance(model, ModelWrapper):
+        if isinstance(model, kind):
+            return model
+        model = model.model
+    return None
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the innermost model."""
+    while isinstance(model, ModelWrapper):
+        model = model.model
+    return model

@@ -27,8 +27,7 @@ from hpcdl.memory import Memory
 from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layered import Weights
 from hpcdl.models.layout import Hyperslab
-from hpcdl.models.model import abilities_of
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parallel.sharded_weights import weights_of

@@ -22,7 +22,7 @@ from hpcdl.comm.progress import activity
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.data import Batch, Data
 from hpcdl.models.balance import cut_layers, measured_costs
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values

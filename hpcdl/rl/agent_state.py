@@ -16,7 +16,7 @@ import numpy as np
 from hpcdl.checkpoint.state import OptionalArray, Same, Tracked
 from hpcdl.data import Batch
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Actor
 from hpcdl.rl.q_network import QBatch, QNetwork

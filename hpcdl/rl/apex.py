@@ -36,7 +36,7 @@ from hpcdl.comm.trace import Traffic
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.rl.agent import Epsilon, Learner

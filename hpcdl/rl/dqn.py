@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdl.comm import Communicator
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Actor, Epsilon, Learner
 from hpcdl.rl.agent_state import AgentOwnership

@@ -32,7 +32,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.kernels.norm import sum_of_squares
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
 from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator, request_step

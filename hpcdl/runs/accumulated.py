@@ -14,7 +14,7 @@ from typing import Any
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
 from hpcdl.kernels.device import Array
-from hpcdl.models.model_wrapper import ModelWrapper, wrapper_of
+from hpcdl.models.model import ModelWrapper, wrapper_of
 
 NOTHING = slice(0, 0)
 

@@ -9,8 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdl.models.model import name_of
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import name_of, unwrapped
 from hpcdl.programs import of_strategy
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import Options

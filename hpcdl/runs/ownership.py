@@ -27,8 +27,7 @@ from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.memory import Memory
-from hpcdl.models.model import abilities_of
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs.averaging import exchange
 from hpcdl.runs.evaluation import evaluate, scores

@@ -17,8 +17,7 @@ from hpcdl.data.schema import Schema, name_list
 from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.formatting import counted
 from hpcdl.machine.display import Display
-from hpcdl.models.model import abilities_of, name_of
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import abilities_of, name_of, unwrapped
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
 from hpcdl.runs.manifest import NAME, RunSetup, started

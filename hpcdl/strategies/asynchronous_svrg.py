@@ -30,7 +30,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import svrg as kernels
 from hpcdl.kernels.linear import SOFTMAX
 from hpcdl.models.linear_form import LinearForm, linear_form
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.runs.full_pass import full_gradient
 from hpcdl.runs.ownership import Whole

@@ -83,7 +83,7 @@ def train(
     from hpcdl.comm import refuse_together
     from hpcdl.kernels.linear import HINGE, LOGISTIC, SQUARED
     from hpcdl.models.linear_form import linear_form
-    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.models.model import unwrapped
     from hpcdl.parallel.dual_ascent import Ascent, Dual
 
     with refuse_together(comm.mpi):

@@ -46,7 +46,7 @@ def train(
     gather: str = "all-gather",
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters that this rank holds."""
-    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.models.model import unwrapped
     from hpcdl.models.part import ModelPart
     from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
     from hpcdl.parallel.zero import Shards

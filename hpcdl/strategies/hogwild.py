@@ -255,8 +255,7 @@ def work(
 def form_of(model: Any, optimizer: Optimizer) -> LinearForm:
     """What HOGWILD! has to know of a model; UsageError for one that is not linear, and for another rule."""
     from hpcdl.models.linear_form import linear_form
-    from hpcdl.models.model import abilities_of
-    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.models.model import abilities_of, unwrapped
     from hpcdl.parallel.thread_team import check_rule
 
     if abilities_of(model).device is not CPU:

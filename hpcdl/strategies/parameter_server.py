@@ -284,7 +284,7 @@ def touched_rows(model: Any) -> VectorRows:
     """The rows of the weight of a model's first layer, of which a batch touches some. UsageError where it has none."""
     from hpcdl.models.layered import Layered
     from hpcdl.models.layers import Dense
-    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.models.model import unwrapped
 
     model = unwrapped(model)
     if not (isinstance(model, Layered) and isinstance(model.layers[0], Dense)):

@@ -28,7 +28,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled, scale
 from hpcdl.models.layered import FlatWeights
 from hpcdl.models.linear_form import linear_form
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.runs.full_pass import whole_pass
 from hpcdl.runs.ownership import Whole

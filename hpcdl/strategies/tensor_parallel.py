@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, sequence: bool = False) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's part."""
     from hpcdl.comm.tensor_group import TensorGroup
-    from hpcdl.models.model_wrapper import unwrapped
+    from hpcdl.models.model import unwrapped
     from hpcdl.models.part import ModelPart
     from hpcdl.parallel.cut_model import CutModel
     from hpcdl.parallel.zero import Shards

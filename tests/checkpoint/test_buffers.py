@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.checkpoint import buffers
 from hpcdl.comm import Communicator
-from hpcdl.models.model_wrapper import ModelWrapper
+from hpcdl.models.model import ModelWrapper
 
 
 def model(rank, averaged=("mean", "count", "half", "mask", "flag")):

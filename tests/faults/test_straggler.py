@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.faults.straggler import parse, with_stragglers
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.runs import Options
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from hpcdl.kernels.device import CPU
 from hpcdl.models import make_model
-from hpcdl.models.model import Abilities, abilities_of, layers_of
-from hpcdl.models.model_wrapper import ModelWrapper, unwrapped, wrapper_of
+from hpcdl.models.model import Abilities, ModelWrapper, abilities_of, layers_of, unwrapped, wrapper_of
 
 
 class Plain:

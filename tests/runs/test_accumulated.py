@@ -8,7 +8,7 @@ from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
 from hpcdl.faults.straggler import with_stragglers
 from hpcdl.models import make_model
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.random import Random
 from hpcdl.runs import Accumulated, Options, Run
 from hpcdl.runs.accumulated import NOTHING, accumulated, accumulation

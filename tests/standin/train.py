@@ -16,7 +16,7 @@ from hpcdl.csr import CSR, on
 from hpcdl.data import from_arrays
 from hpcdl.kernels.device import CPU, open_device
 from hpcdl.models import make_model
-from hpcdl.models.model_wrapper import ModelWrapper
+from hpcdl.models.model import ModelWrapper
 from hpcdl.runs import Options, Run
 from hpcdl.runs.accumulated import accumulated
 from hpcdl.strategies import all_reduce, sequential

@@ -10,7 +10,7 @@ from hpcdl.comm import node_memory
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import TrainingError
-from hpcdl.models.model_wrapper import unwrapped
+from hpcdl.models.model import unwrapped
 from hpcdl.strategies import all_reduce, sequential
 
 pytestmark = pytest.mark.four
