@@ -88,3 +88,32 @@ def test_workers_on_gpus_whose_servers_have_none(simulate, run_on, few, servers)
     assert summary["device"] == "cuda" and summary["exchange"] == "staged" and wanted["device"] == "cpu"
     assert summary["device_per_rank"] == [None, "cuda:0 (stand-in)", "cuda:0 (stand-in)"]
     assert summary["bytes_sent_per_rank"][1:] == wanted["bytes_sent_per_rank"][1:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "program, options",
+    [
+        ("local_sgd", "--epochs 3 --sync-every 2 --local-from 1 --local-momentum average --outer nesterov"),
+        ("svrg", "--epochs 2 --inner-epochs 1 --snapshot random"),
+        ("sgld", "--epochs 2 --burn-in 1 --thin 1 --chains 2"),
+        (
+            "federated",
+            "--clients 4 --fraction 1 --rounds 2 --local-epochs 1 --local-batch 0 --proximal 0.1 --late 0.4 --seed 2 "
+            "--server-optimizer momentum --evaluate-every 2",
+        ),
+    ],
+)
+def test_strategies_end_where_they_do_on_the_cpu(simulate, run_on, few, program, options):
+    """With all that their checkpoints hold, and their samples."""
+    options = [*(OPTIONS[:6] + OPTIONS[8:] if program == "federated" else OPTIONS), *options.split()]
+    script = SCRIPTS / f"train_{program}.py"
+    simulate(2, script, *options, "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
+    run_on(2, script, *options, "--out", "cpu", check=0)
+    for path in sorted(path for path in (few / "cpu").glob("*.h5")):
+        with h5py.File(few / "gpu" / path.name) as gpu, h5py.File(path) as cpu:
+            names = []
+            cpu.visititems(lambda key, value, names=names: names.append(key) if hasattr(value, "shape") else None)
+            assert "parameters" in names or "samples" in names
+            for name in names:
+                assert np.abs(gpu[name][()] - cpu[name][()]).max(initial=0) <= 1e-10, name

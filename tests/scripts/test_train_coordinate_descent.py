@@ -45,22 +45,6 @@ def test_the_certificate_ends_it_and_is_told(run_on, two):
     assert calls == [found["rounds"]] * 3 and found["replicas_agree"] is True
 
 
-def test_gone_on_with_on_any_number_of_ranks(run_on, two):
-    run_on(2, SCRIPT, *SMALL, "--rounds", "9", "--checkpoint-every", "4", "--keep", "9", "--out", "a", check=0)
-    whole = Checkpoint.read(two / "a")
-    run_on(2, SCRIPT, "--resume", "a/checkpoint-000000004.h5", "--out", "b", check=0)
-    again = Checkpoint.read(two / "b")
-    assert set(again.vectors) == set(whole.vectors) == {"parameters", "dual/v", "dual/variables"}
-    assert all(np.array_equal(again.vectors[name], each) for name, each in whole.vectors.items())
-    run_on(3, SCRIPT, "--resume", "a", "--rounds", "60", "--tolerance", "1e-5", "--out", "c", check=0)
-    found = summary(two / "c")
-    assert found["stopped"] == "tolerance" and found["legs"][0]["steps"] == 9
-    done = run_on(3, SCRIPT, "--resume", "c", check=0)
-    assert "nothing is left to do" in done.stdout
-    refused = run_on(2, SCRIPT, "--resume", "a", "--weight-decay", "0.1", "--rounds", "60", check=2).stderr
-    assert "that run's weight decay is 0.05, not 0.1" in refused
-
-
 def test_its_model_is_used_as_any_other(run_on, two):
     run_on(2, SCRIPT, *SMALL, "--rounds", "5", "--threads", "2", "--out", "a", check=0)
     run_on(2, SCRIPTS / "evaluate.py", "a", "--json", "s.json", "--export", "w.npz", "--predict", "p.csv", check=0)

@@ -101,12 +101,6 @@ def assert_seen(launch, folder):
     assert not [each for each in os.listdir(folder) if each.endswith(".part") or each.startswith(".r")]
 
 
-@pytest.mark.long
-def test_a_time_limit(launch, folder):
-    done = launch(1, SCRIPT, *SMALL, "--env-steps", "10000000", "--time-limit", "1", "--out", "t", check=0)
-    assert summary(folder / "t")["stopped"] == "time limit" and "time limit" in done.stdout
-
-
 def test_what_does_not_belong_to_it_is_refused(alone, folder, monkeypatch):
     monkeypatch.chdir(folder)
     unseen = "cannot be shown" if importlib.util.find_spec("imageio") else "imageio"

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -12,11 +11,6 @@ from hpcdl.runs.options import parse
 from hpcdl.strategies.federated import FederatedOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_federated.py"
-
-
-def parameters(folder):
-    with h5py.File(folder / "checkpoint.h5") as file:
-        return file["parameters"][...]
 
 
 def test_digits_are_learned(run_on, tmp_path):
@@ -33,31 +27,6 @@ def test_digits_are_learned(run_on, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines if "test_loss" not in line] == list(range(1, 31))
     assert [line["round"] for line in lines if "test_loss" in line] == list(range(1, 31))
-
-
-def test_a_thousand_clients_on_two_ranks_stopped_and_resumed_on_three(run_on, tmp_path):
-    own = [
-        "--clients",
-        "1000",
-        "--local-epochs",
-        "1",
-        "--late",
-        "0.2",
-        "--drop-out",
-        "0.2",
-        "--server-optimizer",
-        "momentum",
-        "--local-batch",
-    ]
-    own += ["0", "--server-lr", "0.3", "--schedule", "constant", "--evaluate-every", "4"]
-    run_on(2, SCRIPT, *own, "--rounds", "12", "--out", "whole", check=0)
-    run_on(2, SCRIPT, *own, "--rounds", "5", "--out", "part", check=0)
-    run_on(3, SCRIPT, "--resume", "part", "--rounds", "12", check=0)
-    assert np.array_equal(parameters(tmp_path / "whole"), parameters(tmp_path / "part"))
-    summary = json.loads((tmp_path / "part" / "summary.json").read_text())
-    assert summary["clients"] == 1000 and summary["clients_per_round"] == 100
-    lines = [json.loads(line) for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines if "test_loss" in line] == [4, 5, 8, 12]
 
 
 def test_owners_from_a_table_and_rounds_to_an_accuracy(run_on, tmp_path):
@@ -79,16 +48,6 @@ def test_owners_from_a_table_and_rounds_to_an_accuracy(run_on, tmp_path):
     assert "rounds to accuracy" in done.stdout and "ended by" in done.stdout
     done = run_on(2, SCRIPT, *own[:5], "4", "--out", "none")
     assert done.returncode == 2 and "the column holds 5 owners, not 4" in done.stderr
-
-
-@pytest.mark.long
-def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
-    options = ["--data", "few.h5", "--model", "softmax", "--dtype", "float64", "--clients", "4", "--fraction", "1"]
-    options += ["--rounds", "2", "--local-epochs", "1", "--local-batch", "0", "--proximal", "0.1", "--late", "0.4"]
-    options += ["--server-optimizer", "momentum", "--seed", "2", "--evaluate-every", "2"]
-    simulate(2, SCRIPT, *options, "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
-    run_on(2, SCRIPT, *options, "--out", "cpu", check=0)
-    assert np.abs(parameters(few / "gpu") - parameters(few / "cpu")).max() <= 1e-10
 
 
 def test_options_that_mean_nothing_to_clients_are_left_out_of_a_file(tmp_path, monkeypatch, capsys):

@@ -48,20 +48,6 @@ def test_servers_and_gossip(run_on, tmp_path):
     assert found["topology"] == "ring" and found["consensus_distance"] > 0 and found["test_accuracy"] > 0.85
 
 
-def test_gone_on_with_evaluated_and_predicted(run_on, tmp_path):
-    options = [*SMALL, "--optimizer", "adagrad", "--weight-decay", "0.001"]
-    run_on(1, SCRIPT, *options, "--out", "a", "--checkpoint-every", "7", "--keep", "9", check=0)
-    whole = dict(Checkpoint.read(tmp_path / "a").vectors)  # now: the file is replaced
-    (tmp_path / "a" / "checkpoint-000000014.h5").replace(tmp_path / "a" / "checkpoint.h5")
-    run_on(1, SCRIPT, "--resume", "a", check=0)
-    again = Checkpoint.read(tmp_path / "a")
-    assert again.attributes["step"] == 30 and again.attributes["updates"] == 3 * 1438
-    for name, vector in whole.items():
-        assert np.array_equal(again.vectors[name], vector), name
-    done = run_on(1, SCRIPT.with_name("evaluate.py"), "a", check=0)
-    assert f"test_accuracy {summary(tmp_path / 'a')['test_accuracy']:.5f}" in done.stdout
-
-
 def rates(options, data, steps):
     """The learning rates of the first rounds."""
     options = HogwildOptions(**options)

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from written_runs import summary
 
-from hpcdl.checkpoint.checkpoint_file import Checkpoint
-
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_local_sgd.py"
 SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--epochs", "2", "--seed", "1"]
 STEPS = 46
@@ -47,30 +45,3 @@ def test_the_bytes_of_one_local_step_divided_by_h(run_on, tmp_path):
     every = sent(1)
     assert every.sum() == STEPS * 6 * 4 * summary(tmp_path / "1")["parameters"]  # 2 (N-1) K values of 4 bytes a step
     assert (every == 23 * sent(23)).all()
-
-
-def test_gone_on_with_in_the_midst_of_a_round(run_on, tmp_path):
-    options = [*SMALL, "--sync-every", "7", "--outer", "nesterov", "--outer-lr", "0.7", "--local-momentum", "reset"]
-    run_on(2, SCRIPT, *options, "--out", "a", "--checkpoint-every", "20", "--keep", "3", check=0)
-    found = Checkpoint.read(tmp_path / "a")
-    step, whole = found.attributes["step"], dict(found.vectors)  # now: the file is replaced
-    (tmp_path / "a" / "checkpoint-000000020.h5").replace(tmp_path / "a" / "checkpoint.h5")
-    run_on(2, SCRIPT, "--resume", "a", check=0)
-    again = Checkpoint.read(tmp_path / "a")
-    assert step == again.attributes["step"] == STEPS
-    assert {"ranks/replica", "ranks/optimizer/momentum", "outer/start", "outer/momentum"} <= set(whole)
-    for name, vector in whole.items():
-        assert np.array_equal(again.vectors[name], vector), name
-    assert not np.array_equal(*whole["ranks/replica"])  # the last round is not over
-
-
-@pytest.mark.long
-def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
-    options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "3"]
-    options += ["--sync-every", "2", "--local-from", "1", "--local-momentum", "average", "--outer", "nesterov"]
-    simulate(2, SCRIPT, *options, "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
-    run_on(2, SCRIPT, *options, "--out", "cpu", check=0)
-    gpu, cpu = (Checkpoint.read(few / name).vectors for name in ("gpu", "cpu"))
-    assert set(gpu) == set(cpu)
-    for name, vector in cpu.items():
-        assert np.abs(gpu[name] - vector).max() <= 1e-10, name

@@ -73,18 +73,3 @@ def test_gone_on_with_and_replaced(run_on, tmp_path):
     options = ["--model", "softmax", "--epochs", "1", "--out", "b", "--force"]
     run_on(1, SCRIPTS / "train_sequential.py", *options, check=0)
     assert (tmp_path / "b/checkpoint.h5").exists() and not (tmp_path / "b/samples.h5").exists()
-
-
-@pytest.mark.long
-def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
-    options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "2"]
-    options += ["--burn-in", "1", "--thin", "1", "--chains", "2"]
-    simulate(2, SCRIPT, *options, "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
-    run_on(2, SCRIPT, *options, "--out", "cpu", check=0)
-    for name in ("checkpoint.h5", "samples.h5"):
-        with h5py.File(few / "gpu" / name) as gpu, h5py.File(few / "cpu" / name) as cpu:
-            found = []
-            cpu.visititems(lambda key, value, found=found: found.append(key) if hasattr(value, "shape") else None)
-            assert len(found) >= 2
-            for key in found:
-                assert np.abs(gpu[key][()] - cpu[key][()]).max() <= 1e-10, key

@@ -51,15 +51,3 @@ def test_gone_on_with_within_a_round_on_other_ranks(run_on, tmp_path, more):
         for name, vector in whole.vectors.items():
             apart = np.abs(again.vectors[name] - vector).max(initial=0)
             assert apart == 0 if exact else apart < 1e-12, name
-
-
-@pytest.mark.long
-def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
-    options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "2"]
-    options += ["--inner-epochs", "1", "--snapshot", "random"]
-    simulate(2, SCRIPT, *options, "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
-    run_on(2, SCRIPT, *options, "--out", "cpu", check=0)
-    gpu, cpu = (Checkpoint.read(few / name).vectors for name in ("gpu", "cpu"))
-    assert set(gpu) == set(cpu) == {"parameters", "snapshot", "full_gradient", "drawn"}
-    for name, vector in cpu.items():
-        assert np.abs(gpu[name] - vector).max() <= 1e-10, name
