@@ -77,6 +77,41 @@ def test_imports_point_down(path):
         assert LEVEL[below] < LEVEL[room] or below == room, f"{room} imports {name}, from above or beside"
 
 
+# Modules that are named by a string and lie above the room that imports them, and why.
+BY_NAME = {
+    (
+        "hpcdl/models/__init__.py",
+        "hpcdl.torch.module_factory",
+    ): "a spec torch:... is PyTorch's, which only torch/ imports",
+    ("hpcdl/optim/__init__.py", "hpcdl.torch.optimizer"): "the same",
+    ("hpcdl/torch/state.py", "hpcdl.inference.trained_model"): "TorchModel.state_dict, for users, reads a run",
+    ("hpcdl/torch/state.py", "hpcdl.inference.pretrained"): "the same",
+    ("hpcdl/programs.py", "hpcdl.launch.start"): "a program is started by its name",
+    ("hpcdl/programs.py", "hpcdl.scripts."): "the same",
+    ("hpcdl/programs.py", "hpcdl.strategies."): "the same",
+}
+
+
+def named_imports(path: Path):
+    """The modules of hpcdl that import_module gets as a string; of one that is put together, its beginning."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            given = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
+            if isinstance(given, ast.Constant) and given.value.startswith("hpcdl."):
+                yield given.value
+
+
+def test_modules_named_by_a_string_lie_below_too():
+    above = set()
+    for path in files():
+        room = room_of(path)
+        for name in named_imports(path):
+            below = name.split(".")[1]
+            if below != room and LEVEL[below] >= LEVEL.get(room, 0):
+                above.add((str(path.relative_to(ROOT)), name))
+    assert above == BY_NAME.keys()
+
+
 def test_the_rooms_are_all_packaged():
     import configparser
 

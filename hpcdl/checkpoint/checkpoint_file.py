@@ -32,7 +32,7 @@ import numpy as np
 
 from hpcdl.checkpoint.shard_checks import foreign_content, refuse_elsewhere
 from hpcdl.checkpoint.shards import FOLDER, JoinedPieces, files_of, joining_file, joins_pieces, problem_of, sweep
-from hpcdl.data.format import SLAB_BYTES, new_file
+from hpcdl.data.hdf5 import SLAB_BYTES, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.files import atomic_path, parse_json, temporary_name
 from hpcdl.memory import available

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import h5py
 import numpy as np
 
-from hpcdl.data.format import NewFile
+from hpcdl.data.hdf5 import NewFile
 from hpcdl.files import Sink, atomic_path, parse_json
 from hpcdl.kernels.device import Array, device_of
 

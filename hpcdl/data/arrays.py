@@ -12,8 +12,8 @@ from hpcdl.data.augment import Augment, make_augment
 from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import rows_digest
-from hpcdl.data.format import check_x, check_y, largest_input, shown
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
+from hpcdl.data.hdf5 import check_x, check_y, largest_input, shown
 from hpcdl.data.placement import Comm, MemoryRows, memory_type, run_together, standardized
 from hpcdl.data.readers import MemoryReader
 from hpcdl.data.sampler import order_name

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hpcdl.data.augment import make_augment
-from hpcdl.data.format import largest_input
 from hpcdl.data.formats.recipe import Recipe
+from hpcdl.data.hdf5 import largest_input
 from hpcdl.data.partition import check_shards, hold_out, parse_partition
 from hpcdl.data.schema import Schema
 from hpcdl.data.standard import TARGET, Standard

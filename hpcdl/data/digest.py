@@ -20,19 +20,18 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import h5py
 import numpy as np
 
 from hpcdl.csr import CSR
-from hpcdl.data.format import Info, dataset, open_file, slabs_of
+from hpcdl.data.format import Info, owner_columns
+from hpcdl.data.formats.sparse_file import PARTS, TYPES
 from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.hdf5 import dataset, open_file, slabs_of
 from hpcdl.errors import blamed_on
 from hpcdl.files import atomic_write, cache_folder, parse_json
-
-if TYPE_CHECKING:
-    from hpcdl.data.placement import MemoryRows
 
 SETTLE_SECONDS = 4.0  # after a change; on any file system a later change then gets another time
 ATTRIBUTE = "digest"  # "DIGEST SECONDS"
@@ -85,8 +84,8 @@ class Digest:
         return blake(json.dumps([header, columns], sort_keys=True).encode()).hexdigest()
 
 
-def rows_digest(features: tuple[int, ...], classes: int, scale: float, groups: "dict[str, MemoryRows | None]") -> str:
-    """Return the digest of rows in memory; groups: "train" and "test"."""
+def rows_digest(features: tuple[int, ...], classes: int, scale: float, groups: dict[str, Any]) -> str:
+    """Return the digest of rows in memory; groups: the `MemoryRows`, or None, of "train" and "test"."""
     digest = Digest()
     for group, rows in groups.items():
         if rows is not None:
@@ -125,9 +124,6 @@ def file_signature(path: str) -> str:
 
 def compute_digest(info: Info) -> str:
     """Return the digest of a data file from one pass over it."""
-    from hpcdl.data.formats.sparse_file import PARTS, TYPES
-    from hpcdl.data.placement import owner_columns
-
     digest = Digest()
     with open_file(info.path) as file:
         xs = [f"x/{part}" for part in PARTS] if info.sparse else ["x"]

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 import h5py
 import numpy as np
 
-from hpcdl.data.format import Info, dataset, follow_links, open_file, short, slabs, slabs_of
+from hpcdl.data.format import Info
 from hpcdl.data.formats.recipe import Recipe, recipe_in
+from hpcdl.data.hdf5 import dataset, follow_links, open_file, short, slabs, slabs_of
 from hpcdl.errors import UsageError
 
 FILLED = "filled"  # in a group: the marks

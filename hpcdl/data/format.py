@@ -14,38 +14,31 @@ A text is a data set of rows of tokens, integers 0 ... classes - 1 (hpcdl/data/f
 
     train/x  (n, length)        unsigned integers        vocabulary  characters of the tokens (formats/vocabulary.py)
     train/y  (n,)               the token that follows   scale       1
-
-Files are written under a temporary name, synced and renamed: a file with its final name is complete.
 """
 
 import contextlib
 import dataclasses
-import errno
 import math
 import os
 import stat
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import h5py
 import numpy as np
 
+from hpcdl.data.formats.sparse_file import open_rows
 from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.hdf5 import FilePath, check_memory, dataset, open_file, shown, slabs_of
 from hpcdl.data.schema import Schema
-from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond, unknown
-from hpcdl.files import Sink, atomic_path, parse_json
-from hpcdl.memory import available
+from hpcdl.errors import UsageError, blamed_on, unknown
+from hpcdl.files import parse_json
 
-FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
-SLAB_BYTES = 8 << 20  # read or written at a time
 MOST_CLASSES = 1 << 24  # more are a mistake: models and label counts have an entry per class
-LINK_LIMIT = 8  # soft links in a chain; a loop has more
 TABLE = "table"  # the attribute with a table's recipe
 GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
 NOTES = frozenset(("row", "id", "filled"))  # source rows and fill marks: neither in the digest nor for a partition
-MESSAGE_LENGTH = 60  # characters of foreign text that a message shows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,77 +92,6 @@ def find_data_file(name_or_path: str) -> Path:
     raise UsageError(f"{unknown('data set', text, KNOWN)}, or the path of an HDF5 file")
 
 
-def shown(value: object, most: int = MESSAGE_LENGTH) -> str:
-    """Return a value for a message: one line, `most` characters at most, texts in quotes."""
-    plain = value.item() if isinstance(value, np.generic) else value
-    return short(repr(plain) if isinstance(plain, (str, bytes)) else str(plain), most)
-
-
-def short(text: str, most: int = MESSAGE_LENGTH) -> str:
-    """Return a text for a message like `shown`, without quotes."""
-    text = printable(" ".join(text.split()), allowed="")
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
-@contextlib.contextmanager
-def open_file(path: FilePath) -> Iterator[h5py.File]:
-    """Open a data file for reading; errors of HDF5, in the body too, become UsageErrors."""
-    with blamed_on(f"data file {path} cannot be read"):
-        try:
-            # No lock: data files appear whole under their name and never change, and some file systems have no locks.
-            with h5py.File(path, "r", locking=False) as file:
-                yield file
-        except OSError as error:
-            if not os.access(path, os.R_OK):
-                why = os.strerror(error.errno or errno.EACCES)
-                raise UsageError(f"data file {path} cannot be read: {why}") from None
-            if not h5py.is_hdf5(path):
-                why = "prepare_data makes one from idx, npz, tables, libsvm and text"
-                raise UsageError(f"{path} is not an HDF5 file; {why}") from None
-            raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
-
-
-def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return the data set of this name, as "train/x".
-
-    UsageError if it is missing or its elements lie outside the file: a foreign data file could otherwise turn the
-    bytes of other files into features.
-    """
-    item = follow_links(file, name)
-    if not isinstance(item, h5py.Dataset):
-        what = "a data file holds x and y in train and in test"
-        raise UsageError(f"{file.filename} has no data set {name}; {what}")
-    where = f"{file.filename}: {name}"
-    if item.external:
-        raise UsageError(f"{where} has its elements in another file ({shown(item.external[0][0])}); copy them here")
-    if item.is_virtual:
-        raise UsageError(f"{where} is put together from other data sets (a virtual one); copy them here")
-    return item
-
-
-def follow_links(file: h5py.File, name: str) -> Any:
-    """Return the object at a path in the file, or None; soft links are checked, for they may lead out of the file."""
-    parts, links = name.split("/"), 0
-    at: Any = file
-    while parts:
-        part = parts.pop(0)
-        if part in ("", "."):
-            continue
-        link = at.get(part, getlink=True) if isinstance(at, h5py.Group) else None
-        if isinstance(link, h5py.SoftLink):
-            links += 1
-            if links > LINK_LIMIT:
-                raise UsageError(f"{file.filename}: {name} is a link to a link, and so on; put the data set there")
-            parts, at = link.path.split("/") + parts, file if link.path.startswith("/") else at
-        elif isinstance(link, h5py.HardLink):
-            at = at[part]
-        elif link is not None:
-            raise UsageError(f"{file.filename}: {name} is a link to another file; copy what it leads to")
-        else:
-            return None
-    return at
-
-
 def read_info(path: FilePath) -> Info:
     """Check the structure of a data file (not its values) and return it; UsageError if it is not one."""
     with open_file(path) as file:
@@ -221,8 +143,6 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
 
     Sparse x is a SparseSet (hpcdl/data/formats/sparse_file.py), which has checked itself.
     """
-    from hpcdl.data.formats.sparse_file import open_rows  # not above: it imports this module
-
     x = open_rows(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")
     both = [(x, "x")] * isinstance(x, h5py.Dataset) + ([] if y is None else [(y, "y")])
@@ -246,9 +166,28 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
     return x, y
 
 
-def check_memory(needed: int, what: str) -> None:
-    """Raise UsageError if this machine has no memory for the `needed` bytes of `what`."""
-    refuse_beyond(what, needed, available())
+def owner_columns(file: h5py.File) -> list[str]:
+    """Return the names of train's integer columns beside x and y, by which a partition may go."""
+    shape, names = dataset(file, "train/y").shape[:1], []
+    for name in sorted(set(map(str, file["train"])) - {"x", "y"} - NOTES):
+        with contextlib.suppress(Exception):  # an unreadable data set is no column
+            each = dataset(file, f"train/{name}")
+            names += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []
+    return names
+
+
+def row_notes(file: h5py.File, group: str, rows: int) -> dict[str, h5py.Dataset]:
+    """Return a group's notes on its rows: `row`, numbers in the source, and `id`, texts or integers.
+
+    Data sets of these names with another type or shape are ignored.
+    """
+    columns = {}
+    for name, kinds in (("row", "iu"), ("id", "iuSO")):
+        with contextlib.suppress(UsageError):
+            each = dataset(file, f"{group}/{name}")
+            if each.shape == (rows,) and each.dtype.kind in kinds:
+                columns[name] = each
+    return columns
 
 
 def _scale(path: FilePath, file: h5py.File) -> float:
@@ -341,82 +280,3 @@ def _text(path: FilePath, name: str, value: object) -> str:
     except UnicodeError:
         pass
     raise UsageError(f"{path}: the attribute {name} is {shown(value)}; it must be a text in UTF-8")
-
-
-def check_x(
-    x: np.ndarray,
-    where: str,
-    rows: Sequence[int] | np.ndarray | None = None,
-    vocabulary: Vocabulary | None = None,
-    most: float = math.inf,
-) -> None:
-    """Raise UsageError for a NaN or an infinity, a token outside the vocabulary, or a number beyond -most ... most.
-
-    rows: the numbers of the array's rows in the data.
-    """
-    if vocabulary is not None and x.size and x.max() >= len(vocabulary):
-        row, column = map(int, np.unravel_index(int(np.argmax(x >= len(vocabulary))), x.shape))
-        number = row if rows is None else rows[row]
-        tokens = len(vocabulary)
-        raise UsageError(
-            f"{where} has the token {x[row, column]} in row {number}; with {tokens} tokens, 0 to {tokens - 1} exist"
-        )
-    if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
-        row = int(np.argmin(finite.all(axis=tuple(range(1, x.ndim)))))
-        row = row if rows is None else rows[row]
-        raise UsageError(f"{where} has a NaN or an infinity (as {x.dtype}) in row {row}; clean the data first")
-    if x.size and largest(x.dtype) > most and max(abs(float(x.min())), abs(float(x.max()))) > most:
-        raise UsageError(f"{where} has numbers up to {float(x.max()):g}, which the scale makes infinite")
-
-
-def largest(kind: np.dtype) -> float:
-    """Return the largest number of this type."""
-    return float(np.finfo(kind).max) if kind.kind == "f" else float(np.iinfo(kind).max)
-
-
-def largest_input(scale: float, dtype: np.dtype) -> float:
-    """Return the largest x for which scale * x is finite in the model's type; UsageError if the scale is not finite."""
-    if abs(scale) > largest(dtype):
-        raise UsageError(f"the scale {scale:g} is infinite as {dtype}")
-    return largest(dtype) / abs(scale) if abs(scale) > 1 else largest(dtype)
-
-
-def check_y(y: np.ndarray, classes: int, where: str) -> None:
-    """Raise UsageError for a label outside the classes, or a target that is not finite."""
-    if classes == 0:
-        check_x(y, where)
-    elif y.min() < 0 or y.max() >= classes:
-        row = int(np.argmax((y < 0) | (y >= classes)))
-        raise UsageError(
-            f"{where} has the label {y[row]} in row {row}; with {classes} classes, 0 to {classes - 1} exist"
-        )
-
-
-def slabs(rows: int, row_bytes: int, multiple: int = 1) -> Iterator[slice]:
-    """Cut range(rows) into slices of about SLAB_BYTES; all but the last have a multiple of `multiple` rows."""
-    length = max(1, SLAB_BYTES // max(1, row_bytes * multiple)) * multiple
-    for start in range(0, rows, length):
-        yield slice(start, min(start + length, rows))
-
-
-def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
-    """Yield the slabs in which to read an HDF5 data set: whole chunks, so that none is decompressed twice."""
-    row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
-    return slabs(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else 1)
-
-
-class NewFile(h5py.File):
-    """An HDF5 file being written; `check` raises the OSError of a failed write. options: of h5py.File."""
-
-    def __init__(self, sink: Sink, **options: Any):
-        super().__init__(sink, "w", **options)
-        self.check = sink.check
-
-
-@contextlib.contextmanager
-def new_file(path: FilePath) -> Iterator[NewFile]:
-    """Write an HDF5 file that gets its name on success, and leaves nothing behind on failure."""
-    with atomic_path(path) as temporary, Sink(temporary, "w+") as sink:
-        with NewFile(sink) as file:
-            yield file
-        sink.check()

@@ -23,8 +23,9 @@ from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.digest import file_signature
 from hpcdl.data.fills import Refill
-from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, largest_input, open_file, slabs_of
+from hpcdl.data.format import Info, owner_columns, row_notes
 from hpcdl.data.formats.sparse_file import largest_lengths, open_rows, read_sparse
+from hpcdl.data.hdf5 import check_memory, check_x, check_y, dataset, largest_input, open_file, slabs_of
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels.gather import gather, gather_images
@@ -32,7 +33,6 @@ from hpcdl.kernels.sparse import gather_sparse
 from hpcdl.shared_memory import share
 
 if TYPE_CHECKING:
-    import h5py
     from mpi4py import MPI  # its import starts MPI, which preparing a file does not need
 
 Comm: TypeAlias = "MPI.Intracomm | None"
@@ -242,30 +242,6 @@ def read_owners(info: Info, name: str) -> np.ndarray:
             others = ", ".join(owner_columns(file)) or "none"
             raise UsageError(f"{info.path} has no whole number for each row in train/{name}; such columns: {others}")
         return dataset(file, f"train/{name}")[...]
-
-
-def owner_columns(file: "h5py.File") -> list[str]:
-    """Return the names of train's integer columns beside x and y, by which a partition may go."""
-    shape, names = dataset(file, "train/y").shape[:1], []
-    for name in sorted(set(map(str, file["train"])) - {"x", "y"} - NOTES):
-        with contextlib.suppress(Exception):  # an unreadable data set is no column
-            each = dataset(file, f"train/{name}")
-            names += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []
-    return names
-
-
-def row_notes(file: "h5py.File", group: str, rows: int) -> "dict[str, h5py.Dataset]":
-    """Return a group's notes on its rows: `row`, numbers in the source, and `id`, texts or integers.
-
-    Data sets of these names with another type or shape are ignored.
-    """
-    columns = {}
-    for name, kinds in (("row", "iu"), ("id", "iuSO")):
-        with contextlib.suppress(UsageError):
-            each = dataset(file, f"{group}/{name}")
-            if each.shape == (rows,) and each.dtype.kind in kinds:
-                columns[name] = each
-    return columns
 
 
 def refuse_other_files(comm: "Comm", path: str) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from hpcdl.data.fills import Refill
-from hpcdl.data.format import Info, check_x, dataset, open_file, slabs, slabs_of
+from hpcdl.data.format import Info
+from hpcdl.data.hdf5 import check_x, dataset, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
 
 TARGET = ("target_mean", "target_deviation")  # names of the statistics of targets

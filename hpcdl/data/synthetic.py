@@ -24,8 +24,9 @@ import numpy as np
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
 from hpcdl.data.arrays import from_arrays
 from hpcdl.data.dataset import Data
-from hpcdl.data.format import Info, check_memory
+from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Groups, Output
+from hpcdl.data.hdf5 import check_memory
 from hpcdl.data.opening import open_data
 from hpcdl.errors import UsageError, parse_spec
 from hpcdl.formatting import counted

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from hpcdl.checkpoint.rollback import folder_of
-from hpcdl.data.format import dataset, new_file
+from hpcdl.data.hdf5 import dataset, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import TrainedModel

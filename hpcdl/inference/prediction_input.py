@@ -26,7 +26,7 @@ from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.arrays import call_data_function, from_returned
 from hpcdl.data.dataset import Split
 from hpcdl.data.fills import with_model_fills
-from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find_data_file, largest_input, read_info, shown
+from hpcdl.data.format import KNOWN, find_data_file, read_info
 from hpcdl.data.formats.libsvm import LibsvmParser, TextBlock
 from hpcdl.data.formats.libsvm import blocks as texts
 from hpcdl.data.formats.prepare_idx import idx_header, idx_slabs
@@ -34,8 +34,9 @@ from hpcdl.data.formats.prepare_libsvm import looks_like
 from hpcdl.data.formats.prepare_npz import SPARSE, load_npz, sparse_matrix
 from hpcdl.data.formats.recipe import Column, Recipe
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
-from hpcdl.data.formats.table_rows import TableRows
-from hpcdl.data.formats.table_source import is_number, open_table
+from hpcdl.data.formats.table_rows import TableRows, open_table
+from hpcdl.data.formats.table_source import is_number
+from hpcdl.data.hdf5 import SLAB_BYTES, check_x, check_y, largest_input, shown
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError, blamed_on

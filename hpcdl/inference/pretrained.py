@@ -8,7 +8,6 @@ The names are those of the model's tensors (`layout`) and buffers (`extra`); for
 state_dict. The file must have every one of them in its shape, and no other.
 """
 
-import importlib
 import math
 import os
 from pathlib import Path
@@ -76,8 +75,9 @@ def read_tensors(path: str) -> dict[str, np.ndarray]:
     if path.endswith(".safetensors"):
         with blamed_on(f"{source} cannot be read"):
             return from_safetensors(path, source)
-    # Imported by name, so that PyTorch is loaded only on demand.
-    return importlib.import_module("hpcdl.torch.state").read(path, source)  # type: ignore[no-any-return]
+    from hpcdl.torch import state  # here: PyTorch is loaded on demand only
+
+    return state.read(path, source)
 
 
 def from_safetensors(path: str, source: str) -> dict[str, np.ndarray]:
@@ -89,7 +89,9 @@ def from_safetensors(path: str, source: str) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
     except (KeyError, TypeError):  # a type that numpy lacks
-        return importlib.import_module("hpcdl.torch.state").read_safetensors(path)  # type: ignore[no-any-return]
+        from hpcdl.torch import state
+
+        return state.read_safetensors(path)
 
 
 def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,6 @@ reinforcement learning", Nature 2015; Wang et al., "Dueling network architecture
 for V and for A, both as wide as the last layer that is named.)
 """
 
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -274,6 +273,7 @@ def dense_values(
 def torch_values(spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float) -> Any:
     """Return the module of torch:package.module:function, whose outputs are action values."""
     offered = {"features": shape, "classes": actions, "outputs": (), "dtype": dtype, "device": device}
-    # Imported by name: PyTorch is only imported if it is needed.
-    model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
-    return importlib.import_module("hpcdl.rl.torch_values").TorchValues(model, shape, actions, delta)
+    from hpcdl.rl.torch_values import TorchValues  # here: PyTorch is loaded on demand only
+    from hpcdl.torch.module_factory import make_torch_model
+
+    return TorchValues(make_torch_model(spec, offered), shape, actions, delta)

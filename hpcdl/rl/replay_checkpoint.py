@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from hpcdl.checkpoint.rollback import folder_of
-from hpcdl.data.format import dataset
+from hpcdl.data.hdf5 import dataset
 from hpcdl.errors import LoneError, UsageError, blamed_on
 from hpcdl.files import atomic_path
 from hpcdl.rl.replay import Replay

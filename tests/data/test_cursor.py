@@ -5,8 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from hpcdl.data import Batch, from_arrays, open_data, readers
-from hpcdl.data import format as data_format
+from hpcdl.data import Batch, from_arrays, hdf5, open_data, readers
 from hpcdl.data.placement import FileRows
 from hpcdl.errors import UsageError
 
@@ -25,7 +24,7 @@ JUMPS = [(0, 0), (0, 1), (0, 5), (0, 2), (1, 1), (1, 2), (1, 6), (2, 0), (2, 1),
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 330)  # 11 rows of 30 bytes
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 330)  # 11 rows of 30 bytes
 
 
 def copy(batch):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hpcdl.data import digest as data_digest
-from hpcdl.data import format as data_format
-from hpcdl.data import from_arrays, open_data
+from hpcdl.data import from_arrays, hdf5, open_data
 from hpcdl.data.digest import compute_digest, file_digest, set_digest_time
-from hpcdl.data.format import new_file, read_info
+from hpcdl.data.format import read_info
+from hpcdl.data.hdf5 import new_file
 
 
 def of(path):
@@ -64,7 +64,7 @@ def test_what_the_model_sees_counts_and_nothing_else(tmp_path, images, write):
 
 def test_slabs_make_no_difference(file, monkeypatch):
     whole = of(file)
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 100)
     assert of(file) == whole
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from tables import write_csv
 
-from hpcdl.data import fills, open_data, row_cache
-from hpcdl.data import format as data_format
+from hpcdl.data import fills, hdf5, open_data, row_cache
 from hpcdl.data.fills import with_model_fills
 from hpcdl.data.format import read_info
 from hpcdl.data.formats.prepare import Output
@@ -80,7 +79,7 @@ def table(world, mpi_tmp_path):
 @pytest.mark.parametrize("place", PLACEMENTS)
 def test_by_the_rows_that_train(table, world, place, way, monkeypatch):
     monkeypatch.setattr(fills, "MEDIAN_BYTES", 1)
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 300)  # several slabs and blocks
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 300)  # several slabs and blocks
     path, x, train = table(way)
     want, fill = filled(x, train, way)
     assert (fill < 200).all() and (np.array(fills_in(json.loads(attributes(path)["table"]))) > fill + 1).all()

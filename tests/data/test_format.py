@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from hpcdl.data import format as data_format
-from hpcdl.data import open_data
-from hpcdl.data.format import new_file, read_info, slabs
+from hpcdl.data import hdf5, open_data
+from hpcdl.data.format import read_info
+from hpcdl.data.hdf5 import new_file, slabs
 from hpcdl.errors import UsageError
 
 
@@ -160,7 +161,7 @@ def test_a_file_that_could_not_be_finished_is_not_seen(tmp_path):
 
 
 def test_slabs_cut_everything_once(monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 100)
     assert list(slabs(25, 10)) == [slice(0, 10), slice(10, 20), slice(20, 25)]
     assert list(slabs(25, 10, 4)) == [slice(0, 8), slice(8, 16), slice(16, 24), slice(24, 25)]
     assert list(slabs(2, 1000)) == [slice(0, 1), slice(1, 2)]

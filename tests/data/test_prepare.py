@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcdl.data import format as data_format
-from hpcdl.data import open_data
+from hpcdl.data import hdf5, open_data
 from hpcdl.data.formats import table_source
 from hpcdl.scripts import prepare_data
 
@@ -52,7 +51,7 @@ def rows_with_labels(*pairs):
 @pytest.mark.parametrize("end", ["", ".gz"])
 @pytest.mark.parametrize("test", ["t10k", "test"])
 def test_idx(tmp_path, images, prepare, end, test, monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 100)
     x, y, x_test, y_test = images()
     with prepare("idx", write_idx_folder(tmp_path / "in", x, y, x_test, y_test, end, test)) as file:
         assert attributes(file) == {"name": "out", "classes": 4, "scale": 1 / 255}
@@ -137,7 +136,7 @@ def test_npz_with_a_test_set(tmp_path, images, prepare, names):
 
 
 def test_npz_is_split_by_class_and_shuffled(tmp_path, images, prepare, monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 100)
     x, y, _, _ = images()
     order = np.argsort(y, kind="stable")
     np.savez(tmp_path / "in.npz", x=x[order], y=y[order][:, None])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sparse_files import make_sparse, put_sparse, write_sparse
 
 from hpcdl.csr import CSR
-from hpcdl.data import format as data_format
-from hpcdl.data import from_arrays, open_data
+from hpcdl.data import from_arrays, hdf5, open_data
 from hpcdl.data.format import read_info
 from hpcdl.data.formats.sparse_file import SparseSet
 from hpcdl.data.placement import FileRows
@@ -23,7 +22,7 @@ PLACEMENTS = ("shared", "partitioned", "streamed")
 
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 400)  # 33 elements, or 50 starts
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 400)  # 33 elements, or 50 starts
 
 
 @pytest.fixture

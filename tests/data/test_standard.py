@@ -4,8 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.data import format as data_format
-from hpcdl.data import from_arrays, open_data, opening
+from hpcdl.data import from_arrays, hdf5, open_data, opening
 from hpcdl.data.augment import make_augment
 from hpcdl.data.standard import TARGET, mean_and_deviation
 from hpcdl.errors import UsageError
@@ -83,7 +82,7 @@ def test_after_the_moves(file, images, place):
 
 @pytest.mark.parametrize("slab", [8, 100, 10_000])
 def test_part_by_part_and_far_from_zero(monkeypatch, slab):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", slab)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", slab)
     random = np.random.default_rng(0)
     x = 1e8 + random.standard_normal((1000, 3)) * [1, 1e-3, 100]
     parts = np.split(x, [1, 400, 400, 990])

@@ -6,15 +6,14 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.data import format as data_format
-from hpcdl.data import open_data
+from hpcdl.data import hdf5, open_data
 from hpcdl.data.placement import FileRows
 from hpcdl.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 330)  # 11 rows of 30 bytes
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 330)  # 11 rows of 30 bytes
 
 
 @pytest.fixture

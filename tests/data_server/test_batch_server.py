@@ -11,8 +11,7 @@ from serving import alone, served
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
-from hpcdl.data import Batch, open_data
-from hpcdl.data import format as data_format
+from hpcdl.data import Batch, hdf5, open_data
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data_server import batch_server
 from hpcdl.data_server.batch_server import ClientBatches
@@ -40,7 +39,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 330)  # 11 rows of 30 bytes
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 330)  # 11 rows of 30 bytes
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from serving import alone, served
 from sparse_files import make_sparse, write_sparse
 
 from hpcdl.csr import CSR
-from hpcdl.data import format as data_format
+from hpcdl.data import hdf5
 from hpcdl.data_server.data_messages import BatchFormat, up
 from hpcdl.models import make_model
 from hpcdl.random import Random
@@ -24,7 +24,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 400)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 400)
 
 
 @pytest.fixture

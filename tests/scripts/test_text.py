@@ -7,8 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.data import format as data_format
-from hpcdl.data import open_data
+from hpcdl.data import hdf5, open_data
 from hpcdl.data.format import vocabulary_of
 from hpcdl.scripts import prepare_data
 
@@ -52,7 +51,7 @@ def tokens_of(path):
 @pytest.mark.parametrize("level", ["character", "byte"])
 @pytest.mark.parametrize(("length", "fraction"), [(64, None), (1, 0.5), (7, 0.3), (30, 0.05)])
 def test_rows_spell_the_text(prepare, monkeypatch, level, length, fraction, compress):
-    monkeypatch.setattr(data_format, "SLAB_BYTES", 200)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 200)
     given = [] if fraction is None else ["--test-fraction", fraction]
     path = prepare(TEXT, "--level", level, "--length", length, *given, *compress)
     units = list(TEXT) if level == "character" else list(TEXT.encode())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
-from hpcdl.data.format import FilePath, shown
+from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels import libsvm
 

@@ -27,21 +27,10 @@ import numpy as np
 from hpcdl.csr import CSR
 from hpcdl.data.digest import Digest, set_digest_time, write_digest
 from hpcdl.data.fills import FILLED
-from hpcdl.data.format import (
-    NOTES,
-    TABLE,
-    FilePath,
-    Info,
-    NewFile,
-    check_x,
-    check_y,
-    new_file,
-    read_info,
-    shown,
-    slabs,
-)
+from hpcdl.data.format import NOTES, TABLE, Info, read_info
 from hpcdl.data.formats.sparse_file import SparseWriter, check_elements
 from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.hdf5 import FilePath, NewFile, check_x, check_y, new_file, shown, slabs
 from hpcdl.data.partition import hold_out
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import check_writable

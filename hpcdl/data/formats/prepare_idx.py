@@ -12,8 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info, check_memory, slabs
+from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Groups, Output, number_labels
+from hpcdl.data.hdf5 import FilePath, check_memory, slabs
 from hpcdl.errors import UsageError, blamed_on
 
 MOST_RANK = 32  # of HDF5

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
-from hpcdl.data.format import FilePath, Info
+from hpcdl.data.format import Info
 from hpcdl.data.formats.libsvm import LibsvmParser, blocks
 from hpcdl.data.formats.prepare import Groups, Output, class_numbers, split_by_group
 from hpcdl.data.formats.sparse_file import slab_elements
+from hpcdl.data.hdf5 import FilePath
 from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
 

@@ -8,9 +8,10 @@ import os
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
-from hpcdl.data.format import FilePath, Info, check_memory, short, shown
+from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Groups, Output, class_numbers, select_rows, split, split_by_group, storage_type
 from hpcdl.data.formats.sparse_file import sparse_rows
+from hpcdl.data.hdf5 import FilePath, check_memory, short, shown
 from hpcdl.errors import UsageError, blamed_on
 
 SPARSE = {"data", "indices", "indptr", "shape", "format"}  # what scipy.sparse.save_npz writes

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from hpcdl.data.fills import FILLED, marks
-from hpcdl.data.format import FilePath, Info, shown, slabs
+from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Groups, Output, split_by_group
 from hpcdl.data.formats.recipe import MISSING, Recipe
 from hpcdl.data.formats.table_job import NewTableJob, RepeatedTableJob, TableJob, recipe_and_info
-from hpcdl.data.formats.table_rows import encode
-from hpcdl.data.formats.table_source import open_table
+from hpcdl.data.formats.table_rows import encode, open_table
 from hpcdl.data.formats.table_survey import Survey
+from hpcdl.data.hdf5 import FilePath, shown, slabs
 from hpcdl.errors import UsageError
 
 

@@ -19,9 +19,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info, slabs
+from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.formats.vocabulary import BYTES, Vocabulary
+from hpcdl.data.hdf5 import FilePath, slabs
 from hpcdl.errors import UsageError, blamed_on, unknown
 
 LEVELS = ("character", "byte")

@@ -11,7 +11,8 @@ import dataclasses
 import math
 from typing import Any
 
-from hpcdl.data.format import TABLE, FilePath, Info, find_data_file, read_info, shown
+from hpcdl.data.format import TABLE, Info, find_data_file, read_info
+from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.errors import UsageError
 
 MISSING = ("refuse", "drop", "mean", "median")  # treatments of missing values

@@ -17,8 +17,8 @@ import h5py
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
-from hpcdl.data import format as data_format
-from hpcdl.data.format import check_x, dataset, follow_links, shown
+from hpcdl.data import hdf5
+from hpcdl.data.hdf5 import check_x, dataset, follow_links, shown
 from hpcdl.errors import UsageError
 
 PARTS = ("data", "indices", "indptr")
@@ -78,7 +78,7 @@ class SparseSet:
 
     def spans(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield (slice of rows, their `starts`) for all rows, with SLAB_BYTES of starts at a time."""
-        for part in data_format.slabs(len(self), START.itemsize):
+        for part in hdf5.slabs(len(self), START.itemsize):
             yield part, self.starts(part.start, part.stop)
 
     def slabs(self, most: int) -> Iterator[slice]:
@@ -131,17 +131,17 @@ class SparseSet:
         All blocks but the last have the same number of rows; it is smaller where long rows are neighbours.
         """
         row = max(1, row_most * self.elements // max(1, len(self)))
-        block = max(1, min(len(self), data_format.SLAB_BYTES // row))
+        block = max(1, min(len(self), hdf5.SLAB_BYTES // row))
         while True:
             most = self._most(block)
-            if block == 1 or most * row_most <= 2 * data_format.SLAB_BYTES:
+            if block == 1 or most * row_most <= 2 * hdf5.SLAB_BYTES:
                 return block, most
             block = max(1, block // 2)
 
     def _most(self, block: int) -> int:
         """Return the most elements of a block of `block` rows."""
         most = 0
-        for part in data_format.slabs(len(self), START.itemsize, block):
+        for part in hdf5.slabs(len(self), START.itemsize, block):
             starts = self.starts(part.start, part.stop)
             most = max(most, int(np.diff(np.append(starts[:-1:block], starts[-1])).max()))
         return most
@@ -216,7 +216,7 @@ def read_sparse(source: SparseSet, x: CSR, rows: np.ndarray | None, most: float)
 
 def slab_elements(kind: np.dtype) -> int:
     """Return the number of elements of this type that take SLAB_BYTES, with their columns."""
-    return max(1, data_format.SLAB_BYTES // (kind.itemsize + COLUMN.itemsize))
+    return max(1, hdf5.SLAB_BYTES // (kind.itemsize + COLUMN.itemsize))
 
 
 class SparseWriter:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, shown
 from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, Source
+from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.errors import UsageError, blamed_on, printable
 
 try:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from hpcdl.data.fills import means, medians
-from hpcdl.data.format import FilePath, Info, find_data_file, read_info, short, slabs
+from hpcdl.data.format import Info, find_data_file, read_info
 from hpcdl.data.formats.prepare import class_numbers, storage_type
 from hpcdl.data.formats.recipe import Column, Recipe, recipe_in
 from hpcdl.data.formats.table_names import check_names, column_of, columns_of, has_header
 from hpcdl.data.formats.table_source import CsvSource, Source, fixed_coder, is_number
 from hpcdl.data.formats.table_survey import NUMBER_PATTERNS, Survey, SurveyPlan
+from hpcdl.data.hdf5 import FilePath, short, slabs
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
 

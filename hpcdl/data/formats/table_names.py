@@ -2,8 +2,8 @@
 
 import csv
 
-from hpcdl.data.format import shown
 from hpcdl.data.formats.table_source import ABSENT, CsvSource, Source, is_index, is_number
+from hpcdl.data.hdf5 import shown
 from hpcdl.errors import UsageError
 
 

@@ -13,10 +13,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcdl.data.format import SLAB_BYTES, FilePath
 from hpcdl.data.formats.recipe import Column, Recipe
-from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, ColumnCoders, fixed_coder, name_coder, open_table
-from hpcdl.errors import UsageError
+from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, ColumnCoders, CsvSource, Source, fixed_coder, name_coder
+from hpcdl.data.hdf5 import SLAB_BYTES, FilePath
+from hpcdl.errors import UsageError, blamed_on
+
+
+def open_table(path: FilePath, delimiter: str | None = None) -> Source:
+    """Open a table; the file's first bytes tell its format. delimiter: of a csv (None: a tab for .tsv, else a comma).
+
+    UsageError for a file that cannot be read, or that needs pyarrow, which is missing.
+    """
+    with blamed_on(f"{path} cannot be read"), open(path, "rb") as file:
+        start = file.read(8)
+    if start.startswith((b"PAR1", b"PARE", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")):
+        from hpcdl.data.formats.table_arrow import ArrowSource  # here: pyarrow takes long to import
+
+        return ArrowSource(path, start)
+    if delimiter is None:
+        delimiter = "\t" if str(path).lower().endswith((".tsv", ".tab")) else ","
+    return CsvSource(path, delimiter)
 
 
 class EncodedRows(NamedTuple):

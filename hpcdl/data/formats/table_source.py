@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, short, shown
+from hpcdl.data.hdf5 import FilePath, short, shown
 from hpcdl.errors import UsageError, blamed_on
 
 Coder: TypeAlias = Callable[[str], float]  # text -> code, NaN for a missing text
@@ -381,19 +381,3 @@ def is_number(text: str) -> bool:
 def special_format(text: str) -> str | None:
     """Return what a text looks like (a date, a formatted number), or None."""
     return next((what for what, written in SPECIAL_FORMATS.items() if written.fullmatch(text)), None)
-
-
-def open_table(path: FilePath, delimiter: str | None = None) -> Source:
-    """Open a table; the file's first bytes tell its format. delimiter: of a csv (None: a tab for .tsv, else a comma).
-
-    UsageError for a file that cannot be read, or that needs pyarrow, which is missing.
-    """
-    with blamed_on(f"{path} cannot be read"), open(path, "rb") as file:
-        start = file.read(8)
-    if start.startswith((b"PAR1", b"PARE", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")):
-        from hpcdl.data.formats.table_arrow import ArrowSource
-
-        return ArrowSource(path, start)
-    if delimiter is None:
-        delimiter = "\t" if str(path).lower().endswith((".tsv", ".tab")) else ","
-    return CsvSource(path, delimiter)

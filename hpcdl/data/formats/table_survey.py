@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hpcdl.data.format import short, shown
 from hpcdl.data.formats.prepare import check_text
 from hpcdl.data.formats.table_rows import block_rows
 from hpcdl.data.formats.table_source import (
@@ -29,6 +28,7 @@ from hpcdl.data.formats.table_source import (
     name_coder,
     special_format,
 )
+from hpcdl.data.hdf5 import short, shown
 from hpcdl.errors import UsageError
 
 NUMBER_PATTERNS = {
