@@ -1,8 +1,11 @@
-"""Formatting: numbers with nouns (1 rank, 2 ranks), durations, times of day."""
+"""Formatting: numbers with nouns (1 rank, 2 ranks), durations, times of day, bytes, text tables."""
 
+import math
 import time
+from collections.abc import Iterable, Sequence
 
 ES = ("s", "x", "tch", "rch", "sh")  # endings of nouns with the plural -es
+UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
@@ -38,3 +41,25 @@ def clock(at: float, now: float) -> str:
 def spent(seconds: float) -> str:
     """Return a duration that may be short, as 0.4 s, 9.5 s, 45 s or 12 min."""
     return f"{seconds:.1f} s" if 0 <= seconds < 9.95 else duration(seconds)
+
+
+def size(value: float) -> str:
+    """Return bytes in the form "1.50 MiB"; a dash for NaN."""
+    if math.isnan(value):
+        return "-"
+    for unit, name in UNITS:
+        if value >= unit:
+            return f"{value / unit:,.2f} {name}"
+    return f"{value:,.0f} B"
+
+
+def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
+    """Return aligned lines; the first row holds the names. Columns are right-aligned, those in `left` left-aligned."""
+    widths, left = [max(map(len, column)) for column in zip(*rows, strict=True)], set(left)
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if i in left else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

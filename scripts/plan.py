@@ -61,7 +61,7 @@ def memory(options: MemoryOptions) -> list[str]:
     start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.launch.command_lines import read_command
     from hpcdl.planning import fitting, memory_report
-    from hpcdl.planning.workload import Workload
+    from hpcdl.strategies.workload import Workload
 
     ranks = options.ranks or 1
     if not options.lines and not options.fit:
@@ -77,11 +77,8 @@ def memory(options: MemoryOptions) -> list[str]:
         strategy = command.training.strategy
         if strategy.program != "train-grid":
             raise UsageError(f"--fit looks for a grid: give a line of train-grid, not of {strategy.program}")
-        case = Workload(
-            strategy.program,
-            command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1"),
-            ranks,
-        )
+        grid = command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1")
+        case = Workload(strategy, grid, ranks, checked=False)
         return memory_report.grid_report(
             case, *fitting.fits(case, room, options.bits == "16"), room, options.bits == "16"
         )
@@ -271,7 +268,7 @@ class ForecastCheckOptions(MachineOptions):
 def case_of(text, ranks):
     """A line on so many ranks as forecasts see it."""
     from hpcdl.launch.command_lines import read_command
-    from hpcdl.planning.workload import Workload
+    from hpcdl.strategies.workload import Workload
 
     return Workload.of(read_command(1, f"-n {ranks}: {text}", {}, sys.maxsize), parse)
 
@@ -315,9 +312,9 @@ def best(options: BestOptions) -> list[str]:
     """What is fastest."""
     start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.memory import available
+    from hpcdl.models.configurations import CONFIGURATIONS
     from hpcdl.planning import autotune as finding
     from hpcdl.planning import fitting, forecast_error
-    from hpcdl.planning.configurations import CONFIGURATIONS
     from hpcdl.planning.probe_jobs import make_starter
 
     told_of = {"model": options.model, "data": options.data, "batch-size": options.batch_size}

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hpcdl.errors import UsageError
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, size, table
 from hpcdl.planning.fitting import fits
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.memory import forecast as memory
 from hpcdl.planning.scale_report import duration
-from hpcdl.planning.tables import size, table
 from hpcdl.planning.time_report import Forecast, forecast, rate
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.workload import Workload
 
 SAME = (
     "train-allreduce",

@@ -17,7 +17,7 @@ from hpcdl.faults.straggler import parse
 from hpcdl.models.model import layers_of
 from hpcdl.models.work import operations
 from hpcdl.planning.machine_sheet import Machine, MeasuredModel, interpolate
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.workload import Workload
 
 Seconds = tuple[float, float]  # forward, backward
 

@@ -24,13 +24,14 @@ import numpy as np
 from hpcdl.models.balance import balanced, cut_layers
 from hpcdl.models.part import ModelPart
 from hpcdl.planning.compute_time import ComputeTime, Seconds
-from hpcdl.planning.dry_run import CompletedRequest, Cut, Peer, SendRequest, dry_run_step, program_cut
+from hpcdl.planning.dry_run import CompletedRequest, Peer, SendRequest, cut_of, dry_run_step
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup
 from hpcdl.planning.parts import StepParts
 from hpcdl.planning.pipeline_time import last
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.description import Cut
 from hpcdl.strategies.pipeline_schedules import actions_of
+from hpcdl.strategies.workload import Workload
 
 
 class RecordingPeer(Peer):
@@ -102,7 +103,7 @@ def concurrent_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -
 
 def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> StepParts:
     """Return the parts of a step of a program that cuts the model. start: seconds beyond the other parts."""
-    cut = program_cut(case)
+    cut = cut_of(case)
     copies, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
     data, tensor = RankGroup(machine, copies, stages * parts, *how), RankGroup(machine, parts, 1, *how, shared=False)

@@ -14,10 +14,10 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdl.chunks import chunk
-from hpcdl.comm.grid import parse_grid, place
+from hpcdl.comm.grid import place
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.memory import Memory
 from hpcdl.models.balance import cut_layers
@@ -27,10 +27,10 @@ from hpcdl.parallel.stage import KINDS, Stage
 from hpcdl.parallel.stash import Stash
 from hpcdl.parallel.timetable import Action
 from hpcdl.parallel.zero import Shards
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.description import Cut
 from hpcdl.strategies.pipeline_schedules import actions_of
+from hpcdl.strategies.workload import Workload
 
-CUT_PROGRAMS = "train-model-parallel", "train-pipeline", "train-tensor-parallel", "train-fully-sharded", "train-grid"
 ROUNDS = 3  # micro-batches per stage after which PipeDream holds its maximum
 
 
@@ -121,38 +121,10 @@ class UntimedStage(Stage):
         yield
 
 
-class Cut(NamedTuple):
-    """The partition of a model by a program: ranks along data, pipeline and tensor, ZeRO's stage, pipeline schedule.
-
-    tensor: True if the program cuts layers, be it into one part. microbatches: 0 where a step is one batch.
-    """
-
-    shape: tuple[int, int, int]
-    zero: int = 0
-    owners: bool = False
-    schedule: str = ""
-    microbatches: int = 0
-    chunks: int = 1
-    recompute: bool = False
-    tensor: bool = False
-    sequence: bool = False
-
-
-def program_cut(case: Workload) -> Cut:
-    """Return the partition of the model by the workload's program."""
-    options, size = case.options, case.size
-    if case.program == "train-fully-sharded":
-        return Cut((size, 1, 1), options.stage, options.gather == "broadcast")
-    if case.program == "train-tensor-parallel":
-        return Cut((1, 1, size), tensor=True, sequence=options.sequence_parallel)
-    if case.program == "train-model-parallel":
-        return Cut((1, size, 1), schedule="one batch")
-    pipeline = options.schedule, options.microbatches, options.chunks, options.recompute
-    if case.program == "train-pipeline":
-        return Cut((1, size, 1), 0, False, *pipeline)
-    grid = parse_grid(options.grid, size)
-    shape = grid["data"], grid["pipeline"], grid["tensor"]
-    return Cut(shape, options.stage, False, *pipeline, tensor=True, sequence=options.sequence_parallel)
+def cut_of(case: Workload) -> Cut:
+    """Return the partition of the model by the workload's strategy."""
+    assert case.strategy.cut is not None
+    return case.strategy.cut(case.options, case.size)
 
 
 def dry_run_step(
@@ -168,7 +140,7 @@ def dry_run_step(
     peer of an axis of the grid, peers(axis, rank, size, device), to record messages.
     """
     make_peer = peers or (lambda axis, *who: Peer(*who))
-    cut, memory, device = cut or program_cut(case), Memory(), case.device
+    cut, memory, device = cut or cut_of(case), Memory(), case.device
     (copies, stages, parts), (d, p, t) = cut.shape, place(rank, cut.shape)
     piped, layers = bool(cut.schedule), None
     if piped:

@@ -19,9 +19,10 @@ from typing import NamedTuple
 from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
-from hpcdl.planning.dry_run import Cut, dry_run_step
+from hpcdl.planning.dry_run import dry_run_step
 from hpcdl.planning.memory import data, resident
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.description import Cut
+from hpcdl.strategies.workload import Workload
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

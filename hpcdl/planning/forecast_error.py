@@ -15,13 +15,12 @@ import numpy as np
 import yaml
 
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, table
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.probe_jobs import Start, run
 from hpcdl.planning.scale_report import duration
-from hpcdl.planning.tables import table
 from hpcdl.planning.time_report import Forecast, forecast
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.workload import Workload
 
 FEWEST, MOST = 20, 3000  # steps of a run
 SMALL, LARGE, GPT = "--model mlp:32", "--model mlp:512,512,256", "--data text --model gpt:layers=2,width=64,heads=4"

@@ -9,8 +9,8 @@
     16 bit, master weights     parameters, gradients, activations: 2 bytes an element; optimizer: 4 bytes an element,
                                and 4 more for each parameter that this rank updates
 
-A dry run of a step on arrays without memory (dry_run.py, replicated_memory.py) finds what a model holds: chunks, shards
-and schedules are the code that trains.
+A strategy says beside its loop what a rank holds (hpcdl/strategies/description.py). Of a model that is cut, a dry run
+of a step on arrays without memory (dry_run.py) finds it: chunks, shards and schedules are the code that trains.
 """
 
 import contextlib
@@ -20,11 +20,9 @@ import resource
 from typing import NamedTuple
 
 from hpcdl.chunks import chunk, chunks
-from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
-from hpcdl.planning.dry_run import CUT_PROGRAMS, dry_run_step
-from hpcdl.planning.replicated_memory import RANK_MEMORY
-from hpcdl.planning.workload import Workload
+from hpcdl.planning.dry_run import dry_run_step
+from hpcdl.strategies.workload import Workload
 
 OTHER_KINDS = "buffers", "data", "interpreter"
 MASTER = 4  # bytes of a master weight
@@ -55,10 +53,7 @@ class RankMemory(NamedTuple):
 
 
 def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
-    """Return the memory of each rank, or of those in `only`. UsageError for an unknown program."""
-    if case.program not in (*CUT_PROGRAMS, *RANK_MEMORY):
-        known = ", ".join(sorted((*CUT_PROGRAMS, *RANK_MEMORY)))
-        raise UsageError(f"of {case.program} no memory is known; there are {known}")
+    """Return the memory of each rank, or of those in `only`."""
     interpreter, forecasts = resident(), []
     for rank in range(case.ranks) if only is None else only:
         role, memory, updated = case.roles.of(rank), Memory(), 0
@@ -72,10 +67,10 @@ def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
 
 def rank_memory(case: Workload, rank: int) -> tuple[Memory, int]:
     """Return the memory of a training rank, and the number of parameters that it updates."""
-    if case.program in CUT_PROGRAMS:
+    if case.strategy.held is None:
         return dry_run_step(case, rank)
     memory = Memory()
-    RANK_MEMORY[case.program](case, rank, memory)
+    case.strategy.held(case, rank, memory)
     return memory, case.length
 
 

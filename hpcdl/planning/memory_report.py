@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, size, table
 from hpcdl.launch.command_lines import read_command
 from hpcdl.memory import KINDS
-from hpcdl.planning.configurations import ADAM_BYTES, CONFIGURATIONS
+from hpcdl.models.configurations import ADAM_BYTES, CONFIGURATIONS
 from hpcdl.planning.fitting import Fit
 from hpcdl.planning.memory import OTHER_KINDS, RankMemory, forecast
 from hpcdl.planning.summaries import summary_of
-from hpcdl.planning.tables import size, table
-from hpcdl.planning.workload import Workload
 from hpcdl.plugins import names_of, refuse_untrusted
 from hpcdl.programs import of_strategy
 from hpcdl.runs.config_migration import config_of
 from hpcdl.runs.options import kinds_of, resumed
+from hpcdl.strategies.workload import Workload
 
 SHOWN = 16  # most printed ranks and grids
 
@@ -155,7 +154,7 @@ def compare_run(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload
     ranks = int(summary["ranks"])
     command = read_command(1, f"-n {ranks}: {program}", {}, ranks)
     options = run_options(str(folder), command.training.strategy.options_class, trust)
-    case = Workload(program, options, ranks, command.training.strategy.check)
+    case = Workload(command.training.strategy, options, ranks)
     found = [
         ComparedMemory(rank.rank, kind, rank.bytes[kind], float(measured[kind][rank.rank]))
         for rank in forecast(case)

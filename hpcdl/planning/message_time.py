@@ -8,17 +8,21 @@
     broadcast, reduce   ceil(log2 N) (L + K/B), and as much adding
     message             L + K/B
     exchange            of each rank with k others at once: L + k K/B + k K/a
+    service             S servers, n bytes pushed at each and m pulled: s = n/B + n/a + update/S + start of a server;
+                        of a worker that is alone, whose port all n and m pass, 2 L + max(s, S n/B) + S m/B
 
 A group takes every `stride`-th rank, so a node holds fewer of it. Groups side by side share the cores.
 """
 
 import dataclasses
 import math
+from typing import Any
 
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.errors import unknown
 from hpcdl.planning import collective_time
 from hpcdl.planning.machine_sheet import Machine, interpolate
+from hpcdl.strategies.description import Call, Service
 
 BEST_OF = "auto", "mpi"  # what takes the best of several algorithms
 CHOICES = "recursive", "ring", "tree", "hierarchical"
@@ -125,3 +129,28 @@ class RankGroup:
         if measured is not None:
             return measured * partners
         return self.latency + partners * (bytes / self.bandwidth + self.links.add(bytes))
+
+
+def call_seconds(case: Any, machine: Machine, call: Call) -> float:
+    """Return the seconds of one of these calls in a training (Workload) by those who take part."""
+    group = RankGroup(machine, call.ranks or case.size, 1, case.ranks, case.options.allreduce)
+    if call.operation in COMPRESSED:
+        return group.compressed(call.bytes, call.operation)
+    if call.operation == "exchange":
+        return group.exchange(call.bytes, call.partners)
+    return group.all_reduce(call.bytes) if call.operation == "all_reduce" else group.message(call.bytes)
+
+
+def service_seconds(
+    group: RankGroup, service: Service, update: float = 0.0, start: float = 0.0
+) -> tuple[float, float, float]:
+    """Return the seconds of a server's work for one push, of its answer, and of a worker that is alone.
+
+    update: of a server's slice. start: of a push beyond its parts.
+    """
+    answer, push = (max(0.0, group.message(n) - group.latency) for n in (service.pulled, service.pushed))
+    serving = push + group.links.add(service.pushed) + start
+    if not service.rounds:  # the updates of a round are one
+        serving += update
+    alone = 2 * group.latency + max(serving, service.servers * push) + service.servers * answer
+    return serving, answer, alone + (update if service.rounds else 0.0)

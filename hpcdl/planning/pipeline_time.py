@@ -12,36 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.errors import UsageError
-from hpcdl.planning import collective_time
-from hpcdl.planning.cluster import Cluster
-from hpcdl.random import Random
-from hpcdl.strategies.pipeline_schedules import gpipe, one_f_one_b
-
-FORWARD = 1 / 3  # of a micro-batch's computing
-
-
-def pipeline(
-    text: str, settings: dict[str, Any], cluster: Cluster, work: Any, ranks: int, steps: int, random: Random
-) -> Any:
-    """Simulate steps like `step_simulation.simulate`; work.compute: seconds of a whole step on one rank of a stage."""
-    from hpcdl.planning.step_simulation import Simulated
-
-    stages, many = settings["stages"], settings["microbatches"]
-    if ranks % stages:
-        raise UsageError(f"{text}: {ranks} ranks are not a multiple of {stages} stages")
-    replicas = ranks // stages
-    schedule = {"gpipe": gpipe, "1f1b": one_f_one_b}[settings["schedule"]]
-    plan = [list(schedule(stages, stage, many)) for stage in range(stages)]
-    reduced = collective_time.seconds(settings["algorithm"], cluster, replicas, work.bytes / stages)
-    total = own = 0.0
-    for step in range(steps):
-        noise = work.noise.draw(random, step, ranks).reshape(replicas, stages).astype(np.float64)
-        own += float(noise.mean()) * work.compute
-        each = noise * work.compute / many
-        total += float(last(plan, each * FORWARD, each * (1 - FORWARD), cluster.latency).max()) + reduced
-    return Simulated(text, ranks, total / steps, own / steps, reduced)
-
 
 def last(plan: list[list[Any]], forward: np.ndarray, backward: np.ndarray, message: float) -> np.ndarray:
     """Return the seconds (replicas,) after which the last stage ends.

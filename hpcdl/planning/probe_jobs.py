@@ -126,11 +126,11 @@ def link_numbers(link: Any) -> list[float]:
 
 
 def without_length(words: list[str]) -> list[str]:
-    """Return a line's words without --steps and --epochs."""
+    """Return a line's words without --steps, --epochs and --rounds."""
     words_left, skipped = [], False
     for word in words:
         name, equals, _ = word.partition("=")
-        if skipped or name in ("--steps", "--epochs"):
+        if skipped or name in ("--steps", "--epochs", "--rounds"):
             skipped = not skipped and not equals
             continue
         words_left.append(word)
@@ -154,7 +154,8 @@ def run_lines(world: Any, read: Callable, lines: list, repeat: int) -> list[list
                 with reading(world) as parse:
                     command = read(1, f"-n {world.size}: {text}", {}, world.size)
                     command = command._replace(words=without_length(command.words))
-                    options = command.options(parse, "--out=none", f"--steps={steps}", "--evaluate-every=1000000")
+                    length = "rounds" if hasattr(command.training.strategy.options_class, "rounds") else "steps"
+                    options = command.options(parse, "--out=none", f"--{length}={steps}", "--evaluate-every=1000000")
                 run = command.training.run(world, options, opened)
                 batch = min(run.batch, run.data.examples) if world.rank == 0 else 0
                 results[i].append(batch / run.rate if world.rank == 0 else 0.0)

@@ -2,9 +2,8 @@
 
 import math
 
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, table
 from hpcdl.planning.scaling import Scaling, Size
-from hpcdl.planning.tables import table
 
 
 def report(result: Scaling) -> list[str]:

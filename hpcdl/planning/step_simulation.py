@@ -4,19 +4,21 @@
     allreduce        T(t+1) = max_r (T(t) + c(r, t)) + the all-reduce        all wait for the slowest
     local            likewise, after H steps each: the sum of H draws varies less than H times one
     gossip           T_r(t+1) = max over r and its neighbours of (T_j(t) + c(j, t)) + its messages
-    servers, bsp     as allreduce, with 2 L + 2 N K / (S B): W pushes through each server's port, and back
+    servers, bsp     as allreduce, with the service of W workers, one after the other
     servers, ssp K   a closed queue (kernels/queues.py), in which none is more than K clocks ahead of the slowest
     servers, async   the same, without a bound
 
-Ring and exponential graphs: neighbours r +- 1, and r + 2^j of one j a step (Assran et al., "Stochastic gradient push",
-ICML 2019). All begin a step's computing as soon as they may; nothing overlaps with it. Draws are keyed by (seed, step),
-so that strategies are compared on the same ones. A distribution has the mean 1:
+A strategy says itself what it sends in a step (hpcdl/strategies/description.py), and message_time.py how long that
+takes. Ring and exponential graphs: neighbours r +- 1, and r + 2^j of one j a step (Assran et al., "Stochastic gradient
+push", ICML 2019). All begin a step's computing as soon as they may; nothing overlaps with it. Draws are keyed by (seed,
+step), so that strategies are compared on the same ones. A distribution has the mean 1:
 
     none | lognormal:sigma=0.1 | exponential | pareto:alpha=3 | slow:ranks=1,factor=2     the first ranks, always
 """
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +27,13 @@ from hpcdl.errors import UsageError, parse_spec
 from hpcdl.kernels.queues import queue
 from hpcdl.planning import collective_time
 from hpcdl.planning.cluster import Cluster
+from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.message_time import RankGroup, call_seconds, service_seconds
+from hpcdl.planning.pipeline_time import last
 from hpcdl.random import Random
+from hpcdl.strategies import all_reduce, gossip, local_sgd, parameter_server
+from hpcdl.strategies.description import Service, StepCost
+from hpcdl.strategies.pipeline_schedules import gpipe, one_f_one_b
 
 NOISES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -43,6 +51,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 TOPOLOGIES, CONSISTENCIES, SCHEDULES = ("ring", "exponential"), ("bsp", "ssp", "async"), ("gpipe", "1f1b")
 MOST = 2**31  # draws at once, in bytes
+FORWARD = 1 / 3  # of a micro-batch's computing
 
 
 class Noise(NamedTuple):
@@ -134,80 +143,106 @@ def read_strategy(text: str) -> tuple[str, dict[str, Any]]:
     return name, settings
 
 
+def step_at_scale(name: str, settings: dict[str, Any], bytes: float, ranks: int) -> tuple[Any, StepCost]:
+    """Return the training of a vector of so many bytes on `ranks` workers, and its step, as its strategy says."""
+    options: Any
+    if name == "allreduce":
+        strategy, options = all_reduce.STRATEGY, all_reduce.AllReduceOptions(allreduce=settings["algorithm"])
+    elif name == "local":
+        strategy = local_sgd.STRATEGY
+        options = local_sgd.LocalOptions(allreduce=settings["algorithm"], sync_every=settings["every"])
+    elif name == "gossip":
+        graph = "ring" if settings["topology"] == "ring" else "one-peer"
+        strategy, options = gossip.STRATEGY, gossip.GossipOptions(topology=graph)
+    else:
+        servers = settings["count"] or max(1, ranks // 8)
+        how = {each: settings[each] for each in ("consistency", "staleness")}
+        strategy, options = parameter_server.STRATEGY, parameter_server.ServerOptions(servers=servers, **how)
+    size = ranks + getattr(options, "servers", 0)
+    case = SimpleNamespace(options=options, size=size, ranks=size, bytes=bytes, length=bytes / 4, dtype=np.dtype("f4"))
+    case.batch, case.largest, case.share, case.vectors, case.plan = size, 1, lambda *_: 1, (), (size, 1, 1)
+    assert strategy.step is not None
+    return case, strategy.step(case)
+
+
 def simulate(text: str, cluster: Cluster, work: StepWork, ranks: int, steps: int) -> Simulated:
     """Simulate steps of a strategy; return means per step. Raises UsageError if it cannot run on `ranks` ranks."""
     name, settings = read_strategy(text)
-    random = Random(work.seed)
-    if name == "servers":
-        return servers(text, settings, cluster, work, ranks, steps, random)
+    random, machine = Random(work.seed), Machine(cluster.ranks_per_node, cluster, flops=1.0, memory=1.0)
     if name == "pipeline":
-        from hpcdl.planning.pipeline_time import pipeline
-
-        return pipeline(text, settings, cluster, work, ranks, steps, random)
+        return pipeline(text, settings, machine, work, ranks, steps, random)
+    case, step = step_at_scale(name, settings, work.bytes, ranks)
+    if step.service is not None:
+        return simulate_servers(text, RankGroup(machine, case.size), step.service, work, steps, random)
+    messages = sum(call.times * call_seconds(case, machine, call) for call in step.calls)
     if name == "gossip":
-        return gossip(text, settings, cluster, work, ranks, steps, random)
+        return simulate_gossip(text, case.options.topology, messages, work, ranks, steps, random)
     every = settings.get("every", 1)
-    message = collective_time.seconds(settings["algorithm"], cluster, ranks, work.bytes)
     rounds, slowest, own = max(1, steps // every), 0.0, 0.0
     for each in range(rounds):
         taken = sum(work.noise.draw(random, each * every + i, ranks).astype(np.float64) for i in range(every))
         taken = np.asarray(taken) * work.compute
         slowest, own = slowest + float(taken.max()), own + float(taken.mean())
     done = rounds * every
-    return Simulated(text, ranks, slowest / done + message / every, own / done, message / every)
+    return Simulated(text, ranks, slowest / done + messages, own / done, messages)
 
 
-def gossip(
-    text: str, settings: dict, cluster: Cluster, work: StepWork, ranks: int, steps: int, random: Random
+def simulate_gossip(
+    text: str, graph: str, messages: float, work: StepWork, ranks: int, steps: int, random: Random
 ) -> Simulated:
     """Simulate gossip: a rank waits for its neighbours of the step, and they for theirs."""
-    ring = settings["topology"] == "ring"
     levels = max(1, math.ceil(math.log2(max(2, ranks))))
-    wire = work.bytes / cluster.bandwidth
-    inside = cluster.nodes(ranks) == 1
-    messages = 0.0
-    if ranks > 1:
-        wire = work.bytes / cluster.node_bandwidth if inside else wire
-        latency = cluster.node_latency if inside else cluster.latency
-        count = 2 if ring and ranks > 2 else 1
-        messages = latency + count * wire + count * cluster.add(work.bytes)
     now, own = np.zeros(ranks), 0.0
     for step in range(steps):
         taken = work.noise.draw(random, step, ranks) * work.compute
         own += float(taken.mean(dtype=np.float64))
         ready = now + taken
-        if ranks > 1:
-            offsets = (1, -1) if ring else (2 ** (step % levels) % ranks,)
-            now = np.maximum.reduce([ready, *(np.roll(ready, offset) for offset in offsets)]) + messages
-        else:
-            now = ready
+        offsets = (1, -1) if graph == "ring" else (2 ** (step % levels) % ranks,)
+        now = np.maximum.reduce([ready, *(np.roll(ready, offset) for offset in offsets)]) + messages
     return Simulated(text, ranks, float(now.max()) / steps, own / steps, messages)
 
 
-def servers(
-    text: str, settings: dict, cluster: Cluster, work: StepWork, ranks: int, steps: int, random: Random
+def simulate_servers(
+    text: str, group: RankGroup, service: Service, work: StepWork, steps: int, random: Random
 ) -> Simulated:
-    """Simulate parameter servers with `ranks` workers. settings: count: of servers; 0: one per 8 workers."""
-    count = settings["count"] or max(1, ranks // 8)
-    service = work.bytes / count / cluster.bandwidth + cluster.add(work.bytes / count)
-    back = work.bytes / count / cluster.bandwidth
-    alone = 2 * cluster.latency + service + back
-    if settings["consistency"] == "bsp" or (settings["consistency"] == "ssp" and not settings["staleness"]):
+    """Simulate the workers of parameter servers."""
+    workers = service.workers
+    serving, answer, alone = service_seconds(group, service)
+    if service.rounds:
         slowest = own = 0.0
         for step in range(steps):
-            taken = work.noise.draw(random, step, ranks)
+            taken = work.noise.draw(random, step, workers)
             slowest, own = slowest + float(taken.max()), own + float(taken.mean(dtype=np.float64))
-        whole = 2 * cluster.latency + ranks * (service + back)
-        seconds, compute = slowest * work.compute / steps + whole, own * work.compute / steps
-        return Simulated(text, ranks, seconds, compute, alone)
-    if 8 * ranks * steps > MOST:
+        seconds = slowest * work.compute / steps + alone + (workers - 1) * (serving + answer)
+        return Simulated(text, workers, seconds, own * work.compute / steps, alone)
+    if 8 * workers * steps > MOST:
         raise UsageError(
-            f"{ranks:,} workers and {steps:,} steps: a queue of so many is not simulated; take fewer steps"
+            f"{workers:,} workers and {steps:,} steps: a queue of so many is not simulated; take fewer steps"
         )
-    taken = np.empty((ranks, steps), np.float64)
+    taken = np.empty((workers, steps), np.float64)
     for step in range(steps):
-        taken[:, step] = work.noise.draw(random, step, ranks)
+        taken[:, step] = work.noise.draw(random, step, workers)
     taken *= work.compute
-    bound = settings["staleness"] if settings["consistency"] == "ssp" else math.inf
-    ended, stale = queue(taken, (service + back) / 2, cluster.latency, bound)
-    return Simulated(text, ranks, ended / steps, float(taken.mean()), alone, stale)
+    half = (serving + service.servers * answer) / 2
+    ended, stale = queue(taken, half, group.latency, service.bound)
+    return Simulated(text, workers, ended / steps, float(taken.mean()), alone, stale)
+
+
+def pipeline(
+    text: str, settings: dict[str, Any], machine: Machine, work: StepWork, ranks: int, steps: int, random: Random
+) -> Simulated:
+    """Simulate a pipeline's replicas and their all-reduce; work.compute: of a whole step on one rank of a stage."""
+    stages, many = settings["stages"], settings["microbatches"]
+    if ranks % stages:
+        raise UsageError(f"{text}: {ranks} ranks are not a multiple of {stages} stages")
+    replicas = ranks // stages
+    schedule = {"gpipe": gpipe, "1f1b": one_f_one_b}[settings["schedule"]]
+    plan = [list(schedule(stages, stage, many)) for stage in range(stages)]
+    reduced = RankGroup(machine, replicas, algorithm=settings["algorithm"]).all_reduce(work.bytes / stages)
+    total = own = 0.0
+    for step in range(steps):
+        noise = work.noise.draw(random, step, ranks).reshape(replicas, stages).astype(np.float64)
+        own += float(noise.mean()) * work.compute
+        each = noise * work.compute / many
+        total += float(last(plan, each * FORWARD, each * (1 - FORWARD), machine.links.latency).max()) + reduced
+    return Simulated(text, ranks, total / steps, own / steps, reduced)

@@ -9,6 +9,7 @@ nodes.
 
 import dataclasses
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,72 +17,54 @@ from typing import Any
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.formatting import counted
 from hpcdl.planning.cluster import Cluster
-from hpcdl.planning.dry_run import CUT_PROGRAMS, program_cut
+from hpcdl.planning.dry_run import cut_of
 from hpcdl.planning.machine_sheet import Machine, Section, read_section
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.message_time import UNSHARED
 from hpcdl.planning.probe_jobs import Start, run
 from hpcdl.planning.step_time import ASLEEP, calibrate_start, program_name, refuse_unknown
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.description import SMALL
+from hpcdl.strategies.workload import Workload
 
 ON_ONE_NODE = 4096  # ranks_per_node of a machine measured on one node
 AT_ONCE = 8  # most measuring ranks per core
 STEPS, REPEAT = 200, 3  # of a program's small training
 NAP, NAPS = 4, 50  # milliseconds of a pretended gradient, and steps
-SMALL = "--model mlp:32 --batch-per-rank 8"
 
 Read = Callable[[str, int], Workload]  # (line, ranks) -> workload
 
 
-def small_line(name: str, ranks: int) -> str:
+def small_line(case: Workload, name: str) -> str:
     """Return the line of the small training for a program's `start`. name: step_time.program_name."""
-    program, _, way = name.removesuffix(ASLEEP).partition(" ")
-    widths = ",".join(["16"] * max(4, ranks))
-    more = {
-        "train-sequential": "--model mlp:32 --batch-size 8",
-        "train-pipeline": f"--model mlp:{widths} --microbatches 4 --batch-size 16",
-        "train-model-parallel": f"--model mlp:{widths} --batch-size 16",
-        "train-tensor-parallel": "--model mlp:32 --batch-size 8",
-        "train-grid": f"{SMALL} --microbatches 2 --grid data={ranks}",
-    }.get(program, SMALL)
-    if program == "train-parameter-server":
-        staleness = " --staleness 2" * (way == "ssp")
-        more = f"{SMALL} --consistency {way}{staleness}"
-    elif way == "overlap":
-        more = f"{SMALL} --overlap --bucket-mib 0.001"
-    elif way:
-        more = f"{SMALL} --method {way} --topology complete"
-    return f"{program} {more}" + (f" --pretend-compute {NAP}" if name.endswith(ASLEEP) else "")
+    strategy, (_, _, mode) = case.strategy, name.removesuffix(ASLEEP).partition(" ")
+    own = {each: shlex.quote(getattr(case.options, each)) for each in ("data", "model")}
+    more = [strategy.small.format(ranks=case.ranks, widths=",".join(["16"] * max(4, case.ranks)), **own)]
+    more += [strategy.modes[mode]] if mode else []
+    more += [f"--pretend-compute {NAP}"] if name.endswith(ASLEEP) else []
+    return " ".join([strategy.program, *more])
 
 
 def rows_of(case: Workload) -> set[int]:
     """Return the numbers of rows of gradients to measure for a forecast."""
     options = case.options
-    if case.program in CUT_PROGRAMS:
-        cut = program_cut(case)
+    if case.strategy.step is None:
+        cut = cut_of(case)
         copies, _, parts = cut.shape
         many = cut.microbatches if cut.schedule not in ("", "one batch", "pipedream") else options.accumulate
         rows = case.share(0, copies) / max(1, many)
         lengths = {rows, rows / parts}
     else:
-        clocked = case.program != "train-parameter-server" or options.chosen.clocked
-        workers = case.size if getattr(options, "servers_on_workers", False) else len(case.roles.workers)
-        alone = case.program == "train-sequential"
-        lengths = {(case.share(0, workers) if clocked and not alone else case.batch) / options.accumulate}
+        lengths = {rows / options.accumulate for rows, _ in case.strategy.step(case).gradients}
     wanted = {max(1, round(each)) for each in lengths}
     return wanted | {max(1, each // 4) for each in wanted} | {1}
 
 
 def operations_of(case: Workload) -> set[str]:
     """Return the collectives that a forecast uses (message_time.py)."""
-    options, operations = case.options, {"auto", "tree", "message"}
-    if case.program in CUT_PROGRAMS:
-        operations |= {"reduce_scatter", "all_gather", UNSHARED}
-    if case.program == "train-gossip":
-        operations.add("exchange")
-    if getattr(options, "compress", "none") != "none":
-        operations.add(options.compress)
-    return operations | {options.allreduce}
+    operations = {"auto", "tree", "message", case.options.allreduce}
+    if case.strategy.step is None:
+        return operations | {"reduce_scatter", "all_gather", UNSHARED}
+    return operations | {call.operation for call in case.strategy.step(case).calls} - {"all_reduce"}
 
 
 def survey(
@@ -99,7 +82,7 @@ def survey(
     """
     operations: set[str] = set()
     wanted: dict[int, dict[str, tuple[str, set[int]]]] = {}
-    named: dict[int, set[str]] = {}
+    small: dict[int, dict[str, str]] = {}  # lines of small trainings, by ranks and program
     for text, ranks in lines:
         if cores and ranks > AT_ONCE * cores:
             raise UsageError(
@@ -109,28 +92,26 @@ def survey(
         case = read(text, ranks)
         refuse_unknown(case)
         name = program_name(case)
-        named.setdefault(ranks, set()).add(name)
+        line = small.setdefault(ranks, {})[name] = small_line(case, name)
         operations |= operations_of(case)
-        for each in (text, small_line(name, ranks)):
+        for each in (text, line):
             add(wanted.setdefault(ranks, {}), each, read(each, ranks))
     if set(wanted) == {1}:  # one rank measures no links
-        text = small_line("train-allreduce", 2)
+        text = f"train-allreduce {SMALL}"
         add(wanted.setdefault(2, {}), text, read(text, 2))
-        named[2] = set()
+        small[2] = {}
     own = sorted(operations - set(OPERATIONS))  # a user's all-reduces
     answers: dict[int, dict[str, Any]] = {}
     for ranks, models in sorted(wanted.items()):
         say(f"measuring on {counted(ranks, 'rank')}: {counted(len(models), 'model')}")
         job = {
             "models": [[text, sorted(rows)] for text, rows in models.values()],
-            "lines": [
-                [small_line(name, ranks), NAPS if name.endswith(ASLEEP) else STEPS] for name in sorted(named[ranks])
-            ],
+            "lines": [[line, NAPS if name.endswith(ASLEEP) else STEPS] for name, line in sorted(small[ranks].items())],
             "repeat": REPEAT,
             "operations": [*(each for each in OPERATIONS if whole or each in operations), *own],
         }
         answers[ranks] = run(ranks, job, start)
-    return with_starts(machine_of(answers), {n: (sorted(named[n]), answers[n]["runs"]) for n in answers}, read)
+    return with_starts(machine_of(answers), {n: (small[n], answers[n]["runs"]) for n in answers}, read)
 
 
 def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> None:
@@ -172,17 +153,17 @@ def no_faster(links: Cluster, inside: list[Section]) -> Cluster:
     return dataclasses.replace(links, node_bandwidth=near, bandwidth=between)
 
 
-def with_starts(machine: Machine, runs: dict[int, tuple[list[str], list]], read: Read) -> Machine:
-    """Return the machine with each program's start, from seconds per step of the small trainings."""
+def with_starts(machine: Machine, runs: dict[int, tuple[dict[str, str], list]], read: Read) -> Machine:
+    """Return the machine with each program's start, from seconds per step of the small trainings, in order of names."""
     sections: list[Section] = []
     starts: list[float] = []
     for section in machine.measured:
-        names, taken = runs[section.ranks]
+        lines, taken = runs[section.ranks]
         programs = {}
-        for name, seconds in zip(names, taken, strict=True):
+        for (name, line), seconds in zip(sorted(lines.items()), taken, strict=True):
             if isinstance(seconds, str):
-                raise LoneError(f"{small_line(name, section.ranks)} on {section.ranks} ranks: {seconds}")
-            case = read(small_line(name, section.ranks), section.ranks)
+                raise LoneError(f"{line} on {section.ranks} ranks: {seconds}")
+            case = read(line, section.ranks)
             programs[name] = calibrate_start(case, machine, statistics.median(seconds))
         starts += programs.values()
         sections.append(section._replace(programs=programs))

@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, table
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.parts import StepParts
 from hpcdl.planning.scale_report import duration
 from hpcdl.planning.step_time import forecast_step
-from hpcdl.planning.tables import table
-from hpcdl.planning.workload import Workload
+from hpcdl.strategies.workload import Workload
 
 HEADER = ["line", "ranks", "a step", "compute", "messages", "bubble", "queue", "start", "hidden", "examples/s"]
 

@@ -269,6 +269,9 @@ class ActingStrategy(Strategy):
 
     assist: str = ""
 
+    def __post_init__(self) -> None:
+        """No forecast is asked for: how long an episode is, nobody knows before."""
+
     @property
     def assistance(self) -> Callable | None:
         """`assist`, imported; None where all ranks learn."""

@@ -30,14 +30,16 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Call, StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.comm.overlap import Overlap
     from hpcdl.data import Batch, Data
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 
 def train(
@@ -139,4 +141,32 @@ def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
         refuse_no_parts(ranks, options.global_batch(ranks, ranks), options.overlap)  # full: it has an example for each
 
 
-STRATEGY = Strategy("train-allreduce", AllReduceOptions, train, check=fits)
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """As a sequential run of the rank's share; of --compress also what is rounded away."""
+    residual = case.options.compress != "none"
+    case.hold_step(memory, case.share(rank, case.size), optimizer=len(case.vectors) + residual)
+
+
+def step(case: Workload) -> StepCost:
+    """A gradient of the share, and an all-reduce of K values after it; or one of each bucket, beside the backward."""
+    from hpcdl.comm.overlap import MIB, buckets
+
+    options, rows = case.options, case.largest
+    operation = options.compress if options.compress != "none" else "all_reduce"
+    cut = buckets(case.model.layout, options.bucket_mib * MIB) if options.overlap else [slice(0, case.length)]
+    calls = [Call(operation, (part.stop - part.start) * case.dtype.itemsize) for part in cut]
+    if not options.overlap:
+        return StepCost(case.batch, [(rows, 1)], calls, drawn=rows)
+    return StepCost(case.batch, [(rows, 1)], calls, drawn=rows, hidden_by="backward", buckets=cut)
+
+
+STRATEGY = Strategy(
+    "train-allreduce",
+    AllReduceOptions,
+    train,
+    held,
+    step,
+    check=fits,
+    mode=lambda options: "overlap" if options.overlap else "",
+    modes={"overlap": "--overlap --bucket-mib 0.001"},
+)

@@ -49,13 +49,15 @@ import numpy as np
 from hpcdl.errors import UsageError
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Call, StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Data
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 PROGRAM = "train-coordinate-descent"
 
@@ -172,4 +174,26 @@ class CoordinateOptions(Options):
         return batch, 1, self.allowance.steps(self.rounds, batch)
 
 
-STRATEGY = Strategy("train-coordinate-descent", CoordinateOptions, train)
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """The dual vector in float64; of each own example the variable, the target, the norm and the place."""
+    from hpcdl.models.linear_form import linear_form
+
+    form, own = linear_form(case.model, PROGRAM), case.share(rank, case.size, case.data.examples)
+    case.hold(memory, "parameters")
+    case.hold(memory, "optimizer", 1, form.outputs * (form.features + 1), 8)
+    case.hold(memory, "optimizer", 1, own * (2 * form.outputs + 2), 8)
+
+
+def step(case: Workload) -> StepCost:
+    """The visits of a rank's examples, divided among its threads, and an all-reduce of the dual vector."""
+    from hpcdl.models.linear_form import linear_form
+
+    form, own = linear_form(case.model, PROGRAM), case.share(0, case.size, case.data.examples)
+    visits = max(1, round(case.options.local_steps * own))
+    calls = [Call("all_reduce", form.outputs * (form.features + 1) * 8)]
+    return StepCost(case.plan[0], [(visits / case.options.threads, 1)], calls, updates=0.0)
+
+
+STRATEGY = Strategy(
+    PROGRAM, CoordinateOptions, train, held, step, small="--data {data} --model {model} --local-steps 0.1"
+)

@@ -46,14 +46,16 @@ from hpcdl.errors import UsageError
 from hpcdl.federated.clients import deal, fate
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Call, StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Data
     from hpcdl.federated.aggregators import Aggregator
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 
 def train(
@@ -248,4 +250,48 @@ class FederatedOptions(SurvivingOptions):
 
 
 RENAMED = {"server": "server_optimizer", "secure": "secure_threshold"}
-STRATEGY = Strategy("train-federated", FederatedOptions, train, renamed=RENAMED)
+
+
+def chosen(case: Workload) -> tuple[int, int]:
+    """How many clients a round asks, and the rows of each, of an even partition."""
+    options, examples = case.options, case.data.examples
+    clients = options.clients or examples  # 0: the owners of a column, which is not read
+    return max(1, round(options.fraction * clients)), -(-examples // min(clients, examples))
+
+
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """The server's parameters and rule, a client's parameters and rule; what comes late, as 64-bit integers."""
+    from hpcdl.federated.server import vectors_of as server_vectors
+    from hpcdl.optim import vectors_of
+
+    options, (clients, rows) = case.options, chosen(case)
+    server, theirs = len(server_vectors(options.server_optimizer)), len(vectors_of(options.optimizer))
+    case.hold_state(memory, 2, server + theirs + bool(options.average))
+    if rank < clients:  # divided among the ranks: the last may have none
+        case.hold_activations(memory, min(options.local_batch or rows, rows))
+    if options.late:
+        case.hold(memory, "optimizer", 1, case.length + 1, 8)
+
+
+def step(case: Workload) -> StepCost:
+    """The epochs of the rank's clients, one after the other, and an all-reduce of K + 1 integers; late ones by another.
+
+    What --secure sends beside its sums is not counted.
+    """
+    options, (clients, rows) = case.options, chosen(case)
+    batch = min(options.local_batch or rows, rows)
+    times = -(-clients // case.size) * options.local_epochs * -(-rows // batch)
+    calls = [Call("all_reduce", 8 * (case.length + 1), 1 + bool(options.late))]
+    drawn = -(-clients // case.size) * options.local_epochs * rows
+    return StepCost(clients * options.local_epochs * rows, [(batch, times)], calls, times + 1, drawn)
+
+
+STRATEGY = Strategy(
+    "train-federated",
+    FederatedOptions,
+    train,
+    held,
+    step,
+    renamed=RENAMED,
+    small="--model mlp:32 --clients 100 --fraction 0.04 --local-epochs 1",
+)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Cut, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
@@ -83,4 +83,8 @@ def fits(options: ShardedOptions, ranks: int, model: Any) -> None:
     require_layers(model)
 
 
-STRATEGY = Strategy("train-fully-sharded", ShardedOptions, train, check=fits, cut=True)
+def cut(options: ShardedOptions, ranks: int) -> Cut:
+    return Cut((ranks, 1, 1), options.stage, options.gather == "broadcast")
+
+
+STRATEGY = Strategy("train-fully-sharded", ShardedOptions, train, cut=cut, check=fits)

@@ -57,7 +57,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import PERIOD, Call, StepCost, Strategy, exchanges
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from hpcdl.data import Batch, Data
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 
 def train(
@@ -384,4 +385,51 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
         train(comm, model, data, optimizer, run, graph, options.mixing, options.method, options.phase)
 
 
-STRATEGY = Strategy("train-gossip", GossipOptions, start, check=check_method_and_graph)
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """The replica, the average, a vector from each neighbour, and the vectors of the method."""
+    options, vectors = case.options, len(case.vectors)
+    graph, rows = topology(options.topology, case.size, options.seed), case.share(rank, case.size)
+    neighbours = graph.senders(rank)
+    received = len(neighbours)
+    if options.method == "adpsgd":
+        # x, the average, the copy for the gradient; a receive buffer per lower neighbour; for one higher neighbour at a
+        # time the sent vector and the mean that comes back.
+        lower = sum(each < rank for each in neighbours)
+        case.hold_step(memory, rows, 3 + lower + 2 * (received > lower), optimizer=2 * vectors)
+    elif options.method in ("gradient-tracking", "detag"):
+        before = 2 * (options.method == "detag")  # x and y of the round before, and those that are sent
+        case.hold_step(memory, rows, 2 + 2 * received + before, optimizer=vectors + 4 + before)
+    else:
+        batches_of(options.method, graph, options.mixing, options.phase)
+        case.hold_step(memory, rows, 2 + received, optimizer=vectors + (options.method == "defacto"))
+
+
+def step(case: Workload) -> StepCost:
+    """A gradient of the share; exchanges with the neighbours after the update, or while the gradient is computed."""
+    options, rows, method = case.options, case.largest, case.options.method
+    gradients = [(rows, 1)]
+    if method == "adpsgd":  # x to one, the mean back; no rank waits for another's gradient
+        calls = [Call("message", case.bytes, 2)] if case.size > 1 else []
+        return StepCost(case.batch, gradients, calls, drawn=rows, hidden_by="backward")
+    graph = topology(options.topology, case.size, options.seed)
+    if method == "defacto":
+        nonzero = [[np.flatnonzero(row).tolist() for row in factor] for factor in exact_factors(graph)]
+        rounds = [[[j for j in row if j != i] for i, row in enumerate(factor)] for factor in nonzero]
+        phase = batches_of(method, graph, options.mixing, options.phase)
+        return StepCost(case.batch, gradients, exchanges(case.bytes, rounds, len(rounds) / phase), drawn=rows)
+    vectors = 2 if method in ("gradient-tracking", "detag") else 1
+    calls = exchanges(vectors * case.bytes, [graph.graph(t) for t in range(min(graph.period or PERIOD, PERIOD))])
+    hidden_by = "" if method == "adapt-then-combine" else "gradient"
+    return StepCost(case.batch, gradients, calls, drawn=rows, hidden_by=hidden_by)
+
+
+STRATEGY = Strategy(
+    "train-gossip",
+    GossipOptions,
+    start,
+    held,
+    step,
+    check=check_method_and_graph,
+    mode=lambda options: "adpsgd" if options.method == "adpsgd" else "",
+    modes={"adpsgd": "--method adpsgd --topology complete"},
+)

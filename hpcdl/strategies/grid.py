@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Cut, Strategy
 from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures
 
@@ -109,4 +109,19 @@ def fits(options: GridOptions, ranks: int, model: Any) -> None:
     check_tensor(model, grid["tensor"], options.sequence_parallel)
 
 
-STRATEGY = Strategy("train-grid", GridOptions, start, check=fits, cut=True)
+def cut(options: GridOptions, ranks: int) -> Cut:
+    from hpcdl.comm.grid import parse_grid
+
+    grid = parse_grid(options.grid, ranks)
+    shape = grid["data"], grid["pipeline"], grid["tensor"]
+    return Cut(shape, options.stage, tensor=True, sequence=options.sequence_parallel, **options.cut)
+
+
+STRATEGY = Strategy(
+    "train-grid",
+    GridOptions,
+    start,
+    cut=cut,
+    check=fits,
+    small="--model mlp:32 --batch-per-rank 8 --microbatches 2 --grid data={ranks}",
+)

@@ -60,11 +60,12 @@ from hpcdl.kernels.device import CPU
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.random import Random
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import PERIOD, Call, Service, StepCost, Strategy, exchanges
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Data
+    from hpcdl.memory import Memory
     from hpcdl.models.linear_form import LinearForm
     from hpcdl.optim import Optimizer
     from hpcdl.parallel.shared_vector import VectorSharing
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from hpcdl.parameter_server.parameter_store import ParameterStore
     from hpcdl.runs.run import Run
     from hpcdl.runs.stopwatch import Stopwatch
+    from hpcdl.strategies.workload import Workload
 
 log = logging.getLogger("hpcdl")
 JOINS = "all-reduce", "gossip", "servers"
@@ -487,4 +489,51 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     train(comm, model, data, optimizer, run, topology=graph, rule=options.mixing, **settings)
 
 
-STRATEGY = Strategy("train-hogwild", HogwildOptions, start, check=check)
+def vectors_of(case: Workload) -> int:
+    """How many vectors there are; with --shared one, as of a single node."""
+    return 1 if case.options.shared else case.size - (case.options.servers if case.options.join == "servers" else 0)
+
+
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """The vector of all threads, replicas that they exchange, and what joining several receives; no gradients."""
+    options, rules, exchanging = case.options, len(case.vectors), 0
+    if options.exchange_every and options.threads * (case.size if options.shared else 1) > 1:
+        exchanging = 2 * options.threads
+    if options.join == "servers":
+        if rank < options.servers:
+            case.hold_slice(memory, rank, service_of(case), 0)
+            return
+        case.hold(memory, "parameters", 2 + exchanging)  # w, and as it was pulled
+        case.hold(memory, "gradients")  # as OnServers counts what it scores
+        case.hold(memory, "optimizer", exchanging)
+        return
+    several, received = vectors_of(case) > 1, 0
+    if several and options.join == "gossip":
+        received = len(topology(options.topology, case.size, options.seed).senders(rank))
+    case.hold(memory, "parameters", 1 + several + received + exchanging)
+    case.hold(memory, "optimizer", rules + exchanging * rules)
+
+
+def service_of(case: Workload) -> Service:
+    each = case.bytes / case.options.servers
+    return Service(case.options.servers, vectors_of(case), each, each, apart=True)
+
+
+def step(case: Workload) -> StepCost:
+    """A thread's part of the examples of a round; then vectors come together, or a worker pulls and pushes."""
+    options, workers = case.options, vectors_of(case)
+    if options.join == "servers":
+        return StepCost(case.batch, [(case.batch / options.threads, 1)], updates=0.0, service=service_of(case))
+    calls: list[Call] = []
+    if workers > 1 and options.join == "gossip":
+        graph = topology(options.topology, workers, options.seed)
+        rounds = [graph.graph(time) for time in range(min(graph.period or PERIOD, PERIOD))]
+        calls = exchanges(case.bytes, rounds, 1 / options.join_every)
+    elif workers > 1:
+        calls = [Call("all_reduce", case.bytes, 1 / options.join_every)]
+    return StepCost(case.batch, [(case.batch / case.size / options.threads, 1)], calls, updates=0.0)
+
+
+STRATEGY = Strategy(
+    "train-hogwild", HogwildOptions, start, held, step, check=check, small="--model softmax --round-size 100"
+)

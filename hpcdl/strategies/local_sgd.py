@@ -46,13 +46,15 @@ from hpcdl.kernels.device import CPU, Device
 from hpcdl.plugins import of_torch
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Call, StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Data
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 
 def train(
@@ -177,4 +179,24 @@ class LocalOptions(SurvivingOptions):
             raise UsageError(f"--local-momentum {self.local_momentum}: --optimizer sgd has none; leave it out")
 
 
-STRATEGY = Strategy("train-local-sgd", LocalOptions, train)
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """The replica and the average; with an outer rule where it started, and its vectors."""
+    from hpcdl.optim import SETTINGS, vectors_of
+
+    outer = case.options.outer.partition(":")[0]
+    more = 1 + len(vectors_of(case.options.outer)) if outer in SETTINGS else 0
+    case.hold_step(memory, case.share(rank, case.size), parameters=2, optimizer=len(case.vectors) + more)
+
+
+def step(case: Workload) -> StepCost:
+    """A gradient of the share; K values, and the vectors that are averaged, in H steps; before local steps all K."""
+    options, (_, per_epoch, steps) = case.options, case.plan
+    together = min(1.0, options.local_from * per_epoch / steps)
+    often = (1 - together) / options.sync_every
+    vectors = 1 + (len(case.vectors) if options.local_momentum == "average" else 0)
+    calls = [Call("all_reduce", case.bytes, together + vectors * often)]
+    updates = 1 + (often if options.outer != "average" else 0.0)
+    return StepCost(case.batch, [(case.largest, 1)], calls, updates, drawn=case.largest)
+
+
+STRATEGY = Strategy("train-local-sgd", LocalOptions, train, held, step)

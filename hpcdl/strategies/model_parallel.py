@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Cut, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
@@ -63,4 +63,10 @@ def fits(options: ModelOptions, ranks: int, model: Any) -> None:
     cut_layers(model, ranks)
 
 
-STRATEGY = Strategy("train-model-parallel", ModelOptions, train, check=fits, cut=True)
+def cut(options: ModelOptions, ranks: int) -> Cut:
+    return Cut((1, ranks, 1), schedule="one batch")
+
+
+STRATEGY = Strategy(
+    "train-model-parallel", ModelOptions, train, cut=cut, check=fits, small="--model mlp:{widths} --batch-size 16"
+)

@@ -47,17 +47,19 @@ from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Service, StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Batch, Data
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.parameter_server.parameter_store import ParameterStore
     from hpcdl.parameter_server.store_messages import Push
     from hpcdl.recovery.server_failover import WorkDivision, WorkShare
     from hpcdl.runs.run import Run
     from hpcdl.runs.stopwatch import Stopwatch
+    from hpcdl.strategies.workload import Workload
 
 log = logging.getLogger("hpcdl")
 LATE_OWN = (
@@ -431,11 +433,60 @@ def served_survivor() -> Any:
     return ServedSurvivor()
 
 
+def service_of(case: Workload) -> Service:
+    """Who serves whom; of --sparse-push the rows that a batch touches travel, with their keys, and what is no row."""
+    from hpcdl.parameter_server.sparse_keys import KEY
+
+    options, item = case.options, case.dtype.itemsize
+    holders = case.size if options.servers_on_workers else options.servers
+    workers = case.size if options.servers_on_workers else case.size - options.servers
+    pulled = pushed = case.bytes / holders
+    if options.sparse_push:
+        features, width = case.first_layer
+        rows = case.touched(case.share(0, workers) if options.chosen.clocked else case.batch)
+        pulled = (rows * width + case.length - features * width) * item / holders
+        pushed = pulled + rows * KEY.itemsize / holders
+    bound = options.staleness if options.consistency == "ssp" else math.inf
+    rounds, apart = options.chosen.in_rounds, not options.chosen.clocked
+    return Service(holders, workers, pulled, pushed, rounds, apart, bound)
+
+
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """Of a server its slices (Workload.hold_slice); of a worker pulled parameters, and the gradient that it pushes."""
+    from hpcdl.parameter_server.store_client import shows_own_pushes
+
+    options, service = case.options, service_of(case)
+    first = 0 if options.servers_on_workers else options.servers
+    if rank < service.servers:
+        case.hold_slice(memory, rank, service, len(case.vectors))
+    if rank >= first:
+        unasked = bool(options.broadcast_every)
+        adds_own = unasked and shows_own_pushes(options.chosen) and not (case.vectors or options.weight_decay)
+        case.hold(memory, "parameters", 1 + unasked + adds_own * (options.staleness + 1))
+        case.hold(memory, "gradients")
+        case.hold_activations(memory, case.batch if service.apart else case.share(rank - first, service.workers))
+
+
+def step(case: Workload) -> StepCost:
+    """A worker pulls, computes and pushes; of async servers a step is any one worker's."""
+    service = service_of(case)
+    rows = case.batch if service.apart else case.share(0, service.workers)
+    return StepCost(case.batch, [(rows, 1)], drawn=rows, service=service)
+
+
 STRATEGY = Strategy(
     "train-parameter-server",
     ServerOptions,
     train,
+    held,
+    step,
     check=check_servers,
+    mode=lambda options: options.consistency,
+    modes={
+        "bsp": "--consistency bsp",
+        "ssp": "--consistency ssp --staleness 2",
+        "async": "--consistency async",
+    },
     survivor=served_survivor,
     renamed={
         "on_workers": "servers_on_workers",

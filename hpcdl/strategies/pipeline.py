@@ -34,7 +34,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.kernels.device import Array
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Cut, Strategy
 from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures
 
@@ -138,4 +138,15 @@ def fits(options: PipelineOptions, ranks: int, model: Any) -> None:
     check_pipeline(options, ranks, model)
 
 
-STRATEGY = Strategy("train-pipeline", PipelineOptions, train, check=fits, cut=True)
+def cut(options: PipelineOptions, ranks: int) -> Cut:
+    return Cut((1, ranks, 1), **options.cut)
+
+
+STRATEGY = Strategy(
+    "train-pipeline",
+    PipelineOptions,
+    train,
+    cut=cut,
+    check=fits,
+    small="--model mlp:{widths} --microbatches 4 --batch-size 16",
+)

@@ -37,6 +37,11 @@ class PipelineOptions(Options):
         return found
 
     @property
+    def cut(self) -> dict[str, Any]:
+        """Entries of a Cut (description.py)."""
+        return {name: getattr(self, name) for name in ("schedule", "microbatches", "chunks", "recompute")}
+
+    @property
     def rate_schedule(self) -> str:
         return self.lr_schedule
 

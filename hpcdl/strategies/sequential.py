@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Data
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> Array:
@@ -40,4 +42,13 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     return parameters
 
 
-STRATEGY = Strategy("train-sequential", Options, train, ranks=1)
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """Parameters, gradient, the optimizer's vectors, activations of a batch."""
+    case.hold_step(memory, case.batch)
+
+
+def step(case: Workload) -> StepCost:
+    return StepCost(case.batch, [(case.batch, 1)], drawn=case.batch)
+
+
+STRATEGY = Strategy("train-sequential", Options, train, held, step, ranks=1, small="--model mlp:32 --batch-size 8")

@@ -32,13 +32,15 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.random import Random
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Call, StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Batch, Data
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 
 def train(
@@ -182,4 +184,23 @@ def check(options: SgldOptions, ranks: int, model: Any) -> None:
         raise UsageError("--noise-variance is of a regression; classes have none")
 
 
-STRATEGY = Strategy("train-sgld", SgldOptions, train, check=check)
+def chain_of(case: Workload, rank: int) -> tuple[int, int]:
+    """The rank's number in its chain, and the chain's ranks."""
+    own = next(part for part in chunks(case.size, case.options.chains) if part.start <= rank < part.stop)
+    return rank - own.start, own.stop - own.start
+
+
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """The iterate of the rank's chain, and the mean of the samples."""
+    case.hold_step(memory, case.share(*chain_of(case, rank)), parameters=2)
+
+
+def step(case: Workload) -> StepCost:
+    """A gradient of the share, and an all-reduce of K values within the chain; chains exchange nothing."""
+    most = chain_of(case, case.size - 1)[1]  # the last chain has the fewest ranks, and the largest shares
+    rows, first = case.share(0, most), chain_of(case, 0)[1]
+    calls = [Call("all_reduce", case.bytes, ranks=first)]
+    return StepCost(case.batch * case.options.chains, [(rows, 1)], calls, drawn=rows)
+
+
+STRATEGY = Strategy("train-sgld", SgldOptions, train, held, step, check=check)

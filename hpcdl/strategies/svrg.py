@@ -30,13 +30,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Call, StepCost, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
     from hpcdl.data import Data
+    from hpcdl.memory import Memory
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
+    from hpcdl.strategies.workload import Workload
 
 
 def train(
@@ -185,4 +187,51 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
         train(comm, model, data, optimizer, run, options.inner_epochs, options.snapshot)
 
 
-STRATEGY = Strategy("train-svrg", SvrgOptions, start, check=check)
+def held(case: Workload, rank: int, memory: Memory) -> None:
+    """Beside a sequential run: the snapshot and its gradient, and a drawn iterate; of SAGA the table and its mean."""
+    from hpcdl.models.linear_form import linear_form
+
+    options, vectors, rows = case.options, len(case.vectors), case.share(rank, case.size)
+    if options.method == "saga":
+        outputs = linear_form(case.model, "--method saga").outputs
+        case.hold_step(memory, rows, optimizer=vectors + 1)
+        case.hold(memory, "optimizer", 1, case.data.examples * outputs)
+    else:
+        case.hold_step(memory, rows, optimizer=vectors + 2 + (options.snapshot == "random"))
+    case.hold_activations(memory, case.share(rank, case.size, full_batch(case)))
+
+
+def full_batch(case: Workload) -> int:
+    """Examples of a batch of the pass over all of them (hpcdl/runs/full_pass.py)."""
+    from hpcdl.runs.full_pass import ROWS
+
+    return min(max(case.plan[0], ROWS * case.size), case.data.examples)
+
+
+def step(case: Workload) -> StepCost:
+    """Two gradients of the share and an all-reduce; a round begins with a full gradient and one more.
+
+    SAGA takes one gradient, a full one at the beginning, and all-reduces its table there and after each epoch. A step
+    of threads is an epoch, of which each has its part.
+    """
+    from hpcdl.models.linear_form import linear_form
+
+    options, (_, per_epoch, steps), examples = case.options, case.plan, case.data.examples
+    batch = full_batch(case)
+    whole, batches = case.share(0, case.size, batch), -(-examples // batch)
+    if options.threads:
+        rounds, rows = -(-steps // int(options.inner_epochs)) / steps, -(-examples // options.threads)
+        return StepCost(examples, [(rows, 2), (whole, batches * rounds)], updates=0.0)
+    if options.method == "saga":
+        table = examples * linear_form(case.model, "--method saga").outputs * case.dtype.itemsize
+        calls = [
+            Call("all_reduce", case.bytes, 1 + 1 / steps),
+            Call("all_reduce", table, (1 + steps // per_epoch) / steps),
+        ]
+        return StepCost(case.batch, [(case.largest, 1), (whole, batches / steps)], calls, drawn=case.largest)
+    rounds = -(-steps // max(1, round(options.inner_epochs * per_epoch))) / steps
+    calls = [Call("all_reduce", case.bytes, 1 + rounds)]
+    return StepCost(case.batch, [(case.largest, 2), (whole, batches * rounds)], calls, drawn=case.largest)
+
+
+STRATEGY = Strategy("train-svrg", SvrgOptions, start, held, step, check=check)

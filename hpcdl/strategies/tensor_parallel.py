@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.description import Cut, Strategy
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
@@ -79,4 +79,18 @@ def fits(options: TensorOptions, ranks: int, model: Any) -> None:
 
 
 RENAMED = {"sequence": "sequence_parallel"}
-STRATEGY = Strategy("train-tensor-parallel", TensorOptions, train, check=fits, cut=True, renamed=RENAMED)
+
+
+def cut(options: TensorOptions, ranks: int) -> Cut:
+    return Cut((1, 1, ranks), tensor=True, sequence=options.sequence_parallel)
+
+
+STRATEGY = Strategy(
+    "train-tensor-parallel",
+    TensorOptions,
+    train,
+    cut=cut,
+    check=fits,
+    renamed=RENAMED,
+    small="--model mlp:32 --batch-size 8",
+)

@@ -20,8 +20,8 @@ from hpcdl.launch.command_lines import read_command
 from hpcdl.planning import forecast_error
 from hpcdl.planning.probe_jobs import run
 from hpcdl.planning.surveying import survey
-from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
+from hpcdl.strategies.workload import Workload
 
 HOSTS, JUMBO = 4, 9000  # bytes of a frame
 NETWORKS = ((1000, 1), (200, 1), (200, 10))  # Mbit/s, ms

@@ -5,8 +5,8 @@ import pytest
 from hpcdl.launch.command_lines import read_command
 from hpcdl.planning.autotune import candidates, grid_lines, report
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
+from hpcdl.strategies.workload import Workload
 
 SHEET = {"cores": 1, "latency": 1e-6, "bandwidth": 1e10, "flops": 1e9, "memory": 1e9, "start": 1e-5}
 MODEL = "--model mlp:64,64,64 --data digits --batch-size 64 --optimizer momentum"

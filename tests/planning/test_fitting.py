@@ -6,8 +6,8 @@ from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
 from hpcdl.planning.fitting import fits, microbatch_counts, parse_bytes, shapes
 from hpcdl.planning.memory import forecast
-from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
+from hpcdl.strategies.workload import Workload
 
 LINE = "train-grid --model gpt:layers=4,width=64,heads=4 --data text --batch-size 32 --optimizer adam"
 
@@ -15,7 +15,7 @@ LINE = "train-grid --model gpt:layers=4,width=64,heads=4 --data text --batch-siz
 def case(line, ranks):
     command = read_command(1, f"-n {ranks}: {line}", {}, ranks)
     strategy = command.training.strategy
-    return Workload(strategy.program, command.options(parse, "--out=none"), ranks, strategy.check)
+    return Workload(strategy, command.options(parse, "--out=none"), ranks)
 
 
 @pytest.fixture(scope="module")

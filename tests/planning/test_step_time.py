@@ -1,22 +1,27 @@
 """Forecasts of a step's time, exactly by theory on a machine of round numbers."""
 
+import importlib
 import math
+import pkgutil
 
 import pytest
 
+import hpcdl.strategies
 from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
+from hpcdl.planning import memory
 from hpcdl.planning.compute_time import slowest
 from hpcdl.planning.cut_time import messages
-from hpcdl.planning.dry_run import program_cut
+from hpcdl.planning.dry_run import cut_of
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup
 from hpcdl.planning.parts import StepParts
 from hpcdl.planning.probe_jobs import ANSWER
-from hpcdl.planning.step_time import FORECASTS, calibrate_start, exposed_seconds, forecast_step, program_name
+from hpcdl.planning.step_time import calibrate_start, exposed_seconds, forecast_step, program_name
 from hpcdl.planning.surveying import rows_of, small_line
-from hpcdl.planning.workload import Workload
-from hpcdl.runs.options import parse
+from hpcdl.runs.options import Options, parse
+from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.workload import Workload
 
 L, B, A = 1e-5, 1e8, 1e9  # seconds, bytes a second, bytes added a second
 SHEET = {"cores": 1, "latency": L, "bandwidth": B, "adding": A, "flops": 1e10, "memory": 1e10, "start": 0}
@@ -165,7 +170,7 @@ def test_a_message_between_stages():
 def test_the_stages_of_zero_send_what_they_should():
     def sent(stage):
         of = case(f"train-fully-sharded --stage {stage} --batch-size 8", 4)
-        return messages(of, 0, program_cut(of))["data"]
+        return messages(of, 0, cut_of(of))["data"]
 
     def bytes_of(stage, name):
         return sum(bytes for operation, bytes in sent(stage) if operation == name)
@@ -187,7 +192,7 @@ def test_tensor_parallelism_counts_its_all_reduces():
     of = "train-tensor-parallel --model gpt:layers=3,width=16,heads=2 --data text --batch-size 4"
     command = read_command(1, f"-n 2: {of}", {}, 2)
     told = Workload.of(command, parse)
-    said = messages(told, 0, program_cut(told))["tensor"]
+    said = messages(told, 0, cut_of(told))["tensor"]
     block = 4 * 64 * 16 * 4  # rows, tokens, width, bytes
     assert sum(bytes == block for _, bytes in said) == 4 * 3 + 2
     found = parts("train-tensor-parallel --batch-size 64", 2)
@@ -220,27 +225,45 @@ def test_theory_where_nothing_was_measured():
     assert forecast_step(case("train-sequential", 1), machine()).exact
 
 
+STRATEGIES = [
+    getattr(importlib.import_module(each.name), "STRATEGY", None)
+    for each in pkgutil.iter_modules(hpcdl.strategies.__path__, "hpcdl.strategies.")
+]
+MODES = [(each, mode) for each in STRATEGIES if each is not None for mode in ("", *each.modes)]
+
+
 @pytest.mark.parametrize(
-    "name",
-    [*FORECASTS, "train-parameter-server bsp", "train-parameter-server ssp", "train-parameter-server async",
-     "train-gossip adpsgd", "train-allreduce overlap", "train-pipeline", "train-model-parallel",
-     "train-tensor-parallel", "train-fully-sharded", "train-grid", "train-gossip asleep", "train-pipeline asleep"],
-)  # fmt: skip
-def test_what_a_program_costs_beyond_is_found_from_a_run(name):
-    ranks = 1 if name == "train-sequential" else 2
-    line = small_line("train-parameter-server bsp" if name == "train-parameter-server" else name, ranks)
+    ("strategy", "mode"), MODES, ids=lambda value: value or "-" if isinstance(value, str) else value.program
+)
+def test_each_strategy_has_forecasts_and_what_it_costs_beyond_is_found_from_a_run(strategy, mode):
+    ranks = strategy.ranks or 2
+    line = small_line(strategy, f"{strategy.program} {mode}".rstrip(), ranks)
     of = Workload.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
-    assert program_name(of).startswith(name) and rows_of(of) >= {1}
+    assert program_name(of) == f"{strategy.program} {mode or of.strategy.mode(of.options)}".rstrip() and 1 in rows_of(
+        of
+    )
+    assert all(rank.bytes["parameters"] > 0 for rank in memory.forecast(of))
     sheet = Machine.of(SHEET)
-    told = forecast_step(of, sheet, 1e-3).parts.seconds
-    assert told > forecast_step(of, sheet, 0.0).parts.seconds
-    assert calibrate_start(of, sheet, told) == pytest.approx(1e-3, rel=1e-3)
+    told = forecast_step(of, sheet, 1e-3).parts
+    assert told.seconds > forecast_step(of, sheet, 0.0).parts.seconds > told.messages >= 0 < told.compute
+    assert calibrate_start(of, sheet, told.seconds) == pytest.approx(1e-3, rel=1e-3)
     assert calibrate_start(of, sheet, 0.0) == 0.0
 
 
-def test_what_nobody_knows_is_refused():
-    with pytest.raises(UsageError, match="of train-federated no time is known; there are train-allreduce"):
-        forecast_step(case("train-federated", 1), machine())
+def test_names_of_those_that_pretend_to_compute():
+    for text in ("train-gossip", "train-pipeline"):
+        of = case(f"{text} --pretend-compute 4", 2)
+        assert program_name(of) == f"{text} asleep" and small_line(of.strategy, program_name(of), 2).endswith(" 4")
+
+
+def test_a_strategy_without_a_forecast_is_refused():
+    with pytest.raises(TypeError, match="train-new has no forecast"):
+        Strategy("train-new", Options, print)
+    with pytest.raises(TypeError, match="give held and step, or cut"):
+        Strategy("train-new", Options, print, held=print)
+
+
+def test_layers_that_were_not_measured_are_refused():
     with pytest.raises(UsageError, match="measured layer by layer"):
         bare = {n: {"draw": 0, "gradient": 1e-3} for n in (1, 64)}
         parts("train-pipeline", 2, measured=[SECTION | {"models": [MEASURED | {"rows": bare}]}])

@@ -13,8 +13,8 @@ from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import forecast_step
 from hpcdl.planning.surveying import ON_ONE_NODE, machine_of, small_line, survey
-from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
+from hpcdl.strategies.workload import Workload
 
 
 def read(text, ranks):
@@ -55,7 +55,8 @@ def test_each_program_is_foretold_to_take_what_its_small_training_took():
     machine = survey(LINES, read, ranks, 0, said.append)
     assert len(said) == 2 and sorted(ranks.jobs) == [1, 2]
     for text, many in (("train-allreduce", 2), ("train-gossip", 2), ("train-sequential", 1)):
-        assert forecast_step(read(small_line(text, many), many), machine).parts.seconds == pytest.approx(5e-3, rel=1e-6)
+        small = read(small_line(read(text, many).strategy, text, many), many)
+        assert forecast_step(small, machine).parts.seconds == pytest.approx(5e-3, rel=1e-6)
     assert set(machine.section(2).programs) == {"train-allreduce", "train-gossip"}
     assert machine.start == sorted(start for each in machine.measured for start in each.programs.values())[1]
     assert (machine.cores, machine.late, machine.progress) == (2, 2e-5, 0.5)
@@ -99,8 +100,8 @@ def test_what_cannot_be_measured_is_a_line():
         survey([("train-allreduce", 100)], read, Ranks(), 2)
 
     idle = Ranks()
-    with pytest.raises(UsageError, match="train-federated no time is known"):
-        survey([("train-federated", 2)], read, idle, 2)
+    with pytest.raises(UsageError, match="no time is known of a GPU"):
+        survey([("train-allreduce --device cuda", 2)], read, idle, 2)
     assert idle.jobs == {}  # before anything is measured
 
 

@@ -82,6 +82,10 @@ class Topology:
         graphs = self.steps or [complete(self.size)]
         return {(rank, to) for graph in graphs for rank in range(self.size) for to in graph[rank]}
 
+    def senders(self, rank: int) -> set[int]:
+        """Return the ranks from which a rank receives, in any step."""
+        return {source for source, to in self.edges if to == rank and source != rank}
+
 
 def topology(spec: str, size: int, seed: int = 0) -> Topology:
     """Return the topology `spec` on `size` ranks; see above. Raises UsageError if there is no such graph."""

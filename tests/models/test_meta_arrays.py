@@ -7,7 +7,7 @@ from hpcdl.data.batch import Batch
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
 from hpcdl.models import make_model
-from hpcdl.planning.meta_arrays import META, MetaArray, matmul
+from hpcdl.models.meta_arrays import META, MetaArray, matmul
 from hpcdl.random import Random
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.planning.configurations import ADAM_BYTES, CONFIGURATIONS
+from hpcdl.models.configurations import ADAM_BYTES, CONFIGURATIONS
 from hpcdl.planning.memory_report import configuration, configurations
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.models import make_model
-from hpcdl.planning.meta_arrays import META
+from hpcdl.models.meta_arrays import META
 
 ADAM_BYTES = 16  # of a parameter: itself, its gradient, two moments; in 16 bit with master weights as many
 
