@@ -109,8 +109,8 @@ class ScalingOptions:
 
 def scaling(options: ScalingOptions) -> list[str]:
     """The limits of parallelism."""
+    from hpcdl.planning.scaling import report
     from hpcdl.planning.scaling import scaling as measured
-    from hpcdl.planning.scaling_report import report
 
     found = measured(options.runs, options.further)
     lines = report(found)

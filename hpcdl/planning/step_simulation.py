@@ -223,9 +223,9 @@ def simulate_servers(
     for step in range(steps):
         taken[:, step] = work.noise.draw(random, step, workers)
     taken *= work.compute
-    half = (serving + service.servers * answer) / 2
-    ended, stale = queue(taken, half, group.latency, service.bound)
-    return Simulated(text, workers, ended / steps, float(taken.mean()), alone, stale)
+    ended, stale = queue(taken, (serving + answer) / 2, group.latency, service.bound)
+    own = float(taken.mean())
+    return Simulated(text, workers, max(ended / steps, own + alone), own, alone, stale)
 
 
 def pipeline(

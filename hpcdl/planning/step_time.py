@@ -94,7 +94,7 @@ def calibrate_start(case: Workload, machine: Machine, seconds: float) -> float:
     return low
 
 
-def parts_of(case: Workload, machine: Machine, computing: ComputeTime, start: float, step: Step) -> StepParts:
+def parts_of(case: Workload, machine: Machine, computing: ComputeTime, start: float, step: StepCost) -> StepParts:
     """Return the parts of a step whose ranks all compute, and call each other."""
     forward, backward = computed(computing, step)
     each = [call.times * call_seconds(case, machine, call) for call in step.calls]
@@ -108,7 +108,7 @@ def parts_of(case: Workload, machine: Machine, computing: ComputeTime, start: fl
     return StepParts(compute, alone - hidden, 0.0, 0.0, start + computing.draw(step.drawn), hidden, step.examples)
 
 
-def computed(computing: ComputeTime, step: Step) -> tuple[float, float]:
+def computed(computing: ComputeTime, step: StepCost) -> tuple[float, float]:
     """Return the seconds (forward, backward) of a step's gradients."""
     each = [(times, computing.accumulated(rows)) for rows, times in step.gradients if times]
     forward, backward = (sum(times * seconds[k] for times, seconds in each) for k in (0, 1))
@@ -142,7 +142,7 @@ def exposed_seconds(ready: list[float], each: list[float], computed: float) -> f
     return max(0.0, now - computed)
 
 
-def served_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float, step: Step) -> StepParts:
+def served_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float, step: StepCost) -> StepParts:
     """Return the parts of a step of workers that share the servers' ports."""
     service, group = step.service, RankGroup(machine, case.size, 1, case.ranks, case.options.allreduce)
     assert service is not None
@@ -154,7 +154,7 @@ def served_parts(case: Workload, machine: Machine, computing: ComputeTime, start
         waits = (service.workers - 1) * (serving + answer)
         return StepParts(compute, alone, 0.0, waits, draw, 0.0, step.examples)
     taken = np.full((service.workers, 2 * QUEUED), compute + draw)
-    half = (serving + service.servers * answer) / 2
+    half = (serving + answer) / 2
     whole, first = (queue(taken[:, :n], half, group.latency, service.bound)[0] for n in (2 * QUEUED, QUEUED))
     cycle = (whole - first) / QUEUED
     parts = StepParts(compute, alone, 0.0, max(0.0, cycle - compute - draw - alone), draw, 0.0, step.examples)

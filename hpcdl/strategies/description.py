@@ -4,7 +4,7 @@
 
     train                          the loop
     held(case, rank, memory)       what a rank holds: adds vectors and activations to a Memory
-    step(case)                     what a step costs, whatever the machine: gradients, updates, calls (Step)
+    step(case)                     what a step costs, whatever the machine: gradients, updates, calls (StepCost)
     cut(options, ranks)            in the place of both, where the model is cut: into which parts (Cut). A dry run of
                                    the step, on the parts that train, then finds what a rank holds and sends
 
@@ -120,9 +120,8 @@ class Strategy:
     do not go together. cut: no rank holds the whole model: the optimizer that `train` is given is of size 0, for
     `of_size`. survivor: makes what ranks that outlive others go on from, if it is no plain one
     (hpcdl/recovery/survivor.py). small: options of a small training on any number of ranks, which measures what a step
-    costs beyond its parts; {ranks} and {widths} stand for their number and for as many layers, {data} and {model} for those of the
-    training that is foretold. mode(options): which of
-    `modes`, with options of their own, it trains in, where these differ in that.
+    costs beyond its parts; {ranks} and {widths} stand for their number and for as many layers, {data} and {model} for
+    those of the training that is foretold. mode(options): which of `modes`, each with options of its own, it trains in.
     """
 
     program: str

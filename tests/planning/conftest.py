@@ -2,10 +2,28 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_npz import prepare_npz
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BOUNDS = {"parameters": 0.03, "gradients": 0.03, "optimizer": 0.03, "activations": 0.10}
+
+
+@pytest.fixture
+def rows_file(tmp_path):
+    """A function: the path of a data file of 101 rows with 5 features, of two classes, or of values."""
+
+    def make(classes=2):
+        random = np.random.default_rng(0)
+        y = random.integers(0, classes, 101) if classes else random.standard_normal(101)
+        np.savez(tmp_path / "rows.npz", x=random.standard_normal((101, 5)), y=y)
+        prepare_npz(str(tmp_path / "rows.npz"), Output(str(tmp_path / "rows.h5")))
+        return str(tmp_path / "rows.h5")
+
+    return make
 
 
 @pytest.fixture

@@ -62,14 +62,6 @@ def test_hogwild_with_replicas_and_on_servers(foretold):
     foretold(2, "train-hogwild", "--steps", "2", "--join", "servers")
 
 
-def test_coordinate_descent(foretold, tmp_path):
-    import numpy as np
-
-    from hpcdl.data.formats.prepare import Output
-    from hpcdl.data.formats.prepare_npz import prepare_npz
-
-    random = np.random.default_rng(0)
-    np.savez(tmp_path / "two.npz", x=random.standard_normal((101, 5)), y=random.integers(0, 2, 101))
-    prepare_npz(str(tmp_path / "two.npz"), Output(str(tmp_path / "two.h5")))
-    data = "--data", str(tmp_path / "two.h5"), "--weight-decay", "0.01"
+def test_coordinate_descent(foretold, rows_file):
+    data = "--data", rows_file(), "--weight-decay", "0.01"
     foretold(3, "train-coordinate-descent", "--model", "svm", "--rounds", "2", *data)

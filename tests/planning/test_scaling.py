@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.planning.scaling import scaling, student
-from hpcdl.planning.scaling_report import report
+from hpcdl.planning.scaling import report, scaling, student
 
 
 @pytest.fixture

@@ -38,8 +38,12 @@ def machine(**more):
     return Machine.of(SHEET | {"measured": [SECTION]} | more)
 
 
+def read(line, ranks):
+    return Workload.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
+
+
 def case(line, ranks):
-    return Workload.of(read_command(1, f"-n {ranks}: {line} {MODEL} --lr 0.1", {}, ranks), parse)
+    return read(f"{line} {MODEL} --lr 0.1", ranks)
 
 
 def parts(line, ranks, **more):
@@ -233,27 +237,26 @@ MODES = [(each, mode) for each in STRATEGIES if each is not None for mode in (""
 
 
 @pytest.mark.parametrize(
-    ("strategy", "mode"), MODES, ids=lambda value: value or "-" if isinstance(value, str) else value.program
+    ("strategy", "mode"), MODES, ids=lambda value: (value or "-") if isinstance(value, str) else value.program
 )
-def test_each_strategy_has_forecasts_and_what_it_costs_beyond_is_found_from_a_run(strategy, mode):
+def test_each_strategy_has_forecasts_and_what_it_costs_beyond_is_found_from_a_run(strategy, mode, rows_file):
     ranks = strategy.ranks or 2
-    line = small_line(strategy, f"{strategy.program} {mode}".rstrip(), ranks)
-    of = Workload.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
-    assert program_name(of) == f"{strategy.program} {mode or of.strategy.mode(of.options)}".rstrip() and 1 in rows_of(
-        of
-    )
-    assert all(rank.bytes["parameters"] > 0 for rank in memory.forecast(of))
+    small = strategy.small.format(ranks=ranks, widths="8,8,8,8", data=rows_file(classes=0), model="linear")
+    line = small_line(read(f"{strategy.program} {small}", ranks), f"{strategy.program} {mode}".rstrip())
+    of = read(line, ranks)
+    assert program_name(of) == f"{strategy.program} {mode or strategy.mode(of.options)}".rstrip()
+    assert 1 in rows_of(of) and all(rank.bytes["parameters"] > 0 for rank in memory.forecast(of))
     sheet = Machine.of(SHEET)
-    told = forecast_step(of, sheet, 1e-3).parts
-    assert told.seconds > forecast_step(of, sheet, 0.0).parts.seconds > told.messages >= 0 < told.compute
-    assert calibrate_start(of, sheet, told.seconds) == pytest.approx(1e-3, rel=1e-3)
+    told, least = forecast_step(of, sheet, 1e-3).parts.seconds, forecast_step(of, sheet, 0.0).parts
+    assert told > least.seconds > least.messages >= 0 < least.compute
+    assert calibrate_start(of, sheet, told) == pytest.approx(1e-3, rel=1e-3)
     assert calibrate_start(of, sheet, 0.0) == 0.0
 
 
 def test_names_of_those_that_pretend_to_compute():
     for text in ("train-gossip", "train-pipeline"):
         of = case(f"{text} --pretend-compute 4", 2)
-        assert program_name(of) == f"{text} asleep" and small_line(of.strategy, program_name(of), 2).endswith(" 4")
+        assert program_name(of) == f"{text} asleep" and small_line(of, program_name(of)).endswith(" 4")
 
 
 def test_a_strategy_without_a_forecast_is_refused():

@@ -55,7 +55,7 @@ def test_each_program_is_foretold_to_take_what_its_small_training_took():
     machine = survey(LINES, read, ranks, 0, said.append)
     assert len(said) == 2 and sorted(ranks.jobs) == [1, 2]
     for text, many in (("train-allreduce", 2), ("train-gossip", 2), ("train-sequential", 1)):
-        small = read(small_line(read(text, many).strategy, text, many), many)
+        small = read(small_line(read(text, many), text), many)
         assert forecast_step(small, machine).parts.seconds == pytest.approx(5e-3, rel=1e-6)
     assert set(machine.section(2).programs) == {"train-allreduce", "train-gossip"}
     assert machine.start == sorted(start for each in machine.measured for start in each.programs.values())[1]
