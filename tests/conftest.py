@@ -1,11 +1,12 @@
 """Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it.
 
-    pytest                   on one rank: what needs no others, and what starts ranks of its own; -n 2: on both cores
+    pytest                   on one rank: what needs no others, and what starts ranks of its own; -n 2: on both cores;
+                             tests of `world` with the mark `four` are left to 4 ranks
     mpiexec -n 4 pytest      what ranks do together: the tests that ask for `world` or have the mark `mpi`
     --without-groups         leave out what 4 ranks show: the tests that ask for `each_group`, which they run on 2, 3
                              and 4, and those with the mark `four`, for which the number of ranks does not matter
-    --long                   also the mark `long`: what takes long and shows what other tests show for another
-                             program, number of ranks or device; and the fuzzers' full number of cases
+    --long                   also those, and the mark `long`: what takes long and shows what other tests show for
+                             another program, number of ranks or device; and the fuzzers' full number of cases
     --all                    leave out nothing: whole grids, and on several ranks also what needs but one
 
 A grid of parameters is thinned where they do not meet in the code. `in_turn("optimizer")`: the optimizers take turns
@@ -100,8 +101,12 @@ def pytest_collection_modifyitems(config, items):
 
     def wanted(item):
         fixtures, marks = set(item.fixturenames), {mark.name for mark in item.iter_markers()}
-        together = fixtures & TOGETHER or "mpi" in marks or MPI.COMM_WORLD.size == 1
-        return not (fixtures | marks) & without and (not thin or (together and not marks & left))
+        together = fixtures & TOGETHER
+        if MPI.COMM_WORLD.size == 1:  # what any number of ranks shows, 4 show, unless a group of 1 is asked for
+            shown = "four" not in marks or not together or "each_group" in fixtures or "long" not in left
+        else:
+            shown = together or "mpi" in marks
+        return not (fixtures | marks) & without and (not thin or (shown and not marks & left))
 
     kept = set(filter(wanted, chosen))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -210,7 +210,7 @@ ENDED = [  # --timeout, what most call, what the last rank calls, status, and wh
 ]
 
 
-@pytest.mark.parametrize("checked", ["0", "1"])
+@pytest.mark.parametrize("checked", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_a_rank_that_does_not_come_or_calls_on_another_communicator(checked, launch, tmp_path):
     """The job is ended in one line, also where calls are not compared; what follows is then in other words."""
     program = tmp_path / "differs.py"

@@ -3,6 +3,8 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 HANG = """
 import sys, time
 import numpy as np
@@ -90,6 +92,7 @@ def test_computing_after_an_operation_is_no_waiting(launch, tmp_path):
     assert launch(2, program, check=0).stdout.count("done") == 2
 
 
+@pytest.mark.long
 def test_a_slow_but_living_job_is_left_alone(launch, tmp_path):
     program = tmp_path / "steady.py"
     program.write_text(STEADY)
@@ -118,6 +121,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_all_know_to_be_at_work_is_left_alone(launch, tmp_path):
     """While rank 0 scores or writes a checkpoint for longer than --timeout, others wait; elsewhere, that is a hang."""
     program = tmp_path / "at_work.py"
@@ -162,6 +166,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_a_server_may_wait_for_any_time_while_all_others_are_there(launch, tmp_path):
     """A rank that computes is heard; one that is stopped is not, and would let its server wait for ever."""
     program = tmp_path / "serves.py"

@@ -33,6 +33,7 @@ def test_how_long_a_line_trains_is_left_out():
     assert without_length(["--model", "mlp:8", "--epochs", "3"]) == ["--model", "mlp:8"]
 
 
+@pytest.mark.long
 def test_two_ranks_are_measured_for_real(environment, tmp_path):
     def plan(*words):
         command = [sys.executable, SCRIPT, *words]

@@ -243,6 +243,7 @@ def test_of_runs_that_break_off(launch, tmp_path):
     assert not (tmp_path / "kept" / "flight").exists()
 
 
+@pytest.mark.long
 def test_of_a_run_that_hangs(alone, environment, tmp_path, launch):
     """While it does: from its folder, and by SIGUSR2 to any rank, which ends nothing."""
     command = [launch.mpiexec, "-n", "3", sys.executable, SCRIPTS / "train_allreduce.py", *TRAIN]
