@@ -45,4 +45,4 @@ def all_of(rows):
     blocks = [call() for call in rows.blocks()]
     ids = [each for block in blocks for each in block.ids] if rows.ids else None
     x, numbers = (np.concatenate([block[at] for block in blocks]) for at in (0, 1))
-    return x, numbers.tolist(), ids, *(sum(block[at] for block in blocks) for at in (3, 4, 5))
+    return x, numbers.tolist(), ids, *(sum(block[at] for block in blocks) for at in (4, 5, 6))

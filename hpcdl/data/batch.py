@@ -1,8 +1,8 @@
-"""A batch, and the rotating buffers that batches are gathered into."""
+"""A batch, a block of rows to predict, and the rotating buffers that batches are gathered into."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,33 @@ class Batch:
             Batch(self.x[part], self.y[part], self.total, self.epoch, self.step, self.index[part])
             for part in chunks(len(self.x), parts)
         ]
+
+
+class RowBlock(NamedTuple):
+    """Rows of a source that are to be predicted, encoded as features or in the model's form.
+
+    x: (rows, features), maybe a CSR; numbers: (rows,) int64, in the source, from 0; y: class numbers of the model, or
+    targets; ids: names of the rows. dropped: rows left out for missing values; filled: missing values filled in (texts
+    by zeros); unseen: texts that the recipe does not know (zeros, too).
+    """
+
+    x: Any
+    numbers: np.ndarray
+    y: np.ndarray | None = None
+    ids: list[str] | None = None
+    dropped: int = 0
+    filled: int = 0
+    unseen: int = 0
+
+    @property
+    def examples(self) -> int:
+        """The number of rows, by the name that a split uses."""
+        return len(self.x)
+
+    def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
+        """Return x and y of rows start to stop, like a split."""
+        assert self.y is not None
+        return self.x[start:stop], self.y[start:stop]
 
 
 class BatchBuffers:

@@ -14,7 +14,6 @@ import dataclasses
 import gzip
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,15 +23,16 @@ import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.arrays import call_data_function, from_returned
+from hpcdl.data.batch import RowBlock
 from hpcdl.data.dataset import Split
 from hpcdl.data.fills import with_model_fills
 from hpcdl.data.format import KNOWN, find_data_file, read_info
 from hpcdl.data.formats.libsvm import LibsvmParser, TextBlock
 from hpcdl.data.formats.libsvm import blocks as texts
 from hpcdl.data.formats.prepare_idx import idx_header, idx_slabs
-from hpcdl.data.formats.prepare_libsvm import looks_like
 from hpcdl.data.formats.prepare_npz import SPARSE, load_npz, sparse_matrix
 from hpcdl.data.formats.recipe import Column, Recipe
+from hpcdl.data.formats.recognition import format_of
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
 from hpcdl.data.formats.table_rows import TableRows, open_table
 from hpcdl.data.formats.table_source import is_number
@@ -45,31 +45,6 @@ from hpcdl.kernels import libsvm
 from hpcdl.plugins import is_plugin
 
 ROWS = 8192  # of a block, at most
-MAGIC_BYTES = (b"PAR1", b"ARROW1", b"FEA1", b"\0\0")  # first bytes of Parquet, Arrow, Feather and idx files
-
-
-class RowBlock(NamedTuple):
-    """A block of rows. x: in the model's form; numbers: in the source, from 0; y: class numbers of the model, or
-    targets; dropped, filled, unseen: counts as in hpcdl/data/formats/table_rows.py.
-    """
-
-    x: Any
-    numbers: np.ndarray
-    y: np.ndarray | None = None
-    ids: list[str] | None = None
-    dropped: int = 0
-    filled: int = 0
-    unseen: int = 0
-
-    @property
-    def examples(self) -> int:
-        """The number of rows, by the name that a split uses."""
-        return len(self.x)
-
-    def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
-        """Return x and y of rows start to stop, like a split."""
-        assert self.y is not None
-        return self.x[start:stop], self.y[start:stop]
 
 
 class PredictionRows(NamedTuple):
@@ -108,33 +83,21 @@ def prediction_rows(
         if split is None:
             raise UsageError(f"{source} has no {group} rows")
         return split_rows(split, data.features, data.classes, data.outputs, data.schema, source, trained, ranks=ranks)
-    start = first_bytes(source)
-    if start.startswith(b"\x89HDF"):
+    form = format_of(source)
+    if form == "hdf5":
         return file_rows(source, trained, group, ranks)
     if group:
         hint = "prepare-data makes one, of a table by --like the training data; hpcdl predict takes this as it is"
         raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {hint}")
     if trained.schema.vocabulary is not None:
         raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
-    if start.startswith(b"PK"):
+    if form == "npz":
         return npz_rows(source, trained, ranks)
-    other = source.lower().endswith((".csv", ".tsv")) or start.startswith(MAGIC_BYTES)
-    if looks_like(source) or (trained.schema.base is not None and not other):
+    if form == "libsvm" or (trained.schema.base is not None and form in ("gzip", "unknown")):
         return libsvm_rows(source, trained)
-    if start.startswith((b"\0\0", b"\x1f\x8b")):
+    if form in ("idx", "gzip"):
         return idx_rows(source, trained)
     return table_rows(source, trained, delimiter)
-
-
-def first_bytes(source: str) -> bytes:
-    """Return the first bytes of a file; UsageError if it is missing or no regular file."""
-    with blamed_on(f"{shown(source, 200)} cannot be read"):
-        mode = os.stat(source).st_mode
-        if not stat.S_ISREG(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "no file that can be read twice"
-            raise UsageError(f"{source} is {what}; give a file: csv, Parquet, Arrow, npz, idx, libsvm or HDF5")
-        with open(source, "rb") as file:
-            return file.read(8)
 
 
 def file_rows(source: str, trained: TrainedModel, group: str = "", ranks: int = 1) -> PredictionRows:
@@ -216,10 +179,9 @@ def table_rows(source: str, trained: TrainedModel, delimiter: str = "") -> Predi
     trained.check_rows((len(recipe.features),), source)
     table = TableRows(source, recipe)
 
-    def load(parse: Callable) -> RowBlock:
+    def load(parse: Callable[[], RowBlock]) -> RowBlock:
         rows = parse()
-        x = model_rows(rows.x, trained, source, rows.numbers)
-        return RowBlock(x, rows.numbers, None, rows.ids, rows.dropped, rows.filled, rows.unseen)
+        return rows._replace(x=model_rows(rows.x, trained, source, rows.numbers))
 
     def blocks() -> Iterator[Callable[[], RowBlock]]:
         for parse in table.blocks():
@@ -278,7 +240,7 @@ def array_rows(x: Any, name: str, trained: TrainedModel, ranks: int) -> Predicti
 
 def idx_rows(source: str, trained: TrainedModel) -> PredictionRows:
     """Return the rows of an idx file."""
-    if first_bytes(source).startswith(b"\x1f\x8b"):
+    if format_of(source) == "gzip":
         with blamed_on(f"{source} cannot be read"), gzip.open(source) as file:
             if file.read(2) != b"\0\0":
                 raise UsageError(f"{source} is gzipped, and holds no idx file; unpack it first")

@@ -27,9 +27,10 @@ from mpi4py import MPI
 from hpcdl.checkpoint.export import output_file, output_file_in_parts
 from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
+from hpcdl.data.batch import RowBlock
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.inference.prediction_input import PredictionRows, RowBlock
+from hpcdl.inference.prediction_input import PredictionRows
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures, predicted_classes, probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models.model import abilities_of

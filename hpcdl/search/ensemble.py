@@ -24,9 +24,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator, refuse_together
+from hpcdl.data.batch import RowBlock
 from hpcdl.errors import UsageError
 from hpcdl.files import parse_json
-from hpcdl.inference.prediction_input import PredictionRows, RowBlock, prediction_rows
+from hpcdl.inference.prediction_input import PredictionRows, prediction_rows
 from hpcdl.inference.predictions import predict
 from hpcdl.inference.scores import ClassMeasures, probabilities
 from hpcdl.inference.trained_model import TrainedModel

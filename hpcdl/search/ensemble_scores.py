@@ -16,10 +16,11 @@ from rich.table import Table
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
+from hpcdl.data.batch import RowBlock
 from hpcdl.data.standard import TARGET
 from hpcdl.errors import printable
 from hpcdl.inference.evaluation_report import number_text, report
-from hpcdl.inference.prediction_input import PredictionRows, RowBlock
+from hpcdl.inference.prediction_input import PredictionRows
 from hpcdl.inference.predictions import COUNTS, PredictionFormat, deliver, output
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.search.combining import disagreement

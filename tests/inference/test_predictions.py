@@ -6,10 +6,11 @@ import io
 import numpy as np
 import pytest
 
+from hpcdl.data.batch import RowBlock
 from hpcdl.data.schema import Schema
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.inference import predictions
-from hpcdl.inference.prediction_input import PredictionRows, RowBlock
+from hpcdl.inference.prediction_input import PredictionRows
 from hpcdl.inference.predictions import describe_counts, predict_all, refuse_existing
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.inference.trained_model import TrainedModel

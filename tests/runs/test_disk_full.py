@@ -16,9 +16,10 @@ from mpi4py import MPI
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.export import export
 from hpcdl.comm.trace import Timeline
+from hpcdl.data.batch import RowBlock
 from hpcdl.data.schema import Schema
 from hpcdl.errors import LoneError, TrainingError, UsageError
-from hpcdl.inference.prediction_input import PredictionRows, RowBlock
+from hpcdl.inference.prediction_input import PredictionRows
 from hpcdl.inference.predictions import predict_all
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.runs.folder import Folder

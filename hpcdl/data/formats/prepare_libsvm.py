@@ -10,7 +10,6 @@ order. Memory holds a block of text, a slab of rows, and the label and start of 
 """
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -131,8 +130,3 @@ class Spool:
             part.elements.indices -= COLUMN.type(base)
             yield part
             at = end
-
-
-def looks_like(path: FilePath) -> bool:
-    """True if the file has a name of libsvm's texts."""
-    return os.fspath(path).lower().removesuffix(".gz").endswith((".svm", ".libsvm", ".svmlight"))

@@ -9,11 +9,12 @@ Several ranks may share one file: each parses the blocks that are its own.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
+from hpcdl.data.batch import RowBlock
 from hpcdl.data.formats.recipe import Column, Recipe
+from hpcdl.data.formats.recognition import ARROW
 from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, ColumnCoders, CsvSource, Source, fixed_coder, name_coder
 from hpcdl.data.hdf5 import SLAB_BYTES, FilePath
 from hpcdl.errors import UsageError, blamed_on
@@ -26,28 +27,13 @@ def open_table(path: FilePath, delimiter: str | None = None) -> Source:
     """
     with blamed_on(f"{path} cannot be read"), open(path, "rb") as file:
         start = file.read(8)
-    if start.startswith((b"PAR1", b"PARE", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")):
+    if start.startswith(ARROW):
         from hpcdl.data.formats.table_arrow import ArrowSource  # here: pyarrow takes long to import
 
         return ArrowSource(path, start)
     if delimiter is None:
         delimiter = "\t" if str(path).lower().endswith((".tsv", ".tab")) else ","
     return CsvSource(path, delimiter)
-
-
-class EncodedRows(NamedTuple):
-    """Encoded rows of a table. x (rows, features) float64; numbers (rows,) int64: of the rows in the source, from 0.
-
-    ids: of the rows, if the table has the recipe's id column. dropped: number of rows left out for missing values;
-    filled: of missing values filled in (texts by zeros); unseen: of texts unknown to the recipe (zeros, too).
-    """
-
-    x: np.ndarray
-    numbers: np.ndarray
-    ids: list[str] | None
-    dropped: int
-    filled: int
-    unseen: int
 
 
 class TableRows:
@@ -65,7 +51,7 @@ class TableRows:
         self.ids = self.id >= 0
         self.most = block_rows(len(recipe.features))
 
-    def blocks(self) -> Iterator[Callable[[], EncodedRows]]:
+    def blocks(self) -> Iterator[Callable[[], RowBlock]]:
         """Yield a parser for each block of some thousand rows; a block that is not parsed costs next to nothing."""
         for _, cells in self.source.blocks(self.most):
             yield partial(self._rows, cells)
@@ -78,7 +64,7 @@ class TableRows:
             )
         return found
 
-    def _rows(self, parse: Callable[[], Cells]) -> EncodedRows:
+    def _rows(self, parse: Callable[[], Cells]) -> RowBlock:
         cells = parse()
         names: dict[str, int] = {}
         coders = recipe_coders(self.recipe, self.columns)
@@ -91,7 +77,7 @@ class TableRows:
         ids = None
         if self.ids:
             ids = list(np.array(list(names), object)[table[:, -1].astype(np.int64)][kept])
-        return EncodedRows(x, cells.first + np.flatnonzero(kept), ids, int((~kept).sum()), filled, unseen)
+        return RowBlock(x, cells.first + np.flatnonzero(kept), None, ids, int((~kept).sum()), filled, unseen)
 
 
 def block_rows(features: int) -> int:

@@ -1,0 +1,36 @@
+"""Recognition of files by their first bytes and their names."""
+
+import os
+import stat
+
+from hpcdl.data.hdf5 import shown
+from hpcdl.errors import UsageError, blamed_on
+
+ARROW = (b"PAR1", b"PARE", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")  # Parquet, Arrow, Feather, a stream of Arrow
+LIBSVM = (".svm", ".libsvm", ".svmlight")
+
+
+def format_of(path: str) -> str:
+    """Return hdf5, npz, libsvm, table, idx, gzip or unknown: a csv of another name, or libsvm's text.
+
+    UsageError if the file is missing or no regular file.
+    """
+    with blamed_on(f"{shown(path, 200)} cannot be read"):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "no file that can be read twice"
+            raise UsageError(f"{path} is {what}; give a file: csv, Parquet, Arrow, npz, idx, libsvm or HDF5")
+        with open(path, "rb") as file:
+            start = file.read(8)
+    name = path.lower()
+    if start.startswith(b"\x89HDF"):
+        return "hdf5"
+    if start.startswith(b"PK"):
+        return "npz"
+    if name.removesuffix(".gz").endswith(LIBSVM):
+        return "libsvm"
+    if start.startswith(b"\0\0"):
+        return "idx"
+    if start.startswith(b"\x1f\x8b"):
+        return "gzip"
+    return "table" if name.endswith((".csv", ".tsv")) or start.startswith(ARROW) else "unknown"
