@@ -22,4 +22,15 @@ Beneath all rooms lie small modules that import none of them: chunks, csr, error
 programs, random, shared_memory.
 """
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`hpcdl.job`, the context of a program of several ranks, imported at first use: it starts MPI."""
+    if name == "job":
+        from hpcdl.comm.failure import job
+
+        return job
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

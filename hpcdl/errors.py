@@ -32,6 +32,10 @@ class TrainingError(Exception):
     speaker: int | None = 0
 
 
+class AgreedExit(SystemExit):
+    """The exit of all ranks, which have agreed on it; another exit with a status ends the job (comm/failure.py)."""
+
+
 class LoneError(Exception):
     """An error that ends the run and that only this rank knows: it prints the message as one line and ends the job."""
 

@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 
 from hpcdl.checkpoint.export import output_file, write_json
-from hpcdl.errors import AgreedError, UsageError, blamed_on, line, printable
+from hpcdl.errors import AgreedError, AgreedExit, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
 from hpcdl.formatting import counted
 from hpcdl.launch.command_lines import DECIDED, Command, read_commands
@@ -99,7 +99,7 @@ def run(arguments):
             if world.rank == 0:
                 status = conclude(options, entries, folder, stopped, known)
             all_come(world)
-        raise SystemExit(world.bcast(status))
+        raise AgreedExit(world.bcast(status))
 
 
 # -- what is compared ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from hpcdl.errors import UsageError, blamed_on, line
+from hpcdl.errors import AgreedExit, UsageError, blamed_on, line
 from hpcdl.files import atomic_write
 from hpcdl.launch.command_lines import Command
 from hpcdl.launch.nested_command_line import divided
@@ -143,7 +143,7 @@ def run(arguments):
             folder = world.bcast(lock.path)
             status = search(world, options, division, command, space, objective, folder, controller, said)
             row_cache.clear()
-        raise SystemExit(status)
+        raise AgreedExit(status)
 
 
 def words(arguments: list[str]) -> list[str]:

@@ -31,7 +31,7 @@ import yaml
 from rich.console import Console
 
 from hpcdl.checkpoint.export import write_json
-from hpcdl.errors import UsageError, blamed_on, line, printable
+from hpcdl.errors import AgreedExit, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
 from hpcdl.formatting import counted
 from hpcdl.launch.command_lines import read_commands
@@ -144,7 +144,7 @@ def run(arguments):
             status = trained(world, plan, world.bcast(lock.path))
             row_cache.clear()
             all_come(world)
-        raise SystemExit(world.bcast(status))
+        raise AgreedExit(world.bcast(status))
 
 
 # -- what is trained -------------------------------------------------------------------------------------------------

@@ -17,14 +17,12 @@ A step is a list of MPI requests or, without messages (shared memory), an `Until
 
 import contextlib
 import functools
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
-clock = time.perf_counter_ns
+from hpcdl.comm.progress import activity
 
 
 class Until:
@@ -63,12 +61,6 @@ class Delivery(Until):
 
 
 Step: TypeAlias = Sequence[MPI.Request] | Until
-NAP = 2e-5  # seconds
-NAPS = 1000  # polls with a nap after a preemption
-PREEMPTED = 500_000  # nanoseconds between two polls from which the core counts as preempted
-POLLS = 50  # polls before the core is yielded; some 20 us
-test_singly = False  # True if requests are tested one by one, as ranks may be dead (recovery/ulfm_recovery.py)
-failed_steps: list[Step] = []  # steps with a failed request; MPI may still use their other requests
 
 
 @contextlib.contextmanager
@@ -80,7 +72,7 @@ def keep_requests(step: Step) -> Iterator[None]:
     try:
         yield
     except MPI.Exception:
-        failed_steps.append(step)
+        activity.abandoned.append(step)  # MPI may still use its other requests
         raise
 
 
@@ -88,58 +80,25 @@ def ready(step: Step) -> bool:
     """True if the step is complete; does not block."""
     if isinstance(step, Until):
         return step.condition()
-    if test_singly:
+    if activity.survives:
         with keep_requests(step):
             return all([each.Test() for each in step])
     return MPI.Request.Testall(step)
 
 
-def block(arrived: Callable[[], bool]) -> None:
-    """Poll until `arrived()` is true, and yield the core between polls, after the first few.
-
-    MPI's own waiting may keep the core (MPICH's does). Other processes on it, perhaps the awaited one, then run only
-    after a preemption, some milliseconds later. After a preemption the polls sleep for a while instead of yielding: a
-    yield has no effect across sessions if the kernel groups processes by session, and a process that has slept is
-    scheduled first.
-    """
-    for _ in range(POLLS):
-        if arrived():
-            return
-    before = clock()
-    while not arrived():
-        if contention.naps:
-            contention.naps -= 1
-            time.sleep(NAP)
-        else:
-            os.sched_yield()
-        now = clock()
-        if now - before > PREEMPTED:
-            contention.naps = NAPS
-        before = now
-
-
-class CoreContention:
-    """Core contention: polls left that sleep first."""
-
-    naps = 0
-
-
-contention = CoreContention()
-
-
 def complete(step: Step) -> None:
     """Block until the step is complete."""
     if not isinstance(step, Until):
-        if not test_singly:
-            block(lambda: MPI.Request.Testall(step))
+        if not activity.survives:
+            activity.block(lambda: MPI.Request.Testall(step))
             return
         with keep_requests(step):
             for each in step:
-                block(each.Test)
+                activity.block(each.Test)
     elif step.block is not None:
         step.block()
     else:
-        block(step.condition)
+        activity.block(step.condition)
 
 
 class Collective:

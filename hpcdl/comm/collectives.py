@@ -19,7 +19,7 @@ from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
 from hpcdl.comm.barrier import dissemination_barrier
 from hpcdl.comm.call_matching import CallComparison, number
 from hpcdl.comm.call_path import CallPath, flat
-from hpcdl.comm.collective_schedule import Step, block, complete
+from hpcdl.comm.collective_schedule import Step, complete
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.diagnostics.call_signature import Call
@@ -286,12 +286,12 @@ def blocking_call(
     start = clock()
     compared = same.start() if same is not None else MPI.REQUEST_NULL  # ranks may wait for it: see `meeting`
     if same is not None and not checked:
-        block(compared.Test)
+        activity.block(compared.Test)
         same.check()
     try:
         algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # not None here
     finally:
         if same is not None and checked:
-            block(compared.Test)
+            activity.block(compared.Test)
             same.check()
     return clock() - start

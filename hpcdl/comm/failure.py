@@ -15,36 +15,56 @@ import time
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from mpi4py import MPI
 
-from hpcdl.comm import job_abort
 from hpcdl.comm.diagnostics import status_signal
 from hpcdl.comm.diagnostics.flight_recorder import LEFT
-from hpcdl.comm.job_abort import end_job, exit_callbacks
+from hpcdl.comm.diagnostics.watchdog import leave_once
+from hpcdl.comm.job_abort import end_job
 from hpcdl.comm.progress import activity
-from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, reason
+from hpcdl.errors import AgreedError, AgreedExit, LoneError, TrainingError, UsageError, line, reason
 
 claims: list[socket.socket] = []  # the claims of this process to report why the job ends, held until it exits
+
+
+@contextlib.contextmanager
+def job() -> Iterator[None]:
+    """Context of a program of several ranks: a rank that leaves it by an error or with a status ends all others.
+
+        with hpcdl.job():
+            comm = Communicator()
+            ...
+
+    An error is printed by the hooks of `install`. An exit with a status other than 0 ends the job with that status, as
+    the others would wait for this rank; an AgreedExit does not. If others wait for a rank that has left in good order,
+    the watchdog ends the job.
+    """
+    install()
+    try:
+        yield
+    except SystemExit as left:
+        if left.code not in (None, 0) and not isinstance(left, AgreedExit) and MPI.COMM_WORLD.size > 1:
+            if not isinstance(left.code, int):  # a message
+                print_error(f"{left.code}\n")
+            status = left.code if isinstance(left.code, int) else 1
+            end_job(status, f"left by sys.exit({status})")
+        raise
 
 
 @functools.cache  # once
 def install() -> None:
     """Make an exception that nobody catches, in any thread, print its traceback once and abort the job.
 
-    `sys.exit` with a status other than 0 ends the job, too: the others would wait for this rank. If all ranks have
-    agreed to exit, `raise SystemExit(status)` exits quietly. If others wait for a rank that has exited, the watchdog
-    ends the job. In a thread, an exit ends that thread, as Python defines it.
-
-    Programs install it when they start (launch/program.py). For a user's own program the first `Communicator` over
-    several ranks installs it, unless it is made with `ends_job=False`. It replaces sys.excepthook, threading.excepthook
-    and sys.exit, takes over SIGUSR2 (hpcdl/comm/diagnostics/status_signal.py), and stays until the process ends.
+    `job` installs it, in which all programs run. For a user's own program the first `Communicator` over several ranks
+    installs it, unless it is made with `ends_job=False`. It replaces sys.excepthook and threading.excepthook, takes
+    over SIGUSR2 (hpcdl/comm/diagnostics/status_signal.py), and stays until the process ends. An exit in a thread ends
+    that thread, as Python defines it.
     """
     sys.excepthook = abort
     threading.excepthook = in_thread
-    sys.exit = leave
-    atexit.register(end_all)
+    atexit.register(leave_program)
     status_signal.install()
 
 
@@ -54,35 +74,12 @@ def in_thread(event: Any) -> None:
         abort(event.exc_type, event.exc_value, event.exc_traceback)
 
 
-class TrackedExit(SystemExit):
-    """The SystemExit that `sys.exit` raises. An uncaught one is destroyed with no Python frame below it."""
-
-    status: Any = None  # of the exit in progress, as given to `sys.exit`
-
-    def __del__(self) -> None:
-        if sys._getframe().f_back is None:
-            TrackedExit.status = self.code
-
-
-def leave(status: Any = None) -> NoReturn:
-    """Replace sys.exit: raise a TrackedExit."""
-    raise TrackedExit(status)
-
-
-def end_all() -> None:
-    """Run at interpreter exit: a rank that exits with its own status ends the job, so that no rank waits for it.
-
-    With any other status the watchdog tells the others that it has left.
-    """
-    if TrackedExit.status not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
-        if not isinstance(TrackedExit.status, int):  # a message, which the interpreter has printed
-            TrackedExit.status = 1
-        end_job(TrackedExit.status, f"left by sys.exit({TrackedExit.status})")
+def leave_program() -> None:
+    """Run at interpreter exit: record it, and let the watchdogs tell the others that this rank has left."""
     if activity.flight is not None:
         activity.flight.ended(LEFT, "left its program")
     if not MPI.Is_finalized():
-        for each in exit_callbacks:
-            each()
+        leave_once()
 
 
 def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) -> None:
@@ -92,7 +89,7 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
     comm = MPI.COMM_WORLD
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # an error of all ranks is printed once: let rank 0 be first
-    if issubclass(kind, LoneError) and comm.size > 1 and not job_abort.alone and not claim_report():
+    if issubclass(kind, LoneError) and comm.size > 1 and not activity.survives and not claim_report():
         time.sleep(1.0)  # until the rank that reports ends the job
     elif issubclass(kind, UsageError | TrainingError | LoneError):
         print_error(f"error: {line(value)}\n")
@@ -100,7 +97,7 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
         print_error(f"rank {comm.rank}: interrupted\n")
     else:
         text = "".join(traceback.format_exception(kind, value, trace))
-        ends = "" if job_abort.alone else "; all ranks are ended"
+        ends = "" if activity.survives else "; all ranks are ended"
         print_error(f"rank {comm.rank} of {comm.size} failed{ends}\n{text}")
     end_job(2 if issubclass(kind, UsageError) else 1, f"failed with {kind.__name__}: {reason(value)}")
 

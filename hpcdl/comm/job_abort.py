@@ -5,22 +5,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 
 from mpi4py import MPI
 
 from hpcdl.comm.diagnostics.flight_recorder import BROKE
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import LONGEST, activity
 
 OTHERS = 1.0  # seconds within which all ranks of a failing job exit
-alone = False  # True if a failing rank exits by itself and others go on (hpcdl/recovery/ulfm_recovery.py)
-exit_callbacks: list[Callable[[], None]] = []  # run when this rank's program ends and others go on
 
 
 def end_job(status: int, reason: str = "") -> None:
-    """Flush this rank's output, and abort the whole job with this status; or, if `alone`, exit this rank only.
+    """Flush this rank's output, and abort the whole job with this status; if others survive it, exit this rank only.
 
-    why: recorded for the post-mortem (hpcdl/comm/diagnostics/flight_recorder.py).
+    reason: recorded for the post-mortem (hpcdl/comm/diagnostics/flight_recorder.py).
 
     The launcher reads the ranks' output from pipes, and drops unread output when it ends the job (seen with MPICH): a
     pause of a tenth of a second lets it read.
@@ -30,9 +27,9 @@ def end_job(status: int, reason: str = "") -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.1)
-    if alone and not is_the_last():  # by a signal: an exit does not count as a failure
+    if activity.survives and not is_the_last():  # by a signal: an exit does not count as a failure
         os.kill(os.getpid(), signal.SIGKILL)
-    elif alone:
+    elif activity.survives:
         os._exit(status)
     MPI.COMM_WORLD.Abort(status)
     os._exit(status)  # Abort returns if the launcher cannot be reached (seen with MPICH and a cut link)
@@ -55,4 +52,4 @@ def is_the_last() -> bool:
             return False
         with contextlib.suppress(MPI.Exception):
             comm.Iprobe()  # MPI notices a death only inside its calls
-        time.sleep(1e-3)
+        time.sleep(LONGEST)

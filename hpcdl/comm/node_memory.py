@@ -22,12 +22,10 @@ from hpcdl import shared_memory
 from hpcdl.comm.collective_schedule import Step, Until
 from hpcdl.comm.diagnostics.call_signature import KINDS, TYPES, describe_call, mismatch_message
 from hpcdl.comm.operations import SUM, Reduction, reducible
-from hpcdl.comm.progress import activity, attribute_key, clock
+from hpcdl.comm.progress import SPINS, YIELDS, activity, attribute_key, clock
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels import shared as kernels
 
-SPINS = 2000  # polls of the flags between two yields, if every rank has its own core
-YIELDS = 50  # before MPI and signal handlers get a turn; each yield may cost a time slice of some ms
 CODES = {"sum": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN, "mean": kernels.MEAN}
 MESSAGES = "ranks exchange messages instead"
 

@@ -9,7 +9,7 @@ from mpi4py.util.dtlib import from_numpy_dtype
 
 from hpcdl.comm.barrier import EMPTY
 from hpcdl.comm.call_path import CallPath, flat
-from hpcdl.comm.collective_schedule import Delivery, Step, block
+from hpcdl.comm.collective_schedule import Delivery, Step
 from hpcdl.comm.diagnostics.call_signature import SOME
 from hpcdl.comm.progress import activity, clock, nap_until
 from hpcdl.comm.requests import Request
@@ -63,7 +63,7 @@ def send(message: tuple[MPI.Intracomm, np.ndarray, int, int]) -> tuple[int, int]
     comm, vector, to, tag = message
     request = comm.Isend(vector, to, tag)
     start = clock()
-    block(request.Test)
+    activity.block(request.Test)
     return clock() - start, 0
 
 
@@ -73,7 +73,7 @@ def receive(message: tuple[MPI.Intracomm, np.ndarray, int, int, MPI.Status]) -> 
     request = comm.Irecv(in_bytes(vector), source, tag)
     start = clock()
     try:
-        block(lambda: request.Test(status))
+        activity.block(lambda: request.Test(status))
     except MPI.Exception as error:
         if error.Get_error_class() == MPI.ERR_TRUNCATE:
             arrival(comm, vector, source, None)

@@ -1,16 +1,27 @@
-"""Progress engine: the operations in flight of this process, its current wait, and waits that advance all of them.
+"""Progress engine: what this process holds of communication (`activity`), and how it waits.
 
     activity.in_flight            the requests (requests.py) that are not complete
     activity.advance()            advance all of them as far as messages have arrived
     activity.waiting()            the current wait and its length, for the watchdog
+    activity.watchdogs, .flight   the watchdogs and the flight recorder (hpcdl/comm/diagnostics/)
+    activity.survives             True if the others go on when a rank dies
 
     with activity.inside("split"): ...       an MPI call outside of requests
     with activity.exempt(): ...               work that all ranks know of: no wait for this rank counts as a hang
-    meet(comm, "split")                      wait for all ranks, while operations in flight advance
-    nap_until(condition, "wait")             wait for the condition in naps, while operations in flight advance
 
 MPI progresses a message only inside its calls, and another rank may need this rank's part of one operation before it
-starts the next. So every wait here advances all operations in flight.
+starts the next. So a wait advances all operations in flight. MPI's own waiting may keep the core (MPICH's does); then
+the other processes on it, perhaps the awaited one, run only after a preemption, some milliseconds later. So a wait
+gives up the core between two polls, by these rules:
+
+    activity.block(condition)         nothing else is in flight: 50 polls, some 20 us, then a yield after each. After a
+                                      preemption 1,000 polls of this process sleep 20 us instead: a yield has no effect
+                                      across sessions if the kernel groups processes by session, and a process that has
+                                      slept is scheduled first
+    activity.advance_others()         operations in flight advance, then a yield: their work looks like a preemption
+    nap_until(condition, "wait")      `pause`: yields for 200 us, then naps of an eighth of the wait, at most 1 ms
+    flags in the memory of a node     2,000 polls, or 1 if ranks share cores, then a yield; MPI's turn after 50 yields
+    meet(comm, "split")               all ranks, before a call of MPI that blocks
 """
 
 import contextlib
@@ -24,12 +35,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import collective_schedule
 from hpcdl.comm.diagnostics.call_signature import ALL
 from hpcdl.comm.diagnostics.call_site import refuse
 from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 
+POLLS = 50  # polls before the core is yielded
+PREEMPTED = 500_000  # nanoseconds between two polls from which the core counts as preempted
+NAP, NAPS = 2e-5, 1000  # seconds of a nap after a preemption, and the polls that nap
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: polling before the first nap; the longest nap
+SPINS = 2000  # polls of a node's flags between two yields, if every rank has its own core
+YIELDS = 50  # before MPI and signal handlers get a turn; each yield may cost a time slice of some ms
 RECENT_TEST = 0.25  # seconds since the last `test` within which a testing loop counts as a wait
 clock = time.perf_counter_ns
 
@@ -63,10 +78,14 @@ WaitContext: TypeAlias = tuple[str | None, int, WaitTarget | None, bool]
 
 
 class Activity:
-    """The current activity of this process. Times are nanoseconds of `clock`."""
+    """What this process holds of communication, and its current wait. Times are nanoseconds of `clock`."""
 
     def __init__(self) -> None:
         self.in_flight: list = []
+        self.watchdogs: list = []  # open ones
+        self.watch_thread: Any = None  # the thread that polls for them
+        self.survives = False  # True if the others go on when a rank dies: see `survive`
+        self.naps = 0  # polls left that sleep first
         self.operation: str | None = None  # operation that it waits in
         self.since = 0  # start of the wait
         self.awaits: WaitTarget | None = None  # target of the wait
@@ -79,7 +98,7 @@ class Activity:
         )
         self.tested: tuple[Any, int] | None = None  # the request of the last unsuccessful `test`, and its time
         self.failure: Exception | None = None  # of a request, when ranks may be dead: ends every nap
-        self.abandoned: list = []  # abandoned requests: MPI may still write to their buffers
+        self.abandoned: list = []  # given up, with buffers that MPI may still write to: requests, steps with a failure
 
     def advance(self) -> None:
         """Advance all operations in flight as far as their messages have arrived."""
@@ -87,13 +106,46 @@ class Activity:
             try:
                 request.advance()
             except Exception as error:  # the request keeps it for its waiter
-                if collective_schedule.test_singly:
+                if self.survives:
                     self.failure = error
+
+    def advance_others(self) -> None:
+        """Between two polls of a wait: advance all operations in flight, and yield the core."""
+        self.advance()
+        os.sched_yield()
+
+    def block(self, condition: Callable[[], object]) -> None:
+        """Poll until the condition holds, while nothing else is in flight."""
+        for _ in range(POLLS):
+            if condition():
+                return
+        before = clock()
+        while not condition():
+            if self.naps:
+                self.naps -= 1
+                time.sleep(NAP)
+            else:
+                os.sched_yield()
+            now = clock()
+            if now - before > PREEMPTED:
+                self.naps = NAPS
+            before = now
 
     def check(self) -> None:
         """Raise the error of a failed request in flight, when ranks may be dead."""
         if self.failure is not None:
             raise self.failure
+
+    def survive(self) -> None:
+        """From now on the others go on when a rank dies (recovery/ulfm_recovery.py).
+
+        Requests are then tested one by one, a failed one ends every nap, and a rank that fails exits alone.
+        """
+        self.survives = True
+
+    def record_with(self, recorder: FlightRecorder | None) -> None:
+        """Record operations with this recorder from now on; None: no longer."""
+        self.flight = recorder
 
     def abandon(self) -> None:
         """Abandon all operations in flight and the current wait."""
@@ -173,10 +225,17 @@ def meet(comm: Any, name: str) -> None:
     with activity.inside(name, comm):
         entered = comm.mpi.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX)
         while not entered.Test():
-            activity.advance()
-            os.sched_yield()
+            activity.advance_others()
         if largest[0] != -largest[1]:
             refuse(comm.mpi, name)
+
+
+def pause(waited: float) -> None:
+    """Give up the core between two polls of a wait that has lasted `waited` seconds: yield it at first, then nap."""
+    if waited < AWAKE:
+        os.sched_yield()
+    else:
+        time.sleep(min(waited / 8, LONGEST))
 
 
 def nap_until(
@@ -188,8 +247,7 @@ def nap_until(
 ) -> float:
     """Wait until the condition holds, in naps that free the core; return the seconds spent waiting.
 
-    MPI's own waiting polls all the time, which is fastest but occupies a core. A nap lasts an eighth of the time waited
-    so far, at most a millisecond; so does the added latency. name: of the operation, for the watchdog. meanwhile():
+    The added latency is at most a nap. name: of the operation, for the watchdog. meanwhile():
     work to do while waiting; returns True if it did any; its time is not counted. patient: the wait may take any time,
     as in a server that waits for requests; --timeout then applies only if a rank does not answer at all. awaits: the
     ranks that make the condition true; if all of them have left, the job ends.
@@ -205,10 +263,8 @@ def nap_until(
             if meanwhile is not None and meanwhile():
                 quiet = activity.since = clock()
                 busy += quiet - before
-            elif (before - quiet) / 1e9 < AWAKE:
-                os.sched_yield()
-            elif not condition():
-                time.sleep(min((before - quiet) / 8e9, LONGEST))
+            elif (waited := (before - quiet) / 1e9) < AWAKE or not condition():
+                pause(waited)
         activity.check()  # a failed request is also done
     finally:
         activity.leave(around)

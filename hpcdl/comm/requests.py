@@ -1,6 +1,5 @@
 """Requests: operations in flight, with `wait()` and `test()`."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,8 +135,7 @@ class Request:
                     blocked += clock() - before
                     self._next_step()
                 else:
-                    activity.advance()
-                    os.sched_yield()
+                    activity.advance_others()
                     blocked += clock() - before
         finally:
             activity.leave(around)

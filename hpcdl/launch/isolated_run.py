@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
-from hpcdl.comm import failure as failure_of_a_rank
 from hpcdl.comm.progress import activity, nap_until
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, printable, reason
 from hpcdl.files import atomic_write, parse_json
@@ -99,8 +98,6 @@ def told(error: BaseException) -> str:
     if isinstance(error, UsageError):
         return str(error)
     frames = [*traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SystemExit):
-        frames = [each for each in frames if each.filename != failure_of_a_rank.__file__]  # sys.exit itself
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SystemExit):
         return f"it leaves the program, with status {error.code}{where}"

@@ -6,8 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from hpcdl.comm import failure
-from hpcdl.errors import AgreedError, TrainingError, line
+from hpcdl.errors import AgreedError, AgreedExit, TrainingError, line
 
 
 @contextlib.contextmanager
@@ -16,10 +15,8 @@ def ended(program: str, rank: int) -> Iterator[list[str]]:
 
     Yields a list: what the body puts there is added to the line of a refusal.
 
-    Any other error goes on to hpcdl/comm/failure.py, which is installed here and ends all ranks, for they do not know
-    of it.
+    Any other error goes on to hpcdl/comm/failure.py, which ends all ranks, for they do not know of it.
     """
-    failure.install()
     remarks: list[str] = []
     try:
         yield remarks
@@ -29,7 +26,7 @@ def ended(program: str, rank: int) -> Iterator[list[str]]:
         if rank == error.speaker:
             said = "".join([str(error), *(remarks if refused else [])])
             print(f"{program}: error: {line(said)}", file=sys.stderr, flush=True)
-        raise SystemExit(2 if refused else 1) from None
+        raise AgreedExit(2 if refused else 1) from None
 
 
 @contextlib.contextmanager

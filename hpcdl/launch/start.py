@@ -48,8 +48,8 @@ class Program:
     def __call__(self, arguments: list[str] | None = None) -> None:
         """Start, with these arguments or the process's own, and run."""
         arguments = sys.argv[1:] if arguments is None else arguments
-        begin(self.name, self.options_class, self.description, arguments, self.stoppable, self.status)
-        self.body(arguments)
+        with begin(self.name, self.options_class, self.description, arguments, self.stoppable, self.status):
+            self.body(arguments)
 
     @property
     def own_options(self) -> dict[str, type]:
@@ -68,8 +68,8 @@ class TrainingProgram:
     def __call__(self, arguments: list[str] | None = None) -> None:
         """Start, with these arguments or the process's own, and train on all ranks."""
         arguments = sys.argv[1:] if arguments is None else arguments
-        begin(self.strategy.program, self.strategy.options_class, self.description, arguments)
-        self.training().main(arguments)
+        with begin(self.strategy.program, self.strategy.options_class, self.description, arguments):
+            self.training().main(arguments)
 
     @property
     def options_class(self) -> type:
@@ -93,21 +93,25 @@ def begin(
     arguments: list[str],
     stoppable: bool = True,
     status: int = 2,
-) -> None:
-    """Print help and leave, where it is asked for; else start MPI."""
+) -> contextlib.AbstractContextManager[None]:
+    """Print help and leave, where it is asked for; else start MPI, and return the context of the program."""
     if {"-h", "--help"} & {*arguments}:
         print_help(program, options_class, description, arguments)
-    start_mpi(stoppable, status)
+    return start_mpi(stoppable, status)
 
 
-def start_mpi(stoppable: bool = True, status: int = 2) -> None:
-    """Take over signals, if `stoppable`, start MPI, and have what fails end all ranks."""
+def start_mpi(stoppable: bool = True, status: int = 2) -> contextlib.AbstractContextManager[None]:
+    """Take over signals, if `stoppable`, start MPI, and have what fails end all ranks.
+
+    Returns the context of a program of several ranks, `failure.job`.
+    """
     if stoppable:
         signals.install()
     start(status)
     from hpcdl.comm import failure  # here: its import starts MPI
 
     failure.install()
+    return failure.job()
 
 
 def print_help(program: str, options_class: type, description: str, arguments: list[str]) -> None:

@@ -30,7 +30,7 @@ from hpcdl.data.sampler import order_name
 from hpcdl.data.scale_warning import scale_warning
 from hpcdl.data_server.batch_server import introduce, serve
 from hpcdl.data_server.remote_data import RemoteData
-from hpcdl.errors import AgreedError, TrainingError, UsageError
+from hpcdl.errors import AgreedError, AgreedExit, TrainingError, UsageError
 from hpcdl.faults import inject
 from hpcdl.faults.straggler import with_stragglers
 from hpcdl.formatting import counted
@@ -82,7 +82,7 @@ class Training:
             if losable(options, world.size):
                 run = partial(survive, self.run, survivor=(self.strategy.survivor or Survivor)())
             if run(world, options).stopped == "signal":
-                raise SystemExit(signals.STATUS)
+                raise AgreedExit(signals.STATUS)
 
     def refuse(self, options: Options, size: int) -> None:
         """Raise UsageError where so many ranks cannot be told so; what only model and data show comes later."""

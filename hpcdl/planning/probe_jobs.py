@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
-from hpcdl.errors import LoneError, UsageError, line
+from hpcdl.errors import AgreedExit, LoneError, UsageError, line
 from hpcdl.launch.start import start_mpi
 from hpcdl.runs import signals
 
@@ -74,7 +74,7 @@ def communicate(process: subprocess.Popen) -> tuple[str, str]:
             raise
     if signals.received:
         print("plan: stopped by a signal", file=sys.stderr, flush=True)
-        raise SystemExit(signals.STATUS)
+        raise AgreedExit(signals.STATUS)
     return out, errors
 
 
@@ -82,8 +82,13 @@ def communicate(process: subprocess.Popen) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Do the job of one rank; rank 0 prints the answer."""
-    start_mpi()
+    """Do the job of one rank."""
+    with start_mpi():
+        answer_questions()
+
+
+def answer_questions() -> None:
+    """Measure and train as the job says; rank 0 prints the answer."""
     from mpi4py import MPI
 
     from hpcdl.launch.command_lines import read_command
@@ -163,7 +168,7 @@ def run_lines(world: Any, read: Callable, lines: list, repeat: int) -> list[list
                 abandon(opened)
                 results[i] = line(error)
             if world.allreduce(len(signals.received)):
-                raise SystemExit(signals.STATUS)
+                raise AgreedExit(signals.STATUS)
     return results
 
 

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from hpcdl.comm import collective_schedule, job_abort
 from hpcdl.comm.diagnostics.call_signature import format_ranks
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import LONGEST, activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
 from hpcdl.formatting import counted
 from hpcdl.machine.world import OPEN_MPI, library
@@ -114,7 +113,7 @@ def survive(
     TrainingError, on all that are left, when more are gone than --survive says.
     """
     options.survivor = survivor
-    job_abort.alone = collective_schedule.test_singly = True
+    activity.survive()
     try:
         return in_legs(run, None if respawn.is_new() else world.Dup(), options, survivor)
     except (TrainingError, AgreedError) as error:
@@ -244,7 +243,7 @@ def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:
             comm.Iprobe()  # for MPI learns of it only while somebody calls it
         except MPI.Exception:
             return True
-        time.sleep(1e-3)
+        time.sleep(LONGEST)
 
 
 def all_done(comm: MPI.Intracomm, done: bool) -> bool:

@@ -113,10 +113,10 @@ class Folder:
         self.left: Path | None = None  # the folder of a run in which there is nothing left to do
         self.metrics: io.FileIO | None = None
         self.options: Options | None = None
+        self.recorder: FlightRecorder | None = None
         self.logs: list[Csv | Events] = []
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
-        self.recorder: FlightRecorder | None = None
 
     def create(self, options: Options, resumed: bool, used: dict | None = None) -> None:
         """Make the folder with its config.yaml (rank 0): a new one, or with `resumed` that of the run that goes on.
@@ -248,7 +248,8 @@ class Folder:
         path = self.path / FLIGHT / f"rank-{self.rank:04d}.bin"
         try:
             path.parent.mkdir(exist_ok=True)
-            self.recorder = activity.flight = FlightRecorder(path, self.rank, size, capacity, groups)
+            self.recorder = FlightRecorder(path, self.rank, size, capacity, groups)
+            activity.record_with(self.recorder)
         except OSError as error:
             log.warning("%s cannot be written (%s): a postmortem will know nothing of this rank", path, error.strerror)
 
@@ -259,7 +260,8 @@ class Folder:
         """
         if self.recorder is not None:
             self.recorder.discard()
-            activity.flight, self.recorder = None, None
+            self.recorder = None
+            activity.record_with(None)
         if ended and self.rank == 0 and self.path is not None:
             with blamed_on(f"{self.path / FLIGHT} cannot be removed"):
                 forget(self.path)

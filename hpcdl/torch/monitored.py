@@ -14,6 +14,8 @@ import time
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.comm.progress import pause
+
 TAG = 40_000  # above the tags of users' messages (comm/call_path.py)
 CAME, MISSING = 1, 2
 GRACE = 5.0  # seconds that rank 0's answer may take beyond the timeout
@@ -59,7 +61,7 @@ def receive_sign(comm: MPI.Intracomm, source: int, number: int, deadline: float)
     """Return that rank's message for this barrier, or None after the deadline; older messages are dropped."""
     message, status = np.zeros(2, np.int64), MPI.Status()
     while message[0] < number:
-        request = comm.Irecv(message, source, TAG)
+        request, begun = comm.Irecv(message, source, TAG), time.monotonic()
         while not request.Test():
             if time.monotonic() > deadline:
                 request.Cancel()
@@ -67,5 +69,5 @@ def receive_sign(comm: MPI.Intracomm, source: int, number: int, deadline: float)
                 if status.Is_cancelled():
                     return None
                 break  # it has arrived after all
-            time.sleep(1e-4)
+            pause(time.monotonic() - begun)
     return int(message[1])

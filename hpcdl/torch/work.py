@@ -29,10 +29,9 @@ from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
 from hpcdl.comm.point_to_point import Arrival
-from hpcdl.comm.progress import AWAKE, LONGEST, activity
+from hpcdl.comm.progress import AWAKE, activity, pause
 from hpcdl.comm.requests import Request
 
-NAP = 50e-6  # initial seconds between polls of the thread
 MANY = 1 << 20  # bytes from which the thread helps during a backward pass
 queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
 backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1: none in this thread
@@ -286,10 +285,7 @@ class Engine:
                     f"rank {MPI.COMM_WORLD.rank}: timeout after {timeout:g} s: {name} is not complete, for other ranks "
                     "have not come"
                 )
-            if waited < AWAKE:
-                os.sched_yield()
-            else:
-                time.sleep(min(waited / 8, LONGEST))
+            pause(waited)
 
     def test(self, work: Pending) -> bool:
         """Advance all operations; True if this one is complete."""
@@ -334,7 +330,7 @@ class Engine:
         while not self.ending:
             self.bell.wait()
             self.bell.clear()
-            nap = NAP
+            quiet = time.monotonic() - AWAKE  # the first poll naps, too
             while self.live and not self.ending:
                 before = len(self.live)
                 if self.lock.acquire(blocking=False):
@@ -344,8 +340,9 @@ class Engine:
                     finally:
                         self.lock.release()
                     self.settle()
-                nap = NAP if len(self.live) < before else min(1.25 * nap, LONGEST)
-                time.sleep(nap)
+                now = time.monotonic()
+                quiet = now - AWAKE if len(self.live) < before else quiet
+                pause(now - quiet)
 
     def stop(self) -> None:
         """Stop the thread at the end of the program."""

@@ -1,5 +1,7 @@
 """One rank's failure ends all ranks at once, with its traceback, once."""
 
+import textwrap
+
 import pytest
 
 from hpcdl.comm import refuse_together
@@ -45,8 +47,10 @@ def test_bad_input_on_one_rank_is_one_line_and_status_2(launch, tmp_path):
 
 @pytest.mark.parametrize("call, status", [("sys.exit(3)", 3), ("sys.exit('words')", 1)])
 def test_sys_exit_on_one_rank_ends_all(launch, tmp_path, call, status):
+    """In the context of a job: at once, with that status."""
+    body = FAILS.format(error="None", call=call)
     program = tmp_path / "fails.py"
-    program.write_text(FAILS.format(error="None", call=call))
+    program.write_text(f"import hpcdl\nwith hpcdl.job():\n{textwrap.indent(body, '    ')}")
     done = launch(3, program, timeout=30)
     assert done.returncode == status and ("words" in done.stderr) == ("words" in call)
 
@@ -66,19 +70,20 @@ def test_what_several_ranks_find_alone_is_said_once(launch, tmp_path):
 def test_an_exit_that_is_caught_ends_nothing(launch, tmp_path):
     program = tmp_path / "caught.py"
     program.write_text(
-        "import sys\nfrom hpcdl.comm import Communicator\ncomm = Communicator()\n"
-        "try:\n    sys.exit(3)\nexcept SystemExit as error:\n    print(error.code)\ncomm.barrier()\n"
+        "import sys\nimport hpcdl\nfrom hpcdl.comm import Communicator\nwith hpcdl.job():\n    comm = Communicator()\n"
+        "    try:\n        sys.exit(3)\n    except SystemExit as error:\n        print(error.code)\n"
+        "    comm.barrier()\n"
     )
     assert launch(3, program, check=0).stdout.count("3") == 3
 
 
 INSTALLED = """
 import sys, threading
-before = sys.excepthook, threading.excepthook, sys.exit
+before = sys.excepthook, threading.excepthook
 from mpi4py import MPI
 from hpcdl.comm import Communicator
 comm = Communicator({arguments})
-print("installed" if (sys.excepthook, threading.excepthook, sys.exit) != before else "as it was")
+print("installed" if (sys.excepthook, threading.excepthook) != before else "as it was")
 """
 
 

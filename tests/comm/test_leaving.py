@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 LEAVES = """
 import sys, threading, time
-from sys import exit as early
 import numpy as np
 from hpcdl.comm import Communicator
 
@@ -22,7 +21,7 @@ main()
 """
 ENDS = [  # how a rank leaves, what the others do then, and which rank it is
     ("exit(3)", "comm.all_reduce(np.zeros(3))", 1),
-    ("early(3)", "comm.free()", 1),
+    ("sys.exit(3)", "comm.free()", 1),
     ("sys.exit(0)", "comm.iall_reduce(np.zeros(3)).wait(doze=True)", 1),
     ("raise SystemExit", "comm.rank == 0 and comm.push(np.zeros(3_000_000), 1)", 1),
     # one waits for one that waits for it
@@ -59,7 +58,7 @@ def test_who_leaves_nobody_waiting_is_none(launch, tmp_path):
     """An exit in a thread ends that thread; a rank may leave early where nobody waits for it any more."""
     program = tmp_path / "leaves.py"
     program.write_text(LEAVES)
-    thread = "[threading.Thread(target=end, args=(4,)).start() for end in (sys.exit, early)]; time.sleep(0.5)"
+    thread = "[threading.Thread(target=end, args=(4,)).start() for end in (sys.exit, exit)]; time.sleep(0.5)"
     pair = "comm.rank == 0 and comm.push(np.ones(3), 2); comm.rank == 2 and (time.sleep(2), comm.wait(np.ones(3), 0))"
     ways = [  # what rank 1 does, what all others do, and how many come to the end
         (thread, "comm.barrier()", 3),

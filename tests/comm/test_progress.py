@@ -139,3 +139,38 @@ def test_an_operation_within_a_nap_leaves_the_nap_watched(way, world):
     comm.wait_until(lambda: len(seen) == 3, meanwhile=meanwhile)
     assert seen == [("wait", seen[0][1])] * 3 and activity.operation is None
     comm.free()
+
+
+@pytest.fixture
+def spent(monkeypatch):
+    """Two lists: what a wait does, in order; nanoseconds that each offer of the core is to take."""
+    done, takes, now = [], [], [0]
+    monkeypatch.setattr(progress, "clock", lambda: now[0])
+    monkeypatch.setattr(activity, "naps", 0)
+
+    def offer(what):
+        done.append(what)
+        now[0] += takes.pop(0) if takes else 100
+
+    monkeypatch.setattr(progress.os, "sched_yield", lambda: offer("yield"))
+    monkeypatch.setattr(progress.time, "sleep", lambda seconds: offer("nap"))
+    return done, takes
+
+
+def test_what_comes_soon_is_looked_for_without_offering_the_core(spent):
+    activity.block(after(progress.POLLS - 1))
+    assert spent[0] == []
+
+
+def test_then_the_core_is_offered_between_two_looks(spent):
+    activity.block(after(progress.POLLS + 3))
+    assert spent[0] == ["yield"] * 3
+
+
+def test_where_others_have_taken_it_waits_are_in_naps_for_a_while(spent, monkeypatch):
+    done, takes = spent
+    monkeypatch.setattr(progress, "NAPS", 4)
+    takes += [100, progress.PREEMPTED + 1, 100, 100]
+    activity.block(after(progress.POLLS + 4))
+    activity.block(after(progress.POLLS + 4))  # the next wait begins with naps
+    assert done == ["yield", "yield", "nap", "nap", "nap", "nap", "yield", "yield"]

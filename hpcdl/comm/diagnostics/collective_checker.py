@@ -79,13 +79,11 @@ class CollectiveChecker:
         try:
             largest, come = self.start(call, group.algorithm_of(call))
             while not come.Test():
-                activity.advance()
-                os.sched_yield()
+                activity.advance_others()
             if largest[0] != -largest[1]:
                 for step in self.refuse(group, call, group.sequence, location(caller())):
                     while not ready(step):
-                        activity.advance()
-                        os.sched_yield()
+                        activity.advance_others()
         finally:
             activity.leave(around)
         return clock() - start

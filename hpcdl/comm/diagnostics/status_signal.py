@@ -12,9 +12,9 @@ import threading
 from types import FrameType
 
 from hpcdl.comm.diagnostics.call_site import innermost, location
+from hpcdl.comm.progress import activity
 
 pipe: list[int] = []  # its descriptors: read end, write end
-watch_threads: list[object] = []  # threads that read it
 
 
 def install() -> None:
@@ -38,6 +38,6 @@ def received() -> bool:
 
 
 def _report_without_watchdog(number: int, frame: FrameType | None) -> None:
-    """Print this rank's location, if no watchdog thread does: there is one rank then."""
-    if not watch_threads and frame is not None:
+    """Print this rank's location, if no watchdog does: there is one rank then."""
+    if not activity.watchdogs and frame is not None:
         sys.stderr.write(f"hpcdl: this rank is at {location(innermost(frame))}\n")

@@ -11,8 +11,8 @@ The threads answer, so the status of a rank that computes, or hangs elsewhere, i
 (it may be stopped), the rank whose timeout is over ends the job with its own report. All this needs MPI's
 THREAD_MULTIPLE; without it each rank acts alone, and on timeouts only.
 
-A rank whose program ends reports that to rank 0, and rank 0 listens until all ranks have reported. (No hook sees a
-SystemExit that ends a program, and MPI_Finalize waits for the other ranks, which may wait for this one.)
+A rank whose program ends reports that to rank 0, and rank 0 listens until all ranks have reported: MPI_Finalize waits
+for the other ranks, which may wait for this one.
 """
 
 import functools
@@ -47,8 +47,8 @@ from hpcdl.comm.diagnostics.deadlock import (
     stuck,
     stuck_message,
 )
-from hpcdl.comm.job_abort import end_job, exit_callbacks
-from hpcdl.comm.progress import Wait, WaitTarget, activity
+from hpcdl.comm.job_abort import end_job
+from hpcdl.comm.progress import LONGEST, Wait, WaitTarget, activity
 
 BELOW = (
     *(os.path.dirname(file) + os.sep for file in (os.path.dirname(__file__), kernels.__file__)),
@@ -57,39 +57,35 @@ BELOW = (
 SELDOM, PERIOD = 30.0, 0.25  # seconds: longest time between two queries; between two polls
 FREED = 1000  # freed communicators that are remembered
 MOST = 4  # alarms that are handled in a poll
-watching: list["Watchdog"] = []  # the watchdogs of this process
-watch_lock = threading.Lock()  # held during a poll, and to change the list
 
 
 class WatchThread(threading.Thread):
-    """The thread of this process that polls for all its watchdogs."""
+    """The thread of this process that polls for all its watchdogs. lock: held while it polls or their list changes."""
 
     def __init__(self) -> None:
         super().__init__(name="hpcdl-watchdog", daemon=True)
+        self.lock = threading.Lock()
 
     def run(self) -> None:
         while True:
-            time.sleep(min((each.period for each in list(watching)), default=PERIOD))
+            time.sleep(min((each.period for each in list(activity.watchdogs)), default=PERIOD))
             if activity.flight is not None:
                 activity.flight.beat()
-            if watching and status_signal.received():
-                watching[0].on_status_signal()
-            for each in list(watching):
-                with watch_lock:
+            if activity.watchdogs and status_signal.received():
+                activity.watchdogs[0].on_status_signal()
+            for each in list(activity.watchdogs):
+                with self.lock:
                     if not each.stopped.is_set():
                         each.poll()
 
 
-watch_thread = WatchThread()
-
-
 def leave(*_: Any) -> None:
     """Report the end of this rank's program; rank 0 then listens until all ranks have reported theirs."""
-    leaving = [each for each in watching if each.process == os.getpid()]  # not those of a forked child
+    leaving = [each for each in activity.watchdogs if each.process == os.getpid()]  # not those of a forked child
     for each in leaving:
         each.farewell()
     while not all([each.may_end() for each in leaving]):
-        time.sleep(0.001)
+        time.sleep(LONGEST)
 
 
 # Also if a program calls MPI.Finalize itself: it first deletes the attributes of COMM_SELF.
@@ -100,12 +96,9 @@ def finalizing() -> int:
 
 
 def leave_once() -> None:
-    """Run `leave` at the end of the program, unless it has run."""
+    """Run `leave` at the end of the program, unless it has run; for the others may go on."""
     if MPI.COMM_SELF.Get_attr(finalizing()):
         MPI.COMM_SELF.Delete_attr(finalizing())
-
-
-exit_callbacks.append(leave_once)
 
 
 class Watchdog:
@@ -115,7 +108,6 @@ class Watchdog:
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, ends: bool = True):
-        global watch_thread
         self.comm, self.timeout, self.ends = comm.Dup(), timeout, ends
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.main, self.process = threading.main_thread().ident, os.getpid()  # type: Any, int
@@ -143,11 +135,10 @@ class Watchdog:
         self.freed: dict[str, int] = {}  # number of the last call on each freed communicator
         if not MPI.COMM_SELF.Get_attr(finalizing()):
             MPI.COMM_SELF.Set_attr(finalizing(), True)
-        watching.append(self)
-        if not watch_thread.is_alive():
-            watch_thread = WatchThread()
-            watch_thread.start()
-            status_signal.watch_threads.append(watch_thread)
+        activity.watchdogs.append(self)
+        if activity.watch_thread is None or not activity.watch_thread.is_alive():
+            activity.watch_thread = WatchThread()
+            activity.watch_thread.start()
 
     def watch(self, group: Any) -> None:
         """Watch this communicator, too; called on all of its ranks. A closed watchdog ignores it."""
@@ -411,8 +402,8 @@ class Watchdog:
     def _stop_polling(self) -> None:
         """Remove this watchdog from the thread's list."""
         self.stopped.set()
-        with watch_lock:
-            watching.remove(self)
+        with activity.watch_thread.lock:
+            activity.watchdogs.remove(self)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
