@@ -143,9 +143,10 @@ class Activity:
         """
         self.survives = True
 
-    def record_with(self, recorder: FlightRecorder | None) -> None:
-        """Record operations with this recorder from now on; None: no longer."""
+    def record_with(self, recorder: FlightRecorder | None) -> FlightRecorder | None:
+        """Record operations with this recorder, which is returned, from now on; None: no longer."""
         self.flight = recorder
+        return recorder
 
     def abandon(self) -> None:
         """Abandon all operations in flight and the current wait."""

@@ -248,8 +248,7 @@ class Folder:
         path = self.path / FLIGHT / f"rank-{self.rank:04d}.bin"
         try:
             path.parent.mkdir(exist_ok=True)
-            self.recorder = FlightRecorder(path, self.rank, size, capacity, groups)
-            activity.record_with(self.recorder)
+            self.recorder = activity.record_with(FlightRecorder(path, self.rank, size, capacity, groups))
         except OSError as error:
             log.warning("%s cannot be written (%s): a postmortem will know nothing of this rank", path, error.strerror)
 
@@ -260,8 +259,7 @@ class Folder:
         """
         if self.recorder is not None:
             self.recorder.discard()
-            self.recorder = None
-            activity.record_with(None)
+            self.recorder = activity.record_with(None)
         if ended and self.rank == 0 and self.path is not None:
             with blamed_on(f"{self.path / FLIGHT} cannot be removed"):
                 forget(self.path)
