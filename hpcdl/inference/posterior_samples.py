@@ -21,8 +21,7 @@ from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.memory import available
-from hpcdl.models.model import Abilities, ModelWrapper, abilities_of
-from hpcdl.runs.evaluation import count
+from hpcdl.models.model import Abilities, ModelWrapper, abilities_of, count
 
 FILE, FORMAT, VERSION = "samples.h5", "hpcdl samples", 1
 

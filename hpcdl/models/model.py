@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.models.layout import Layout
 from hpcdl.random import Random
@@ -71,6 +73,14 @@ def abilities_of(model: Any) -> Abilities:
         return declared
     shown: dict[str, Any] = {ability: hasattr(model, member) for ability, member in MEMBERS.items()}
     return Abilities(**shown | {name: getattr(model, name) for name in VALUES if hasattr(model, name)})
+
+
+def count(predicted: np.ndarray, y: np.ndarray, classes: int) -> float:
+    """Return the number of rows predicted correctly; without classes, the sum of squared errors."""
+    if not classes:
+        return float(np.square(predicted.reshape(y.shape) - y, dtype=np.float64).sum())
+    answers = predicted.argmax(axis=1) if predicted.ndim == 2 else predicted > 0.5
+    return int((answers == y).sum())
 
 
 def layers_of(model: Any) -> list[Any] | None:

@@ -10,7 +10,7 @@ from hpcdl.chunks import chunk, chunks
 from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
-from hpcdl.models.model import abilities_of
+from hpcdl.models.model import abilities_of, count
 
 
 class Scores(NamedTuple):
@@ -64,14 +64,6 @@ def summed_scores(
         batch = Batch(on(device, x), device.array(y), stop - start, epoch=0, step=0, index=np.arange(start, stop))
         sums += *score(batch), stop - start
     return sums
-
-
-def count(predicted: np.ndarray, y: np.ndarray, classes: int) -> float:
-    """Right answers, or the sum of squared errors when there are no classes."""
-    if not classes:
-        return float(np.square(predicted.reshape(y.shape) - y, dtype=np.float64).sum())
-    answers = predicted.argmax(axis=1) if predicted.ndim == 2 else predicted > 0.5
-    return int((answers == y).sum())
 
 
 def scores(sums: np.ndarray, classes: int, outputs: tuple[int, ...] = (), unit: float = 1.0) -> Scores:

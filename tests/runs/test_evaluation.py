@@ -7,9 +7,9 @@ import pytest
 
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
+from hpcdl.models.model import count
 from hpcdl.random import Random
-from hpcdl.runs import evaluation
-from hpcdl.runs.evaluation import count, evaluate, scores
+from hpcdl.runs.evaluation import evaluate, scores
 
 
 def test_right_answers():
@@ -27,14 +27,14 @@ def test_means():
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
-def test_shares_and_blocks_add_up(classes, monkeypatch):
+def test_shares_and_blocks_add_up(classes):
     random = np.random.default_rng(3)
     y = random.integers(0, classes, 41) if classes else random.standard_normal(41)
     data = from_arrays(random.standard_normal((41, 5)), y, dtype="float64")
     model = make_model({0: "linear", 2: "logistic", 3: "mlp:4"}[classes], (5,), classes, "float64")
     parameters = model.initialize(Random(1)) + 0.1
     whole = evaluate(model, parameters, data.train, classes)
-    monkeypatch.setattr(evaluation, "ROWS", 7)
+    model.rows_at_once = 7
     parts = sum(evaluate(model, parameters, data.train, classes, (rank, 3)) for rank in range(3))
     assert np.allclose(whole, parts, rtol=1e-12) and whole[2] == 41
     if not classes:
