@@ -223,9 +223,10 @@ def simulate_servers(
     for step in range(steps):
         taken[:, step] = work.noise.draw(random, step, workers)
     taken *= work.compute
-    ended, stale = queue(taken, (serving + answer) / 2, group.latency, service.bound)
     own = float(taken.mean())
-    return Simulated(text, workers, max(ended / steps, own + alone), own, alone, stale)
+    taken += alone - (2 * group.latency + serving + answer)  # at the worker's own port, beside the servers'
+    ended, stale = queue(taken, (serving + answer) / 2, group.latency, service.bound)
+    return Simulated(text, workers, ended / steps, own, alone, stale)
 
 
 def pipeline(

@@ -30,7 +30,6 @@ WIDTH, HEIGHT, FONT = 4.2, 2.6, 9  # inches, points
 LEFT, RIGHT, TOP, BOTTOM = 0.56, 0.16, 0.3, 0.46  # inches around the axes
 LINE, TITLE_WIDTH, LEGEND_WIDTH = 0.17, 44, 58  # inches of a line of text, characters
 OURS = "hpcdl report"  # stands in whatever we write, so that only that is replaced
-FORMATS = ("png", "svg")
 
 
 class Key(NamedTuple):
