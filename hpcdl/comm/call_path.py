@@ -55,6 +55,7 @@ class CallPath:
     timeline: Timeline
     allreduce: str
     _checker: CollectiveChecker | None
+    _fast_calls: dict[Call, Callable[[np.ndarray], tuple[int, int]]]  # of all_reduce (collectives.py)
 
     def _open_call_path(self, collective: MPI.Intracomm) -> None:
         self._collective = collective  # for collective operations
@@ -62,6 +63,7 @@ class CallPath:
         self._others: dict[int, WaitTarget] = {}
         self.sequence = 0  # number of collective calls so far
         self._calls: list[Call | None] = [None] * REMEMBERED  # the last calls, a ring buffer
+        self._intracomm = CountingIntracomm
         self._counting: dict[str, CountingIntracomm] = {}  # by operation, for the fast path and for named tags
         self._routes = TranslatedSentCounts(self.traffic.sent, self._world_ranks)  # ranks translated at first use
         self._places: list[int] | None = None
@@ -84,7 +86,7 @@ class CallPath:
 
     def _lane(self, call: Call) -> CountingIntracomm:
         """Return a counting communicator with its own tags; all ranks start the same operations in the same order."""
-        comm = CountingIntracomm(self._collective)
+        comm = self._intracomm(self._collective)
         comm.sent = self._routes
         return self._next_lane(comm, call)
 
@@ -151,11 +153,17 @@ class CallPath:
 
     # -- both --------------------------------------------------------------------------------------------------------
 
+    def send_through(self, kind: type[CountingIntracomm]) -> None:
+        """Send the messages of later operations through communicators of this class, as a fault drill does."""
+        self._intracomm = kind
+        self._counting.clear()
+        self._fast_calls.clear()
+
     def _counted(self, name: str, comm: MPI.Intracomm) -> CountingIntracomm:
         """Return the reused counting communicator of an operation; it counts into the operation's counters."""
         counting = self._counting.get(name)
         if counting is None:
-            counting = self._counting[name] = CountingIntracomm(comm)
+            counting = self._counting[name] = self._intracomm(comm)
             counting.sent = self._routes
         counting.counters = self.traffic[name]
         return counting

@@ -43,7 +43,7 @@ class Collectives(CallPath):
         """Use this all-reduce algorithm from now on; collective."""
         self.algorithm = algorithm
         self.node_memory = algorithm.prepare(self._collective) if algorithm.prepare else None
-        self._fast_calls: dict[Call, Callable[[np.ndarray], tuple[int, int]]] = {}
+        self._fast_calls = {}
 
     # -- all-reduce --------------------------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ def _derive(name: str) -> None:
         derived = plain(self, *arguments, **options)
         if derived == MPI.COMM_NULL or not isinstance(derived, MPI.Intracomm):
             return derived
-        counting = CountingIntracomm(derived)
+        counting = type(self)(derived)
         counting.counters, counting.lane = self.counters, self.lane
         places = translate_ranks(derived, self)
         counting.sent = TranslatedSentCounts(self.sent, lambda: places)

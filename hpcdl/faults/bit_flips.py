@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from hpcdl.comm.trace import Traffic
+    from hpcdl.comm.communicator import Communicator
 
 CODES = np.uint16  # type of compressed messages (--compress)
 
@@ -65,21 +65,27 @@ def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
     return place, bit
 
 
-def flip_in_message(traffic: "Traffic", generator: np.random.Generator) -> None:
-    """Flip a bit of the next message with floats that `traffic` counts; shared memory has no messages.
+def flip_in_message(comm: "Communicator", generator: np.random.Generator) -> None:
+    """Flip a bit of the next message with floats that `comm` or a group of it sends; shared memory has no messages.
 
     Integers are spared: they belong to protocols, where a wrong value has arbitrary effects.
     """
     from hpcdl.comm.counting import CountingIntracomm  # imported here: reading options starts no MPI
 
-    plain = CountingIntracomm.Isend
+    struck = False
 
-    def once(self: CountingIntracomm, buf: Any, dest: int, tag: int = 0) -> Any:
-        ours = any(self.counters is each for each in traffic.values())
-        if ours and isinstance(buf, np.ndarray) and buf.size and (buf.dtype.kind == "f" or buf.dtype == CODES):
-            CountingIntracomm.Isend = plain  # type: ignore[method-assign]
-            buf = buf.copy()  # the request keeps the copy alive
-            flip(buf, int(generator.integers(buf.size)))
-        return plain(self, buf, dest, tag)
+    class FaultyIntracomm(CountingIntracomm):
+        """Sends the next floats with a flipped bit."""
 
-    CountingIntracomm.Isend = once  # type: ignore[method-assign]
+        def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
+            nonlocal struck
+            floats = isinstance(buf, np.ndarray) and buf.size and (buf.dtype.kind == "f" or buf.dtype == CODES)
+            if floats and not struck:
+                struck = True
+                buf = buf.copy()  # the request keeps the copy alive
+                flip(buf, int(generator.integers(buf.size)))
+            return super().Isend(buf, dest, tag)
+
+    for group in comm.family():
+        if group.traffic is comm.traffic:  # not bookkeeping
+            group.send_through(FaultyIntracomm)

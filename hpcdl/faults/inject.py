@@ -361,7 +361,7 @@ class Faults:
             return
         if what == "message":
             self.announce(fault, step, "a bit of the next numbers that it sends in a message is flipped")
-            flip_in_message(self.run.comm.traffic, generator)
+            flip_in_message(self.run.comm, generator)
             return
         held = getattr(self.run, "held", None)  # None on a data server
         vector = (held and held.parameters) if what == "parameters" else rows_of(self.run)

@@ -267,7 +267,7 @@ def test_a_flipped_bit_of_a_message(world):
     comm = Communicator(world, "ring")
     other = comm.duplicate("other")
     if world.rank == 0:
-        bit_flips.flip_in_message(comm.traffic, np.random.default_rng(1))
+        bit_flips.flip_in_message(comm, np.random.default_rng(1))
     for each, numbers, changes in (
         (other, np.arange(1.0, 9.0), 0),
         (comm, np.arange(1, 9), 0),
