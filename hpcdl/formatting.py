@@ -63,3 +63,8 @@ def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str
         ).rstrip()
         for row in rows
     ]
+
+
+def dashed(name: str) -> str:
+    """The name of an option, for that of its field."""
+    return name.replace("_", "-")

@@ -115,8 +115,9 @@ def compared(options: GossipBench, size: int) -> dict:
 def measure(world, options: GossipBench, train, seed: int) -> dict:
     """One run: its summary (on rank 0), and what was seen on the way."""
     with refuse_together(world):
-        settings = Options(**{name: getattr(options, name) for name in OF_A_RUN}, seed=seed, progress="none")
-    settings.steps = settings.evaluate_every = options.at[-1]  # at the end only
+        given = {name: getattr(options, name) for name in OF_A_RUN}
+        last = options.at[-1]  # where alone it is evaluated
+        settings = Options(**given, steps=last, evaluate_every=last, seed=seed, progress="none")
     how = {"dtype": options.dtype, "partition": options.partition, "seed": seed}
     data = open_data(options.data, comm=world, **how)
     with refuse_together(world):

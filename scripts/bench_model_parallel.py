@@ -142,13 +142,13 @@ def measure(world, group, options: ModelBench, data, train, turn: int) -> dict:
             optimizer=options.optimizer,
             dtype=options.dtype,
             lr=0.001,
+            steps=options.steps,
             batch_size=options.batch_size,
             seed=turn,
             evaluate_every=options.steps,
             pretend_compute=options.pretend_compute if options.case == "idle" else 0.0,
             progress="none",
         )
-        settings.steps = options.steps
         comm = Communicator(group, options.allreduce)
         model = for_data(options.model, data, options.dtype)
         with Run(comm, settings) as run:

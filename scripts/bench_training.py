@@ -24,8 +24,9 @@ from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError, line
 from hpcdl.formatting import counted
+from hpcdl.launch.option_parser import parse
 from hpcdl.models import parse_model
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 
 @dataclass

@@ -22,8 +22,9 @@ from hpcdl.errors import UsageError, blamed_on, line
 from hpcdl.files import check_writable
 from hpcdl.formatting import counted
 from hpcdl.launch.one_process import one_process
+from hpcdl.launch.option_parser import parse
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 
 @dataclass

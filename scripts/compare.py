@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
@@ -22,8 +22,9 @@ from rich.console import Console
 from hpcdl.checkpoint.export import output_file, write_json
 from hpcdl.errors import AgreedError, AgreedExit, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, dashed
 from hpcdl.launch.command_lines import DECIDED, Command, read_commands
+from hpcdl.launch.option_parser import CommandLine, parse_command_line
 from hpcdl.launch.start import Program
 from hpcdl.machine.world import check_world
 from hpcdl.reports import comparison
@@ -31,7 +32,6 @@ from hpcdl.reports.comparison import Line, run_folder
 from hpcdl.reports.measures import BY_NAME, read_target, shown
 from hpcdl.reports.report import make
 from hpcdl.runs import signals
-from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, Options, kinds_of, option
 from hpcdl.shared_memory import unlink_mpich_files
 
@@ -45,7 +45,7 @@ WRITTEN = ("config.yaml", "results.json", "summary.json", "table.csv", "table.md
 RUNS = "[0-9]*-train-*/seed-*"
 
 
-@dataclass
+@dataclass(frozen=True)
 class CompareOptions(Options):
     lines: list[str] = option(list, "programs with their options, each in quotes; -n RANKS: before one takes so many")
     seeds: str = option("3", "how many seeds (3: 0, 1 and 2), or which, with commas between (7,8,9)")
@@ -56,7 +56,7 @@ class CompareOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
-        self.chosen, self.goal = comparison.chosen(self.columns), read_target(self.target)
+        _ = self.chosen, self.goal
         numbers = self.seeds.split(",")
         if not all(each.isdecimal() for each in numbers) or numbers == ["0"]:
             raise UsageError(f"--seeds: how many, or which with commas between, not {self.seeds!r}")
@@ -64,9 +64,24 @@ class CompareOptions(Options):
             raise UsageError(f"--seeds {self.seeds}: so many are not run; at most {MOST_SEEDS:,}")
         if too_large := [each for each in numbers if len(each) > 19 or int(each) >= 2**63]:
             raise UsageError(f"--seeds: a seed is a whole number of 64 bits, not {too_large[0]}")
-        self.seed_list = [*map(int, numbers)] if len(numbers) > 1 else [*range(int(numbers[0]))]
         if twice := {each for each in self.seed_list if self.seed_list.count(each) > 1}:
             raise UsageError(f"--seeds: {min(twice)} is given twice; each seed counts once")
+
+    @property
+    def chosen(self) -> list[str]:
+        """Columns of the tables."""
+        return comparison.chosen(self.columns)
+
+    @property
+    def goal(self):
+        """The score that --target names."""
+        return read_target(self.target)
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds of --seeds."""
+        numbers = self.seeds.split(",")
+        return [*map(int, numbers)] if len(numbers) > 1 else [*range(int(numbers[0]))]
 
 
 def run(arguments):
@@ -82,22 +97,22 @@ def run(arguments):
     world = MPI.COMM_WORLD
     with ended("compare", world.rank):
         check_world(world)
-        with reading(world) as read:
-            options = read(CompareOptions, "compare", __doc__, arguments)
-            entries = read_lines(options, world.size)
+        with reading(world, parse_command_line) as read:
+            command_line = read(CompareOptions, "compare", __doc__, arguments)
+            options, entries = command_line.options, read_lines(command_line, world.size)
         warn(world)
         lock, done, status = Folder(None, world.rank), None, 0
         with contextlib.closing(lock):
             with refuse_together(world):
                 if world.rank == 0:
                     lock.path = automatic("compare") if options.out in ("", "auto") else Path(options.out)
-                    done = prepare(lock, options, entries)
+                    done = prepare(lock, command_line, entries)
             unlink_mpich_files()  # all ranks have come so far
             folder, done = world.bcast((lock.path, done))
             known: dict = {}
-            stopped = run_all(world, options, entries, folder, done, known)
+            stopped = run_all(world, command_line, entries, folder, done, known)
             if world.rank == 0:
-                status = conclude(options, entries, folder, stopped, known)
+                status = conclude(command_line, entries, folder, stopped, known)
             all_come(world)
         raise AgreedExit(world.bcast(status))
 
@@ -105,23 +120,24 @@ def run(arguments):
 # -- what is compared ------------------------------------------------------------------------------------------------
 
 
-def read_lines(options: CompareOptions, size: int) -> list[Command]:
+def read_lines(command_line: CommandLine, size: int) -> list[Command]:
     """The lines, each of which could start. Raises UsageError, which names all that could not."""
+    options: CompareOptions = command_line.options
     if not options.lines:
         raise UsageError('there is nothing to compare: give lines, as "train-allreduce" "train-gossip --topology ring"')
-    if "seed" in options.given:
+    if "seed" in command_line.given:
         raise UsageError("--seed is of one run; give --seeds")
     if options.out == "none":
         raise UsageError("--out none: a comparison is made of what its runs have written; name a folder")
-    names = [name for name in COMMON if name in options.given and name not in (*DECIDED, "progress")]
+    names = [name for name in COMMON if name in command_line.given and name not in (*DECIDED, "progress")]
     given = {name: str(getattr(options, name)) for name in names if getattr(options, name) != ""}  # a file gives all
-    return read_commands(options.lines, given, size, options.trust)
+    return read_commands(options.lines, given, size, command_line.trust)
 
 
 # -- its folder ------------------------------------------------------------------------------------------------------
 
 
-def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> dict[tuple[int, int], str]:
+def prepare(lock: Folder, command_line: CommandLine, entries: list[Command]) -> dict[tuple[int, int], str]:
     """Make the folder of the comparison, or go on with it (rank 0). Returns what is done: "", or why it has failed.
 
     Raises UsageError where it cannot be.
@@ -129,7 +145,7 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
     from hpcdl.launch.isolated_run import forget
     from hpcdl.runs.folder import environment, remove_run
 
-    folder: Any = lock.path
+    folder, options = lock.path, command_line.options  # type: Any, CompareOptions
     with blamed_on(f"--out {folder} cannot be written"):
         there = any((folder / name).exists() for name in WRITTEN) or any(folder.glob(RUNS))
         if there and not options.resume and not options.force:
@@ -137,7 +153,7 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
                 f"--out {folder} holds another comparison, or a run; give another folder, --force to replace it, or "
                 f"--resume {folder} to go on with it"
             )
-        if options.resume and (other := [name for name in options.told if name not in AGAIN]):
+        if options.resume and (other := [name for name in command_line.told if name not in AGAIN]):
             raise UsageError(f"--resume {folder}: with another --{dashed(other[0])} it would be another comparison")
         for entry in entries if options.resume else []:
             refuse_other_ranks(folder, entry)
@@ -147,7 +163,7 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
             for path in folder.glob(RUNS):
                 remove_run(path)
                 forget(path)
-        given = {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in options.given}
+        given = {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in command_line.given}
         kept = {name: value for name, value in given.items() if name not in (*DECIDED, "retry", "progress")}
         header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
         with atomic_write(folder / "config.yaml") as file:
@@ -189,10 +205,11 @@ def state(path: Path, retry: bool) -> str | None:
 # -- the runs --------------------------------------------------------------------------------------------------------
 
 
-def run_all(world, options: CompareOptions, entries: list[Command], folder: Path, done: dict, known: dict) -> bool:
+def run_all(world, command_line: CommandLine, entries: list[Command], folder: Path, done: dict, known: dict) -> bool:
     """All that is not done; whether a signal has stopped it. Collective. known: see `write`."""
     from hpcdl.launch.isolated_run import BEGUN, packed
 
+    options: CompareOptions = command_line.options
     console, ended_runs = Console(quiet=world.rank > 0 or options.progress == "none", highlight=False), len(done)
     for turn, seed in enumerate(options.seed_list):
         order = [(turn + i) % len(entries) for i in range(len(entries))]
@@ -212,7 +229,7 @@ def run_all(world, options: CompareOptions, entries: list[Command], folder: Path
             if world.allreduce(len(signals.received) + any(end.stopped == "signal" for end in ends)):
                 return True
         if world.rank == 0 and todo and seed != options.seed_list[-1]:  # then the end writes it
-            write(options, entries, folder, known)
+            write(command_line, entries, folder, known)
     return False
 
 
@@ -267,13 +284,14 @@ def news(folder: Path, entry: Command, seed: int, end: Outcome) -> str:
 # -- what comes out --------------------------------------------------------------------------------------------------
 
 
-def write(options: CompareOptions, entries: list[Command], folder: Path, known: dict) -> dict:
+def write(command_line: CommandLine, entries: list[Command], folder: Path, known: dict) -> dict:
     """Write what the runs so far make of the comparison (rank 0); returns results.json's.
 
     known: the runs that were read before, which are not read again (comparison.results); it grows.
     """
     from hpcdl.runs.folder import environment, launch_line
 
+    options: CompareOptions = command_line.options
     failed = {
         (i, seed): why
         for i, entry in enumerate(entries)
@@ -283,7 +301,7 @@ def write(options: CompareOptions, entries: list[Command], folder: Path, known: 
     about = {
         "command": launch_line(),
         "environment": {name: text for name, text in environment().items() if name != "launch"},
-        "options": {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in options.given},
+        "options": {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in command_line.given},
         "budget": options.budget,
     }
     lines = [Line(entry.text, entry.ranks, entry.folder) for entry in entries]
@@ -298,11 +316,11 @@ def write(options: CompareOptions, entries: list[Command], folder: Path, known: 
     return found
 
 
-def conclude(options: CompareOptions, entries: list[Command], folder: Path, stopped: bool, known: dict) -> int:
+def conclude(command_line: CommandLine, entries: list[Command], folder: Path, stopped: bool, known: dict) -> int:
     """Write and print what came out (rank 0); returns the exit status."""
     from hpcdl.launch.isolated_run import say_all_failed
 
-    found = write(options, entries, folder, known)
+    options, found = command_line.options, write(command_line, entries, folder, known)
     if stopped:
         print(f"stopped by a signal; go on with --resume {folder}", flush=True)
         return signals.STATUS

@@ -22,6 +22,7 @@ from hpcdl.inference.predictions import predict_all, refuse_existing
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.option_parser import parse_command_line
 from hpcdl.launch.program import ended
 from hpcdl.machine.display import console
 from hpcdl.machine.threads import limited
@@ -83,21 +84,22 @@ def main(arguments=None):
     """All ranks score and predict blocks of rows in turn; rank 0 prints and writes."""
     world = MPI.COMM_WORLD
     with ended("evaluate", world.rank):
-        with reading(world) as parse:
-            options = parse(EvaluateOptions, "evaluate", __doc__, arguments)
+        with reading(world, parse_command_line) as read:
+            command_line = read(EvaluateOptions, "evaluate", __doc__, arguments)
+        options, trust = command_line.options, command_line.trust
         if is_ensemble(options.run):
             with limited(world):
-                together(world, options)
+                together(world, options, trust)
             return
         if is_agent_run(options.run):
             with limited(world):
-                act(world, options)
+                act(world, options, trust)
             return
         with refuse_together(world):
             for name in ("episodes", "render"):
                 if getattr(options, name):
                     raise UsageError(f"--{name}: {options.run} has learned from data, and acts in no environment")
-            trained = TrainedModel(options.run, options.trust)
+            trained = TrainedModel(options.run, trust)
             model = trained.model(options.model)
             prompt = begun(options.prompt, model, trained) if options.sample else None
             samples = predictive(options.run, trained, model) if options.samples else None
@@ -144,13 +146,13 @@ def score(world, options, trained, model, samples):
             write_json(found, Path(options.json))
 
 
-def together(world, options):
+def together(world, options, trust):
     """Print and write what the members of an ensemble, and all together, make of the rows of a data set."""
     with refuse_together(world):
         for name in ("samples", "sample", "export", "model"):
             if getattr(options, name):
                 raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
-        ensemble = Ensemble.read(options.run, options.trust).open(world.rank, world.size)
+        ensemble = Ensemble.read(options.run, trust).open(world.rank, world.size)
         rows = ensemble.rows(options.data or ensemble.reference.source, options.split, world.size)
         name = next(iter(rows.values())).name
         if options.probabilities and not ensemble.reference.classes:
@@ -170,13 +172,13 @@ def together(world, options):
             write_json(found, Path(options.json))
 
 
-def act(world, options):
+def act(world, options, trust):
     """Print and write the returns of episodes that what was learned plays, on rank 0."""
     with refuse_together(world):
         for name in ("data", "predict", "samples", "sample", "prompt"):
             if getattr(options, name):
                 raise UsageError(f"--{name}: {options.run} has learned to act; --episodes 100 lets it")
-        player = Player(options.run, options.model, options.trust) if world.rank == 0 else None
+        player = Player(options.run, options.model, trust) if world.rank == 0 else None
     with refuse_together(world):
         if world.rank == 0:
             if options.render:

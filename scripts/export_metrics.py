@@ -10,10 +10,11 @@ from typing import Literal
 
 from hpcdl.errors import UsageError, line
 from hpcdl.launch.one_process import one_process
+from hpcdl.launch.option_parser import parse
 from hpcdl.reports.exporting import Target, export
 from hpcdl.reports.load import runs_of
 from hpcdl.runs.metric_logs import CSV, EVENTS, need_tensorboard
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 
 @dataclass

@@ -21,11 +21,12 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.device import CPU, open_device
 from hpcdl.launch.benchmark_table import bytes_of, check_files, print_table, quartiles, write_json
+from hpcdl.launch.option_parser import parse
 from hpcdl.launch.program import ended, quiet
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
 from hpcdl.runs.folder import environment
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 from hpcdl.strategies import sequential
 
 TYPES = ("float32", "float64")

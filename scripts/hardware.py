@@ -21,12 +21,13 @@ from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import open_device
 from hpcdl.launch.benchmark_table import bytes_of, check_picture, write_json
+from hpcdl.launch.option_parser import parse
 from hpcdl.launch.program import ended, quiet
 from hpcdl.machine import hardware, hardware_gpu
 from hpcdl.machine.display import console
 from hpcdl.machine.topology import topology
 from hpcdl.reports.roofline import attainable, balance, points_of, prepare, told, write
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 
 @dataclass

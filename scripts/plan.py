@@ -25,10 +25,11 @@ from typing import Any, Literal, NamedTuple
 
 from hpcdl.errors import UsageError, line, unknown
 from hpcdl.launch.one_process import one_process
+from hpcdl.launch.option_parser import parse, parse_command_line
 from hpcdl.launch.start import start_mpi
 from hpcdl.plugins import names_in_line, refuse_untrusted
 from hpcdl.programs import TRAINS
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 DEFAULT = "--optimizer=adam"  # of a model by its name, as its state is counted
 
@@ -56,7 +57,7 @@ class MemoryOptions:
             raise UsageError("--fit takes one model: --model NAME, or one line of train-grid")
 
 
-def memory(options: MemoryOptions) -> list[str]:
+def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
     """Forecasts of memory."""
     start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.launch.command_lines import read_command
@@ -85,7 +86,7 @@ def memory(options: MemoryOptions) -> list[str]:
     said = []
     for text in options.lines:
         if os.path.isdir(text):
-            said += memory_report.run_report(text, options.trust)
+            said += memory_report.run_report(text, trust)
         else:
             if not text.lstrip().startswith(("-n", TRAINS)):
                 raise UsageError(f'{text} is neither the folder of a run nor a line, as "-n 4: train-allreduce"')
@@ -107,7 +108,7 @@ class ScalingOptions:
             raise UsageError(f"--further is 0 to 20 sizes, not {self.further}")
 
 
-def scaling(options: ScalingOptions) -> list[str]:
+def scaling(options: ScalingOptions, trust: tuple[str, ...]) -> list[str]:
     """The limits of parallelism."""
     from hpcdl.planning.scaling import report
     from hpcdl.planning.scaling import scaling as measured
@@ -167,7 +168,7 @@ class SimulateOptions:
                 raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {value}")
 
 
-def simulate(options: SimulateOptions) -> list[str]:
+def simulate(options: SimulateOptions, trust: tuple[str, ...]) -> list[str]:
     """What so many ranks would do."""
     from hpcdl.planning import scale_report
     from hpcdl.planning.cluster import Cluster
@@ -298,7 +299,7 @@ def told(text):
     print(f"plan: {line(text)}", file=sys.stderr, flush=True)
 
 
-def time(options: TimeOptions) -> list[str]:
+def time(options: TimeOptions, trust: tuple[str, ...]) -> list[str]:
     """Forecasts of time."""
     start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.planning import forecast_error, time_report
@@ -308,7 +309,7 @@ def time(options: TimeOptions) -> list[str]:
     return time_report.times(forecast_error.make_forecasts(lines, machine, case_of), machine)
 
 
-def best(options: BestOptions) -> list[str]:
+def best(options: BestOptions, trust: tuple[str, ...]) -> list[str]:
     """What is fastest."""
     start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.memory import available
@@ -346,7 +347,7 @@ def readable(lines):
             yield text, ranks
 
 
-def check(options: ForecastCheckOptions) -> list[str]:
+def check(options: ForecastCheckOptions, trust: tuple[str, ...]) -> list[str]:
     """Forecasts beside measurements."""
     start_mpi()  # as who trains needs it, of whom a forecast asks
     from hpcdl.planning import forecast_error
@@ -354,7 +355,7 @@ def check(options: ForecastCheckOptions) -> list[str]:
 
     lines = forecast_error.read_matrix(options.matrix[0]) if options.matrix else forecast_error.MATRIX
     for _, text in lines if options.matrix else ():
-        refuse_untrusted(names_in_line(text), options.matrix[0], options.trust)
+        refuse_untrusted(names_in_line(text), options.matrix[0], trust)
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
     found = forecast_error.make_forecasts(lines, machine, case_of)
     return forecast_error.report(
@@ -366,7 +367,7 @@ class PlanCommand(NamedTuple):
     """A subcommand: its options, what makes its lines, and a sentence on it."""
 
     options: type
-    made: Callable[[Any], list[str]]
+    made: Callable[[Any, tuple[str, ...]], list[str]]
     sentence: str
 
 
@@ -398,7 +399,8 @@ def main(arguments=None):
         if name not in PLANS:
             raise unknown("plan", name, PLANS)
         plan = PLANS[name]
-        said = plan.made(parse(plan.options, f"plan {name}", plan.sentence, rest))
+        found = parse_command_line(plan.options, f"plan {name}", plan.sentence, rest)
+        said = plan.made(found.options, found.trust)
         print("\n".join(map(line, said)), flush=True)
 
 

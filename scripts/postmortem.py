@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hpcdl.errors import UsageError, line
 from hpcdl.launch.one_process import one_process
+from hpcdl.launch.option_parser import parse
 from hpcdl.reports.postmortem import ended_well, recordings, story, table
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 
 @dataclass

@@ -14,6 +14,7 @@ from hpcdl.inference.prediction_input import prediction_rows
 from hpcdl.inference.predictions import describe_counts, predict_all, refuse_existing
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.option_parser import parse_command_line
 from hpcdl.launch.program import ended
 from hpcdl.machine.threads import limited
 from hpcdl.runs.options import option
@@ -46,14 +47,15 @@ def main(arguments=None):
     """All ranks predict blocks of rows in turn; rank 0 writes."""
     world = MPI.COMM_WORLD
     with ended("predict", world.rank):
-        with reading(world) as parse:
-            options = parse(PredictOptions, "predict", __doc__, arguments)
+        with reading(world, parse_command_line) as read:
+            command_line = read(PredictOptions, "predict", __doc__, arguments)
+        options, trust = command_line.options, command_line.trust
         of_many = is_ensemble(options.run)
         with refuse_together(world):
             if of_many:
-                trained, rows, seen = opened(options, world)
+                trained, rows, seen = opened(options, world, trust)
             else:
-                trained = TrainedModel(options.run, options.trust)
+                trained = TrainedModel(options.run, trust)
                 model = trained.model(options.model)
                 if options.samples:
                     model = predictive(options.run, trained, model)
@@ -72,12 +74,12 @@ def main(arguments=None):
             print(f"{rows.name}: {describe_counts(counts)}{where}", file=sys.stdout if options.out else sys.stderr)
 
 
-def opened(options, world):
+def opened(options, world, trust):
     """The ensemble, the rows, and the rows as each of its members sees them. Raises UsageError."""
     for name in ("samples", "model"):
         if getattr(options, name):
             raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
-    ensemble = Ensemble.read(options.run, options.trust).open(world.rank, world.size)
+    ensemble = Ensemble.read(options.run, trust).open(world.rank, world.size)
     seen = ensemble.rows(options.source, options.split, world.size, delimiter=options.delimiter)
     return ensemble, next(iter(seen.values())), seen
 

@@ -28,7 +28,7 @@ from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.synthetic import prepare_synthetic
 from hpcdl.errors import UsageError, printable
 from hpcdl.formatting import counted
-from hpcdl.runs.help import OptionParser
+from hpcdl.launch.help import OptionParser
 
 TABLES = ("csv", "table")
 KINDS = {

@@ -12,8 +12,9 @@ from typing import Literal
 from hpcdl.errors import line
 from hpcdl.formatting import counted
 from hpcdl.launch.one_process import one_process
+from hpcdl.launch.option_parser import parse
 from hpcdl.reports.report import make
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 
 @dataclass

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from hpcdl.errors import AgreedExit, UsageError, blamed_on, line
+from hpcdl.faults.clock import LONGEST
 from hpcdl.files import atomic_write
+from hpcdl.formatting import dashed
 from hpcdl.launch.command_lines import Command
 from hpcdl.launch.nested_command_line import divided
+from hpcdl.launch.option_parser import LARGEST, CommandLine, parse, parse_command_line
 from hpcdl.launch.start import Program
 from hpcdl.machine.world import check_world
 from hpcdl.plugins import names_in, refuse_untrusted
 from hpcdl.runs import signals
-from hpcdl.runs.help import dashed
-from hpcdl.runs.options import LARGEST, LONGEST, kinds_of, option, parse
+from hpcdl.runs.options import kinds_of, option
 from hpcdl.search import journal
 from hpcdl.search.controller import Controller
 from hpcdl.search.methods import make_method
@@ -116,12 +118,13 @@ def run(arguments):
     world = MPI.COMM_WORLD
     with ended("search", world.rank):
         check_world(world)
-        with reading(world) as read:
-            options = read(SearchOptions, "search", __doc__, words(arguments))
+        with reading(world, parse_command_line) as read:
+            command_line = read(SearchOptions, "search", __doc__, words(arguments))
+            options = command_line.options
             if options.only >= 0:  # nobody else is to have the other ranks
                 options.ranks_per_trial = options.ranks_per_trial or world.size
-            space = read_space(options)
-            command = read_training(" ".join(options.line), options.ranks_per_trial, world.size, options.trust)
+            space = read_space(command_line)
+            command = read_training(" ".join(options.line), options.ranks_per_trial, world.size, command_line.trust)
             division = groups.divide_ranks(world.size, command.ranks, options.controller == "own")
             refuse_names(space, command, options.method)
             command = with_epochs(command, options.most)
@@ -154,20 +157,20 @@ def words(arguments: list[str]) -> list[str]:
     return [*found.own, *([f"--space={space}"] if space else []), *([found.line] if found.line else [])]
 
 
-def read_space(options: SearchOptions) -> Space:
+def read_space(command_line: CommandLine) -> Space:
     """The space of the command line, and of a file before it. Raises UsageError."""
-    parameters: list[Parameter] = []
+    options, parameters = command_line.options, list[Parameter]()
     if options.space_file:
         told = f"--space-file {options.space_file}"
         with blamed_on(f"{told} cannot be read"), open(options.space_file, encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
         if len(text) > LARGEST:
             raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
-        parameters += trusted(Space.from_yaml(text), options.space_file, options.trust)
+        parameters += trusted(Space.from_yaml(text), options.space_file, command_line.trust)
     if options.space:
         space = Space.read(options.space.splitlines())
-        file = options.origin.get("space")
-        parameters += trusted(space, file, options.trust) if file else space.parameters
+        file = command_line.origin.get("space")
+        parameters += trusted(space, file, command_line.trust) if file else space.parameters
     if not parameters:
         raise UsageError("there is nothing to search: give --space lr=log:0.001..0.5, once for each option")
     return Space(tuple(parameters))

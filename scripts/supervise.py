@@ -15,10 +15,12 @@ import sys
 from dataclasses import dataclass
 
 from hpcdl.errors import UsageError, line
+from hpcdl.faults.clock import LONGEST
+from hpcdl.launch.option_parser import parse
 from hpcdl.machine.world import launch
 from hpcdl.recovery.launch_command import JobLine
 from hpcdl.recovery.supervisor import Supervisor
-from hpcdl.runs.options import LONGEST, option, parse
+from hpcdl.runs.options import option
 
 
 @dataclass

@@ -33,15 +33,15 @@ from rich.console import Console
 from hpcdl.checkpoint.export import write_json
 from hpcdl.errors import AgreedExit, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, dashed
 from hpcdl.launch.command_lines import read_commands
 from hpcdl.launch.nested_command_line import divided
+from hpcdl.launch.option_parser import parse, parse_command_line, read_file
 from hpcdl.launch.start import Program
 from hpcdl.machine.world import check_world
 from hpcdl.plugins import is_plugin, refuse_untrusted
 from hpcdl.runs import signals
-from hpcdl.runs.help import dashed
-from hpcdl.runs.options import Options, kinds_of, option, parse, read_file
+from hpcdl.runs.options import Options, kinds_of, option
 from hpcdl.shared_memory import unlink_mpich_files
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def run(arguments):
     world = MPI.COMM_WORLD
     with ended("train-ensemble", world.rank):
         check_world(world)
-        with reading(world) as read:
+        with reading(world, parse_command_line) as read:
             plan = planned(read, [*arguments], world.size)
         refuse_unlike(world, {name: repr(value) for name, value in plan.asked.items()})
         warn(world)
@@ -157,7 +157,7 @@ def planned(read, words: list[str], size: int) -> EnsemblePlan:
 
     kinds = kinds_of(EnsembleOptions)
     found = divided(words, kinds, SEVERAL)
-    options = read(EnsembleOptions, "train-ensemble", __doc__, found.own)
+    command_line = read(EnsembleOptions, "train-ensemble", __doc__, found.own)
     text, several = found.line, found.several
     resume = several.pop("resume")[-1:]
     given = {word[2:].partition("=")[0].replace("-", "_") for word in found.own if word.startswith("--")} - {"trust"}
@@ -169,16 +169,19 @@ def planned(read, words: list[str], size: int) -> EnsemblePlan:
         if not where.is_file():
             raise UsageError(f"{told}: there is no ensemble in that folder ({CONFIG_FILE} is missing)")
         kept: Any = read_file(where, f"{told}: {CONFIG_FILE}")
-        refuse_untrusted(plugin_names([str(kept.get("training", ""))], kept.get("vary", [])), str(where), options.trust)
+        named = plugin_names([str(kept.get("training", ""))], kept.get("vary", []))
+        refuse_untrusted(named, str(where), command_line.trust)
         text, several = str(kept.pop("training", "")), {name: [*kept.pop(name, [])] for name in several}
         own = [f"--{dashed(name)}={value}" for name, value in kept.items() if name in kinds and value != "false"]
         own = [each.removesuffix("=true") for each in own]
-        options = read(EnsembleOptions, "train-ensemble", __doc__, [*own, *found.own])
-        options.resume = resume[0]
-    return plan_of(options, text, several, size)
+        command_line = read(EnsembleOptions, "train-ensemble", __doc__, [*own, *found.own])
+        command_line.options.resume = resume[0]
+    return plan_of(command_line.options, text, several, size, command_line.trust)
 
 
-def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], size: int) -> EnsemblePlan:
+def plan_of(
+    options: EnsembleOptions, text: str, several: dict[str, list[str]], size: int, trust: tuple[str, ...] = ()
+) -> EnsemblePlan:
     """The runs that are asked for. Raises UsageError where one could not start."""
     from hpcdl.search.ensemble_members import (
         best_of_search,
@@ -196,7 +199,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
     turns: list[dict[str, str]] = variations(several["vary"])
     program = PROGRAM
     if several["from"]:
-        program, turns = best_of_search(several["from"][0], options.best, options.trust)
+        program, turns = best_of_search(several["from"][0], options.best, trust)
     if fixed := sorted(ALIKE & {name.replace("-", "_") for each in turns for name in each}):
         raise UsageError(f"--vary {fixed[0]}: it is the same for all members")
     if options.snapshots and (several["vary"] or "--schedule" in text or options.members):
@@ -209,7 +212,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
     schedule = f" --schedule=cosine:cycles={options.snapshots}" if options.snapshots else ""
     lines = [with_options(text + schedule, turn) for turn in turns]
     distinct = [*dict.fromkeys(lines)]
-    commands = dict(zip(distinct, read_commands(distinct, {}, ranks, options.trust), strict=True))
+    commands = dict(zip(distinct, read_commands(distinct, {}, ranks, trust), strict=True))
     if other := [each for each in commands.values() if each.ranks != ranks]:
         raise UsageError(
             f"{other[0].text} works on {counted(other[0].ranks, 'rank')}: --ranks-per-member {other[0].ranks}"
@@ -232,7 +235,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
     if options.boost != "none":
         asked["combine"] = "mean"
     trust = (
-        *options.trust,
+        *trust,
         *(name for each in about for name in plugin_names_of_options(each)),
     )  # also for their checkpoints
     specs = [

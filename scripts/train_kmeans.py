@@ -30,8 +30,8 @@ from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
 from hpcdl.launch.start import Program
 from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.roles import divide
 from hpcdl.runs.options import option
-from hpcdl.runs.roles import divide
 
 
 @dataclass

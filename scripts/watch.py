@@ -14,9 +14,10 @@ from rich.live import Live
 
 from hpcdl.errors import UsageError
 from hpcdl.launch.one_process import one_process
+from hpcdl.launch.option_parser import parse
 from hpcdl.reports.watch_view import NEWS, facts, news, outlook, view
 from hpcdl.reports.watching import Watching
-from hpcdl.runs.options import option, parse
+from hpcdl.runs.options import option
 
 LEAST, MOST = 0.1, 86400.0  # seconds
 
@@ -80,8 +81,8 @@ def in_lines(watching, every):
 
 def state(watching):
     """What is news, even where no file has changed."""
-    run = watching.run
-    return run.folder, run.state(), bool(run.quiet() >= NEWS) and outlook(run)[0]
+    watched = watching.run
+    return watched.folder, watched.state(), bool(watched.quiet() >= NEWS) and outlook(watched)[0]
 
 
 def over(watching):

@@ -28,7 +28,7 @@ def world(kind: type[World], size: int, **settings) -> World:
     model = for_data(options.model, data, options.dtype)
     if "outer" in settings:
         settings["outer"] = make_optimizer(settings["outer"], model.layout.size, "float64", lambda _: 0.7)
-    return kind(size, model, data, lambda: options.make_optimizer(model, options.plan(1, data)), 64, **settings)
+    return kind(size, model, data, lambda: options.make_optimizer(model, 1, data), 64, **settings)
 
 
 def evaluations(folder):

@@ -191,7 +191,7 @@ def arm(run: Any) -> None:
 
     inbox.watchers.clear()  # those of an earlier run in this process
     options, everyone = run.options, run.everyone
-    if options.survivor is not None and options.survivor.goes_on:  # after a loss of ranks the faults stay armed
+    if run.outlived:  # after a loss of ranks the faults stay armed
         for faults in armed:
             faults.attach(run)
         return

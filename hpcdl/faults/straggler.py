@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from hpcdl.comm.trace import Traffic
 from hpcdl.data import Batch
@@ -23,15 +23,7 @@ from hpcdl.random import Random
 SLOWEST = 1e6  # largest factor: more would stall the run
 
 
-class StragglerOptions(Protocol):
-    """The options of a run for stragglers."""
-
-    straggler: str
-    pretend_compute: float  # milliseconds
-    seed: int
-
-
-def with_stragglers(model: Any, options: StragglerOptions, rank: int, workers: range) -> Any:
+def with_stragglers(model: Any, options: Any, rank: int, workers: range) -> Any:
     """Return the model, slowed down as the options say; workers: the ranks that compute."""
     factor, probability = parse(options.straggler, rank, workers)
     if factor == 1 and not options.pretend_compute:

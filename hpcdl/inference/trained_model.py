@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.attributes import check_attributes
 from hpcdl.checkpoint.buffers import PREFIX, load
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data.format import find_data_file, read_info
@@ -21,7 +22,6 @@ from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.plugins import names_in, refuse_untrusted
-from hpcdl.runs.attributes import check_attributes
 
 
 class TrainedModel:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.errors import UsageError, unknown
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, dashed
+from hpcdl.launch.config_migration import taken
+from hpcdl.launch.option_parser import parse
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.programs import TRAINS, files, script
-from hpcdl.runs.config_migration import taken
-from hpcdl.runs.help import dashed
-from hpcdl.runs.options import COMMON, INSTEAD, Options, kinds_of, parse
+from hpcdl.runs.options import COMMON, INSTEAD, Options, kinds_of
 
 if TYPE_CHECKING:
     from hpcdl.launch.training import Training

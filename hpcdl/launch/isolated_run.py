@@ -17,6 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line
 from hpcdl.files import atomic_write, parse_json
 from hpcdl.formatting import counted
 from hpcdl.memory import forget_peak
+from hpcdl.runs.context import RunContext
 from hpcdl.runs.options import Options
 
 if TYPE_CHECKING:
@@ -50,18 +52,19 @@ class Outcome(NamedTuple):
     speaks: bool = True
 
 
-def attempt(comm: MPI.Intracomm, training: "Training", options: Options, folder: Path) -> Outcome:
+def attempt(
+    comm: MPI.Intracomm, training: "Training", options: Options, folder: Path, context: RunContext | None = None
+) -> Outcome:
     """Train on the ranks of `comm`, of which this one is; collective. Returns the same on all of them.
 
     A run that could not go on leaves `failed.json` in `folder`: `why`, and the `traceback` of an error that is none
     of ours. Raises what a rank alone has come upon, which ends the job.
     """
     forget_peak()
-    options.among = True
     opened: list = []
     error: Any = None
     try:
-        mine = Outcome(training.run(comm, options, opened).stopped)
+        mine = Outcome(training.run(comm, options, replace(context or RunContext(), repeated=True), opened).stopped)
     except (AgreedError, TrainingError) as known:
         mine = Outcome(failed=line(known), speaks=known.speaker == comm.rank)
     except (Exception, SystemExit) as unknown:  # an exit of one's own model would end all lines with its status, 0 too

@@ -21,26 +21,27 @@ from hpcdl.comm import refuse_together
 from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError
+from hpcdl.formatting import dashed
+from hpcdl.launch.option_parser import parse
 from hpcdl.launch.program import quiet
 from hpcdl.machine.versions import versions
-from hpcdl.runs.help import dashed
-from hpcdl.runs.options import parse
 
 MOST = 3  # things that are named
 PROGRAM = "the program"
 
 
 @contextlib.contextmanager
-def reading(world: MPI.Intracomm) -> Iterator[Callable[..., Any]]:
+def reading(world: MPI.Intracomm, reader: Callable[..., Any] = parse) -> Iterator[Callable[..., Any]]:
     """`with reading(world) as parse: options = parse(...)`: on all ranks the same options, or all refuse; collective.
 
-    The body may check the options, and raise UsageError.
+    reader: `parse`, or `parse_command_line`. The body may check the options, and raise UsageError.
     """
     read: list[tuple[str, Any]] = []
 
     def read_one(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
-        read.append((program, parse(options_class, program, description, arguments)))
-        return read[-1][1]
+        found = reader(options_class, program, description, arguments)
+        read.append((program, getattr(found, "options", found)))
+        return found
 
     with refuse_together(world), quiet(world.rank > 0):
         yield read_one

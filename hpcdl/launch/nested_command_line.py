@@ -12,7 +12,8 @@ import shlex
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.help import dashed, refuse_empty
+from hpcdl.formatting import dashed
+from hpcdl.launch.help import refuse_empty
 
 
 class Words(NamedTuple):

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpcdl.errors import UsageError
+from hpcdl.launch.help import parser
+from hpcdl.launch.option_parser import program_defaults
 from hpcdl.machine.world import start
 from hpcdl.programs import first_process, reader_may_leave
 from hpcdl.runs import signals
-from hpcdl.runs.help import parser
-from hpcdl.runs.options import kinds_of, program_defaults
+from hpcdl.runs.options import kinds_of
 from hpcdl.strategies.description import Strategy, named
 
 if TYPE_CHECKING:

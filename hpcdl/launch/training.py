@@ -6,17 +6,13 @@ parses the options, divides the ranks into roles, opens the data, makes the mode
 `train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter servers. Data servers serve.
 A job of several trainings calls `run` for each, on the ranks that it gives to it.
 
-Who trains several models may set two members of their options: `data_seed`, as `open_data` takes it, and
-`prepare(data, options, workers)`, which is called once the data are open, may change the options, and returns the data
-to train on.
-
 Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot go on with one line and status 1; a
 run that a signal stopped with status 85.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,18 +33,20 @@ from hpcdl.formatting import counted
 from hpcdl.inference.pretrained import load_initial_values
 from hpcdl.kernels.device import open_device
 from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.option_parser import parse_command_line, remark
 from hpcdl.launch.program import ended
 from hpcdl.machine.doctor import warn
 from hpcdl.machine.world import check_world
 from hpcdl.models import for_data
+from hpcdl.parameter_server.roles import ROLES, Roles, divide
 from hpcdl.plugins import is_plugin
 from hpcdl.recovery.respawn import is_new
 from hpcdl.recovery.survivor import Survivor
-from hpcdl.recovery.ulfm_recovery import losable, outlived, refuse_no_survival, survive, warn_no_survival
+from hpcdl.recovery.ulfm_recovery import by_messages, losable, outlived, refuse_no_survival, survive, warn_no_survival
 from hpcdl.runs import signals
 from hpcdl.runs.accumulated import accumulated
-from hpcdl.runs.options import Options, remark
-from hpcdl.runs.roles import ROLES, Roles, divide
+from hpcdl.runs.context import RunContext
+from hpcdl.runs.options import Options
 from hpcdl.runs.run import Run
 from hpcdl.strategies.description import Strategy
 
@@ -68,12 +66,13 @@ class Training:
         with outlived(), ended(self.strategy.program, world.rank) as remarks:
             if self.strategy.ranks is None:
                 check_world(world)
-            with reading(world) as parse:
-                options = parse(self.strategy.options_class, self.strategy.program, "", arguments)
+            with reading(world, parse_command_line) as read:
+                line = read(self.strategy.options_class, self.strategy.program, "", arguments)
+                options = line.options
                 if is_new():  # the job that it joins was told so
                     refuse_no_survival(options, world.size)
                 else:
-                    remarks.append(remark(options.before))
+                    remarks.append(remark(line.before))
                     self.refuse(options, world.size)
             if not is_new():
                 warn(world, self.strategy.ranks is None)
@@ -92,45 +91,51 @@ class Training:
             raise UsageError(
                 f"this strategy runs on {counted(self.strategy.ranks, 'rank')}, not on {size}: start it without mpiexec"
             )
-        if {"initial", "resume"} <= set(options.told or ()):
-            raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
         divide(size, getattr(options, "servers", 0), options.data_servers)
         algorithm(options.allreduce)
         inject.check(options, size)
         refuse_no_survival(options, size)
 
-    def run(self, world: MPI.Intracomm, options: Options, opened: list | None = None) -> Run:
+    def run(
+        self,
+        world: MPI.Intracomm,
+        options: Options,
+        context: RunContext | None = None,
+        opened: list | None = None,
+    ) -> Run:
         """Open, build, train and finish on all ranks of `world`; collective. Returns the run, which has ended.
 
-        opened: is given what has to be given back where the run cannot go on, and the job does (isolated_run.py).
+        context: of the run; its `everyone` and `workers` are found here. opened: is given what has to be given back
+        where the run cannot go on, and the job does (isolated_run.py).
         """
-        opened = [] if opened is None else opened
+        opened, context = [] if opened is None else opened, context or RunContext()
+        options = by_messages(options, world.size)
         roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
         role, number = roles.of(world.rank), local_rank(world)
         with refuse_together(world):
             device = open_device(options.device if role == "worker" else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
-        survivor = options.survivor  # who goes on where ranks are gone is not ended by what ends jobs
+        survivor = context.survivor  # who goes on where ranks are gone is not ended by what ends jobs
         how = options.allreduce, options.timeout, spans, device, survivor is None, options.checks.asked
         everyone = Communicator(world, *how)
         if survivor is not None:
             survivor.everyone, survivor.serves = everyone, role == "data server"
         opened.append(everyone.free)
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
-        data = open_for(role, roles, options, everyone)
+        data = open_for(role, roles, options, everyone, context)
         if not isinstance(data, RemoteData):
             opened.append(data.close)
-        if options.prepare is not None:
+        if context.prepare is not None:
             with refuse_together(world):
-                data = options.prepare(data, options, len(roles.workers))
-        run = Run(comm, options, everyone, len(roles.workers))
+                data, options = context.prepare(data, options, len(roles.workers))
+        run = Run(comm, options, replace(context, everyone=everyone, workers=len(roles.workers)))
         if world.rank == roles.workers[0] and (coming := scale_warning(data.scales)):
             log.warning("%s", coming)
         with refuse_together(world):
             model = for_data(options.model, data, options.dtype, device, options.loss)
             if options.initial and not options.resume:
                 load_initial_values(model, options.initial)
-            if self.strategy.check is not None:
+            if self.strategy.check is not None and not run.outlived:  # else they were checked when the run began
                 self.strategy.check(options, world.size - options.data_servers, model)
             if self.strategy.cut:
                 options.refuse_too_large(model, world.size - options.data_servers)
@@ -153,7 +158,7 @@ class Training:
         return run
 
 
-def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) -> Data:
+def open_for(role: str, roles: Roles, options: Options, everyone: Communicator, context: RunContext) -> Data:
     """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
     part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
     how: dict[str, Any] = {"placement": options.placement, "partition": options.partition}
@@ -173,8 +178,8 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 validation=options.validation,
                 augment=options.augment,
                 standardize=options.standardized,
-                data_seed=options.data_seed,
-                keep=options.survivor is not None,
+                data_seed=context.data_seed,
+                keep=context.survivor is not None,
                 **how,
             )
     part.Free()
@@ -189,8 +194,8 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
 def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> None:
     """What a data server does for a run. Raises, where that cannot go on, what the workers raise, who say why."""
     inject.arm(run)
-    if run.options.survivor is not None:
-        run.options.survivor.run = run
+    if run.survivor is not None:
+        run.survivor.run = run
     with run.stopwatch.step("serve"):
         status = serve(everyone, data, clients)
     data.close()

@@ -33,10 +33,9 @@ from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.accumulated import accumulation
-from hpcdl.runs.averaging import exchange
 from hpcdl.runs.evaluation import summed_scores
 from hpcdl.runs.options import Options
-from hpcdl.runs.ownership import Ownership, fingerprint
+from hpcdl.runs.ownership import Ownership, exchange, fingerprint
 
 
 def broadcast_initial_values(comm: Communicator, model: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.by_example import ByExample
 from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
@@ -18,7 +19,6 @@ from hpcdl.kernels.linear import SQUARED
 from hpcdl.memory import Memory
 from hpcdl.models.linear_form import LinearForm
 from hpcdl.optim import Optimizer
-from hpcdl.runs.by_example import ByExample
 from hpcdl.runs.ownership import Whole
 
 

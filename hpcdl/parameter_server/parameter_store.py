@@ -47,13 +47,13 @@ from hpcdl.memory import Memory
 from hpcdl.parameter_server.clocks import ClockProgress, Clocks
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.replication import SliceReplica, backups
+from hpcdl.parameter_server.roles import divide
 from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.parameter_server.sparse_keys import VectorRows
 from hpcdl.parameter_server.step_coordinator import Lead
 from hpcdl.parameter_server.store_client import Asking, Client, Connection, LocalConnection, Subscribed
 from hpcdl.parameter_server.store_messages import REQUEST_HEADER, Push, StoreOperation, StoreTag, as_message, new_header
 from hpcdl.runs import signals
-from hpcdl.runs.roles import divide
 
 
 class AddUpdate:

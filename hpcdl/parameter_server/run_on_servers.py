@@ -23,8 +23,8 @@ from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.step_coordinator import Lead, LedStore, Notes
 from hpcdl.parameter_server.store_messages import Push
-from hpcdl.runs.averaging import exchange
 from hpcdl.runs.on_one_rank import OnOneRank
+from hpcdl.runs.ownership import exchange
 from hpcdl.runs.run import Run
 from hpcdl.runs.stopwatch import Stopwatch
 

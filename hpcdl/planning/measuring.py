@@ -180,7 +180,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
     model = for_data(options.model, data, options.dtype, loss=options.loss)
     w = model.device.array(model.initialize(Random(options.seed)))
     g, size = model.device.zeros(w.size, w.dtype), comm.size
-    optimizer = options.make_optimizer(model, (1, 10, 1000))
+    optimizer = options.make_optimizer(model, size, data)
 
     def update() -> None:
         g[:] = 0

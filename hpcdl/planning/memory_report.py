@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted, size, table
 from hpcdl.launch.command_lines import read_command
+from hpcdl.launch.config_migration import config_of
+from hpcdl.launch.option_parser import resumed
 from hpcdl.memory import KINDS
 from hpcdl.models.configurations import ADAM_BYTES, CONFIGURATIONS
 from hpcdl.planning.fitting import Fit
@@ -16,8 +18,7 @@ from hpcdl.planning.memory import OTHER_KINDS, RankMemory, forecast
 from hpcdl.planning.summaries import summary_of
 from hpcdl.plugins import names_of, refuse_untrusted
 from hpcdl.programs import of_strategy
-from hpcdl.runs.config_migration import config_of
-from hpcdl.runs.options import kinds_of, resumed
+from hpcdl.runs.options import kinds_of
 from hpcdl.strategies.workload import Workload
 
 SHOWN = 16  # most printed ranks and grids

@@ -109,9 +109,9 @@ def answer_questions() -> None:
 
 def measure_machine(world: Any, read: Callable, lines: list, operations: list) -> dict[str, Any]:
     """Return the machine as measured by these ranks, in the form of JSON."""
+    from hpcdl.launch.option_parser import parse
     from hpcdl.planning.machine_sheet import describe_section
     from hpcdl.planning.measuring import measure
-    from hpcdl.runs.options import parse
 
     wanted = []
     for text, rows in lines:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hpcdl.runs.options import Options, option
 
 
-@dataclass
+@dataclass(frozen=True)
 class SurvivingOptions(Options):
     """The options of a program whose ranks may be lost (ulfm_recovery.py)."""
 

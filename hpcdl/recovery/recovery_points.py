@@ -24,7 +24,7 @@ from mpi4py import MPI
 from hpcdl.checkpoint.state import PerRank, Same
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import device_of
-from hpcdl.runs.averaging import averaged
+from hpcdl.runs.ownership import averaged
 from hpcdl.runs.progress import Progress
 
 if TYPE_CHECKING:

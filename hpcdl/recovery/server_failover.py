@@ -39,7 +39,6 @@ from hpcdl.runs.agreement import Step
 from hpcdl.runs.progress import Progress
 
 if TYPE_CHECKING:
-    from hpcdl.runs.options import Options
     from hpcdl.runs.run import Run
 
 SERVER = 1 << 40  # that of a slice is further than any that follows it
@@ -147,9 +146,8 @@ class ServedSurvivor(Survivor):
             self.division = WorkDivision(shares, {}, dict.fromkeys(store.clients, self.run.step))
         self.store = store
 
-    def adapt(self, options: "Options") -> None:
-        options.replicas = min(options.replicas, self.servers)  # type: ignore[attr-defined]
-        options.servers = self.servers  # type: ignore[attr-defined]
+    def adapt(self, options: Any) -> Any:
+        return replace(options, replicas=min(options.replicas, self.servers), servers=self.servers)
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm | None) -> tuple[MPI.Intracomm, list[int]]:
         """As `Survivor` has it; raises TrainingError, on all that are left, where a slice is gone, or all workers."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.attributes import SUMMED
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
@@ -33,13 +34,11 @@ from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.formatting import counted
 from hpcdl.recovery.recovery_points import Anchors
 from hpcdl.runs.agreement import Step
-from hpcdl.runs.averaging import averaged
+from hpcdl.runs.ownership import averaged
 from hpcdl.runs.progress import Progress
 from hpcdl.runs.resume import position
-from hpcdl.runs.segments import SUMMED
 
 if TYPE_CHECKING:
-    from hpcdl.runs.options import Options
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
@@ -180,11 +179,11 @@ class Survivor:
             return "no rank is gone"
         return f"{format_ranks(gone)} {'is' if len(gone) == 1 else 'are'} gone"
 
-    def adapt(self, options: "Options") -> None:
-        """Change what the options of the next leg have to say otherwise."""
+    def adapt(self, options: Any) -> Any:
+        """The options of the next leg, as far as they depend on who is left."""
         alone = bool(options.data_servers) and not self.data_servers
         self.note = ", and read the rows themselves, for no data server is left" if alone else ""
-        options.data_servers = self.data_servers
+        return replace(options, data_servers=self.data_servers)
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm | None) -> tuple[MPI.Intracomm, list[int]]:
         """Order those that are left: data servers, who has the state, new ranks last; returns their world, and who is

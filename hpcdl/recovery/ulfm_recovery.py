@@ -21,7 +21,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from mpi4py import MPI
 
@@ -32,11 +33,10 @@ from hpcdl.formatting import counted
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.recovery import respawn
 from hpcdl.recovery.survivor import Survivor
+from hpcdl.runs.context import RunContext
+from hpcdl.runs.options import Options
+from hpcdl.runs.run import Run
 from hpcdl.shared_memory import remove_mapped
-
-if TYPE_CHECKING:
-    from hpcdl.runs.options import Options
-    from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # what mpiexec --with-ft ulfm sets
@@ -57,14 +57,14 @@ def silence_counts() -> bool:
     return os.environ.get(DETECTOR) in SET
 
 
-def losable(options: "Options", size: int) -> int:
+def losable(options: Options, size: int) -> int:
     """How many of so many ranks a run of these options may lose: with replicas of what servers hold, any number."""
     if getattr(options, "replicas", 1) > 1 and handed_over():
         return getattr(options, "survive", 0) or size
     return getattr(options, "survive", 0)
 
 
-def warn_no_survival(options: "Options", rank: int) -> None:
+def warn_no_survival(options: Options, rank: int) -> None:
     """Say, on rank 0, where replicas are kept for nothing: the library ends all ranks with the one that is gone."""
     replicas = getattr(options, "replicas", 1)
     if rank == 0 and replicas > 1 and not handed_over():
@@ -76,7 +76,7 @@ def warn_no_survival(options: "Options", rank: int) -> None:
         )
 
 
-def refuse_no_survival(options: "Options", size: int) -> None:
+def refuse_no_survival(options: Options, size: int) -> None:
     """Raise UsageError where a run of these options cannot outlive a rank."""
     ranks = getattr(options, "survive", 0)
     if ranks < 0:
@@ -91,9 +91,7 @@ def refuse_no_survival(options: "Options", size: int) -> None:
     ranks = losable(options, size)
     if not ranks:
         return
-    if options.allreduce == "auto":
-        options.allreduce = BY_MESSAGES
-    elif options.allreduce in ("shared", "hierarchical"):
+    if options.allreduce in ("shared", "hierarchical"):
         raise UsageError(
             f"--survive {ranks}: in the memory of a node ({options.allreduce}) nobody sees that a rank is gone; take "
             f"--allreduce {BY_MESSAGES}, ring, tree or mpi"
@@ -104,15 +102,24 @@ def refuse_no_survival(options: "Options", size: int) -> None:
         raise UsageError("--timeout ends all ranks, and --survive is to go on: give one of them")
 
 
+def by_messages(options: Options, size: int) -> Options:
+    """The options of a run on so many ranks; where it may lose some, `auto` is an all-reduce by messages."""
+    if options.allreduce == "auto" and losable(options, size):
+        return replace(options, allreduce=BY_MESSAGES)
+    return options
+
+
 def survive(
-    run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm, options: "Options", survivor: Survivor
-) -> "Run":
-    """Call run(comm, options) on the ranks of `world`, and again on those that are left when some are gone.
+    run: Callable[[MPI.Intracomm, Options, RunContext], Run],
+    world: MPI.Intracomm,
+    options: Options,
+    survivor: Survivor,
+) -> Run:
+    """Call run(comm, options, context) on the ranks of `world`, and again on those that are left when some are gone.
 
     A rank that fails alone from now on is gone. Ranks that are gone before a leg's first step are not outlived. Raises
     TrainingError, on all that are left, when more are gone than --survive says.
     """
-    options.survivor = survivor
     activity.survive()
     try:
         return in_legs(run, None if respawn.is_new() else world.Dup(), options, survivor)
@@ -123,11 +130,11 @@ def survive(
 
 
 def in_legs(
-    run: "Callable[[MPI.Intracomm, Options], Run]",
+    run: Callable[[MPI.Intracomm, Options, RunContext], Run],
     comm: MPI.Intracomm | None,
-    options: "Options",
+    options: Options,
     survivor: Survivor,
-) -> "Run":
+) -> Run:
     """What `survive` does, as long as there are enough ranks in `comm`; None: of a rank that was started anew."""
     most, hosts = 0, list[str]()
     if comm is not None:
@@ -144,7 +151,7 @@ def in_legs(
         else:
             survivor.number, survivor.run, done, begun = comm.rank, None, None, time.monotonic()
             try:
-                done = run(comm, options)
+                done = run(comm, options, RunContext(survivor=survivor))
             except Exception as error:
                 if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
                     raise
@@ -173,13 +180,13 @@ def in_legs(
         if survivor.lost > most:
             raise TrainingError(f"{survivor.told(gone)}: {survivor.lost} in all, and --survive says {most}")
         survivor.since = failed
-        survivor.adapt(options)
         assert survivor.handover is not None
-        options.out, options.resume, options.force = survivor.handover.folder or "none", "", False
+        change: dict[str, Any] = {"out": survivor.handover.folder or "none", "resume": "", "force": False}
         if options.batch_per_rank:  # a step has as many examples as before
-            options.batch_size, options.batch_per_rank = survivor.handover.batch, 0
+            change |= {"batch_size": survivor.handover.batch, "batch_per_rank": 0}
         if options.time_limit:
-            options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+            change["time_limit"] = max(1e-3, options.time_limit - (failed - begun))
+        options = replace(survivor.adapt(options), **change)
 
 
 @contextlib.contextmanager

@@ -10,11 +10,11 @@ from typing import Any
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import parse_json
 from hpcdl.formatting import counted
+from hpcdl.launch.option_parser import read_file
 from hpcdl.reports.lines import MetricLines
 from hpcdl.reports.load import METRICS, broken
 from hpcdl.reports.watching import is_held
 from hpcdl.runs.metric_logs import ours, write_csv, write_events
-from hpcdl.runs.options import read_file
 
 
 @dataclass

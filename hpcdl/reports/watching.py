@@ -22,9 +22,9 @@ from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.files import parse_json
+from hpcdl.launch.option_parser import read_file
 from hpcdl.reports.lines import MetricLines, is_evaluation
 from hpcdl.reports.load import METRICS, runs_of
-from hpcdl.runs.options import read_file
 from hpcdl.runs.stopping import Budget
 
 POINTS = 512  # of a curve, at most

@@ -69,6 +69,7 @@ def train(
     options, random, stopwatch = run.options, run.random, run.stopwatch  # type: Any, Any, Stopwatch
     network: QNetwork = unwrapped(model)
     servers, serves = len(roles.servers), comm.rank in roles.servers
+    per_step = options.environment_steps(len(roles.learners))
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
     cut = cut_slices(network.size, servers)[comm.rank] if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
@@ -78,7 +79,7 @@ def train(
     pulled: Any = None if serves else network.device.empty(network.size, network.dtype)
     keeper = GorilaCoordinator(run, tally, roles.servers) if comm.rank == 0 else None
     parameters = pulled if initial is None else initial
-    ownership = GorilaOwnership(model, parameters, optimizer, not serves, keeper, tally, options.per_step)
+    ownership = GorilaOwnership(model, parameters, optimizer, not serves, keeper, tally, per_step)
     run.report(
         allreduce=None, consistency=options.consistency, staleness=0, servers=servers, **fixed_summary(task, options)
     )
@@ -109,7 +110,7 @@ def train(
                 store.serve()
             by_kind.rest("parameters")
         elif comm.rank in roles.learners:
-            save = partial(save_if_due, options, run.folder.path, replay, comm.rank)
+            save = partial(save_if_due, options, per_step, run.folder.path, replay, comm.rank)
             about = options, random, stopwatch, first, run.steps, save
             Bundle(comm, store, model, *about, environments, replay, roles, pulled, tally).learn()
         else:
@@ -117,7 +118,7 @@ def train(
         if keeper is not None:
             counts = store.server.clocks.staleness
             run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
-            rates = rate_summary(run.progress, options.per_step, tally["restarts"])
+            rates = rate_summary(run.progress, per_step, tally["restarts"])
             run.report(**ownership.progress(), **rates)
         discarded = updates.discarded if serves else int(tally.local[3])
         run.report_own(bytes_by_kind=dict(by_kind.sent), discarded=discarded)
@@ -169,7 +170,7 @@ class Bundle:
             self.slack = options.chunk * roles.streams(comm.rank)
             store.client.attend = self.intake.attend
         else:
-            earlier_steps = first * options.per_step
+            earlier_steps = first * options.environment_steps(len(roles.learners))
             self.actor = make_actor(
                 network, environments, random, replay.add, roles.first_copy(comm.rank), earlier_steps
             )
@@ -216,7 +217,8 @@ class Bundle:
             self.acting[:], self.synced = self.parameters, steps
         with self.stopwatch.fetching(), failing_alone():
             for i in range(times):
-                actor.act(self.acting, self.epsilon(step * options.per_step + i * options.envs * options.sharing))
+                own_steps = step * options.per_step + i * options.envs
+                actor.act(self.acting, self.epsilon(options.sharing(self.all) * own_steps))
         self.tally.note(actor, self.environments)
 
     def _receive(self) -> None:
@@ -279,7 +281,8 @@ def run_actor(
     """
     assert tally.by_kind is not None
     recorder, by_kind = make_recorder(options, environments), tally.by_kind
-    earlier_steps, actors = first * options.per_step, len(roles.actors)
+    earlier_steps = first * options.environment_steps(len(roles.learners))
+    actors = len(roles.actors)
     actor = make_actor(network, environments, random, recorder.add, roles.first_copy(comm.rank), earlier_steps)
     feeder = ChunkSender(comm, roles.memory_of(comm.rank), tally, by_kind)
     epsilon, synced = Epsilon.read(options.epsilon), -math.inf

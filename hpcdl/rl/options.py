@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcdl.errors import UsageError
+from hpcdl.faults.clock import LONGEST
+from hpcdl.formatting import dashed
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.plugins import setting
 from hpcdl.rl.roles import RLRoles, bundle_roles, separate_roles, sharded_roles, single_rank_roles
-from hpcdl.runs.help import dashed
-from hpcdl.runs.options import LONGEST, Options, option
+from hpcdl.runs.options import Options, option
 from hpcdl.strategies.description import Strategy, named
 
 
-@dataclass
+@dataclass(frozen=True)
 class RLOptions(Options):
     """Options shared by all reinforcement learning programs. Raises UsageError for invalid values."""
 
@@ -105,9 +106,10 @@ class RLOptions(Options):
                     f"--{dashed(name)} {getattr(self, name):,}: the replay memories of {len(roles.memories)} ranks "
                     f"never hold more than {max(0, room):,} of the --replay {self.replay:,}; give a larger one"
                 )
+        shortest = self.environment_steps(len(roles.learners))
         for name in ("evaluate_every", "checkpoint_every"):
-            if 0 < getattr(self, name) < self.per_step:
-                raise UsageError(f"--{dashed(name)} must be at least {self.per_step} environment steps, a step of all")
+            if 0 < getattr(self, name) < shortest:
+                raise UsageError(f"--{dashed(name)} must be at least {shortest} environment steps, a step of all")
 
     def _check_numbers(self) -> None:
         for name in ("env_steps", "envs", "replay", "n_step", "train_every", "episodes"):
@@ -135,13 +137,20 @@ class RLOptions(Options):
         return self.replay - self.envs * (self.n_step + 2)
 
     @property
-    def per_step(self) -> int:  # type: ignore[override]
-        """Environment steps per step of the run."""
+    def per_step(self) -> int:
+        """Environment steps between two updates of a learner."""
         return max(self.train_every, self.envs)
+
+    def sharing(self, learners: int) -> int:
+        """How many of so many learners take part in a step of the run, each with `per_step` environment steps."""
+        return 1
+
+    def environment_steps(self, workers: int) -> int:
+        return self.per_step * self.sharing(workers)
 
     @property
     def updates_per_step(self) -> int:
-        """Updates per step of the run."""
+        """Updates of a learner per step of the run."""
         return max(1, self.envs // self.train_every)
 
     @property
@@ -156,18 +165,17 @@ class RLOptions(Options):
 
     def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
         """Return (transitions of an update, steps between evaluations, steps in all)."""
-        batch, steps = int(self.batch_size), math.ceil(self.env_steps / self.per_step)
+        batch, per_step = int(self.batch_size), self.environment_steps(ranks)
+        updates = self.updates_per_step * self.sharing(ranks)
         return (
             batch,
-            max(1, self.evaluate_every // self.per_step),
-            self.allowance.steps(steps, batch * self.updates_per_step),
+            max(1, self.evaluate_every // per_step),
+            self.allowance.steps(math.ceil(self.env_steps / per_step), batch * updates),
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class GorilaOptions(RLOptions):
-    sharing = 1  # learners whose pushes are one step of the run
-
     servers: int = option(1, "how many ranks hold the parameters, a slice each")
     actors: int = option(0, "with --learners: ranks that only act; 0: those that are left over")
     learners: int = option(0, "ranks that learn from what others see; 0: each rank acts and learns")
@@ -198,19 +206,19 @@ class GorilaOptions(RLOptions):
             found = separate_roles(size, self.servers, self.learners, self.actors, self.envs)
         else:
             found = bundle_roles(size, self.servers, self.envs)
-        self.sharing = len(found.learners) if self.consistency == "bsp" else 1
         self.check_apart(found)
         return found
 
+    def sharing(self, learners: int) -> int:
+        return learners if self.consistency == "bsp" else 1
+
     @property
-    def per_step(self) -> int:  # type: ignore[override]
-        """Environment steps of a step of the run: those of a push, of each learner under bsp."""
-        return self.train_every * self.sharing
+    def per_step(self) -> int:
+        return self.train_every
 
     @property
     def updates_per_step(self) -> int:
-        """Batches of a step of the run."""
-        return self.sharing
+        return 1
 
     def acts_before(self, push: int) -> int:
         """How often all copies act before a learner's push of this number."""
@@ -221,7 +229,7 @@ class GorilaOptions(RLOptions):
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ApexOptions(RLOptions):
     updates_per_step = 1
 
@@ -236,7 +244,7 @@ class ApexOptions(RLOptions):
     free: bool = option(False, "learn as often as the learner can, whatever --train-every says")
 
     def __post_init__(self) -> None:
-        self.prioritized = not self.uniform
+        object.__setattr__(self, "prioritized", not self.uniform)
         super().__post_init__()
         for name in ("replays", "actors", "epsilon_alpha"):
             self._refuse_negative(name)
@@ -254,8 +262,7 @@ class ApexOptions(RLOptions):
         return found
 
     @property
-    def per_step(self) -> int:  # type: ignore[override]
-        """Environment steps of a step of the run, which is an update."""
+    def per_step(self) -> int:
         return self.train_every
 
 

@@ -29,13 +29,13 @@ def replay_path(folder: Path, rank: int) -> Path:
 
 
 def save_if_due(
-    options: Any, folder: Path | None, replay: Replay, rank: int, step: int | None = None, saved: int = 0
+    options: Any, per_step: int, folder: Path | None, replay: Replay, rank: int, step: int | None = None, saved: int = 0
 ) -> int:
     """With --save-replay: write the memory if a checkpoint is due between `saved` and `step`, or if step is None.
 
-    folder: of the run. Returns the step of the last checkpoint that was due.
+    per_step: environment steps of a step. folder: of the run. Returns the step of the last checkpoint that was due.
     """
-    every = options.checkpoint_every // options.per_step
+    every = options.checkpoint_every // per_step
     due = saved if step is None or not every else step // every * every
     if options.save_replay and folder is not None and (step is None or due > saved):
         write_replay(replay, replay_path(folder, rank))

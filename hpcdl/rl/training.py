@@ -7,7 +7,7 @@ if there are several ranks.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Replay
 from hpcdl.rl.roles import RLRoles
 from hpcdl.rl.task import EnvironmentTask
+from hpcdl.runs.context import RunContext
 from hpcdl.runs.run import Run
 
 SMALL = 1_000_000  # parameters
@@ -73,8 +74,14 @@ class Learning(Training):
         options.roles(size)  # first: it knows the roles by their names
         super().refuse(options, size)
 
-    def run(self, world: MPI.Intracomm, options: Any, opened: list | None = None) -> Run:
-        opened = [] if opened is None else opened
+    def run(
+        self,
+        world: MPI.Intracomm,
+        options: Any,
+        context: RunContext | None = None,
+        opened: list | None = None,
+    ) -> Run:
+        opened, context = [] if opened is None else opened, context or RunContext()
         number, assist = local_rank(world), self.strategy.assistance
         with refuse_together(world):
             roles = options.roles(world.size)
@@ -104,7 +111,7 @@ class Learning(Training):
                 options.loss,
             )
             options.refuse_too_large(network, 1)
-        run = Run(comm, options, everyone, len(roles.learners))
+        run = Run(comm, options, replace(context, everyone=everyone, workers=len(roles.learners)))
         with refuse_together(world):
             optimizer = run.make_optimizer(network, task)
             model = with_stragglers(network, options, everyone.rank, roles.learners)

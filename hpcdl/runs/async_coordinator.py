@@ -28,9 +28,9 @@ from hpcdl.kernels.device import device_of
 from hpcdl.memory import Memory
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs import signals
-from hpcdl.runs.averaging import exchange
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.on_one_rank import OnOneRank
+from hpcdl.runs.ownership import exchange
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
 from hpcdl.runs.segments import Legs

@@ -118,10 +118,10 @@ class Folder:
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
 
-    def create(self, options: Options, resumed: bool, used: dict | None = None) -> None:
+    def create(self, options: Options, resumed: bool, used: dict | None = None, repeated: bool = False) -> None:
         """Make the folder with its config.yaml (rank 0): a new one, or with `resumed` that of the run that goes on.
 
-        used: what stands there in the place of some options.
+        used: what stands there in the place of some options. repeated: as of a RunContext.
         Raises UsageError where it cannot be written, or where another job was first.
         """
         self.options = options
@@ -133,7 +133,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.claim()
             if options.force and not resumed:
-                remove_run(self.path, faults=not options.among)
+                remove_run(self.path, faults=not repeated)
             elif not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             sweep(self.path)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from hpcdl.machine.display import Display
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Progress
 
 
@@ -18,8 +17,8 @@ class Metrics:
     those since; rank 0 has written all lines before them.
     """
 
-    def __init__(self, display: Display, options: Options):
-        self.display, self.rounds, self.per_step = display, hasattr(options, "rounds"), options.per_step
+    def __init__(self, display: Display, rounds: bool = False, per_step: int = 0):
+        self.display, self.rounds, self.per_step = display, rounds, per_step
         self.folder = Folder(None, 0)
         self.per_epoch = 1
         self.learning_rate: Callable[[int], float] = lambda step: math.nan

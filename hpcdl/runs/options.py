@@ -6,33 +6,23 @@ option's name; its metadata holds the help text. A value in a file is read as if
 
 import contextlib
 import dataclasses
+import functools
 import math
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
-from hpcdl.errors import UsageError, blamed_on, line, parse_integer, refuse_beyond
+from hpcdl.errors import UsageError, nearest, parse_finite, parse_integer, refuse_beyond
 from hpcdl.faults.clock import LONGEST
 from hpcdl.faults.inject import parse_faults as read_faults
-from hpcdl.formatting import counted
+from hpcdl.formatting import counted, dashed
 from hpcdl.memory import available
-from hpcdl.plugins import names_of, refuse_untrusted
-from hpcdl.runs.averaging import first_update
-from hpcdl.runs.checks import Checks
-from hpcdl.runs.config_migration import config_of, predecessor, taken
-from hpcdl.runs.help import dashed, parser
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget
-from hpcdl.runs.values import value_of, values_of
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
 
 MOST_RECORDS = 1_000_000  # of a flight recorder: 64 MB for each rank
-LARGEST = 1_000_000  # bytes of a file of options
 INSTEAD = {"epochs": "steps", "batch_size": "batch_per_rank"}  # the second, where not 0, holds instead of the first
 
 
@@ -42,7 +32,7 @@ def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
     A field without a default (...) stands on the command line beside the options; of `list[str]` several do, one at
     least, and with the default `list` none need be there.
 
-    group: under which heading it stands there (hpcdl/runs/help.py), for options that all programs have that train.
+    group: under which heading it stands there (hpcdl/launch/help.py), for options that all programs have that train.
     bare: its value where it is given alone.
     """
     about = {"help": text, "group": group} | ({"bare": bare} if bare else {})
@@ -53,24 +43,58 @@ def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
     return dataclasses.field(default=default, metadata=about)
 
 
-@dataclass
-class Options:
-    """The options common to all strategies. Raises UsageError where a value makes no sense.
+CHECKS = ("collectives", "replicas=STEPS")
 
-    before: program and step of the run that this one goes on with, if of another strategy. told: what the command line
-    gives, where there is one; given: what that or a file does. pause: the epoch after which this leg ends, 0: the
-    last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
-    that acts in one: its options count these. among: whether it is one of many that a job runs, which begins it anew
-    with --force where it was killed (launch/isolated_run.py). data_seed, prepare: of launch/training.py. survivor: what
-    those that are left go on from when ranks are gone (hpcdl/recovery/survivor.py). trust: the values of --trust;
-    origin: the file of each option that a file gives.
+
+class Checks(NamedTuple):
+    """What --check asks for.
+
+    collectives: whether what ranks call together is compared (diagnostics/collective_checker.py).
+    replicas: after so many steps what they hold (agreeing_replicas.py), or 0.
+    """
+
+    collectives: bool = False
+    replicas: int = 0
+
+    @property
+    def asked(self) -> bool | None:
+        """As `Communicator` takes it: None leaves it to the environment."""
+        return self.collectives or None
+
+    @classmethod
+    def read(cls, text: str) -> "Checks":
+        """From the option, as collectives,replicas=10. Raises UsageError."""
+        found = cls()
+        for item in filter(None, text.split(",")):
+            name, _, value = item.partition("=")
+            if item == "collectives":
+                found = found._replace(collectives=True)
+            elif name == "replicas":
+                found = found._replace(replicas=steps_of(value))
+            else:
+                near = nearest(name, ("collectives", "replicas"))
+                raise UsageError(f"--check: unknown check {item!r}{near}; known: {', '.join(CHECKS)}")
+        return found
+
+
+def steps_of(text: str) -> int:
+    try:
+        steps = parse_integer(text)
+    except ValueError:
+        steps = 0
+    if steps < 1:
+        raise UsageError(f"--check replicas=STEPS takes a number of steps, as replicas=10, not {text!r}")
+    return steps
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options common to all strategies, which `dataclasses.replace` changes. Raises UsageError for a bad value.
+
+    What a run is told beside them stands in its `RunContext` (context.py).
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
-    before, pause, heir, per_step, among = "", 0.0, False, 0, False  # without a type it is no field, and so no option
-    told = given = data_seed = prepare = survivor = None  # type: Any
-    trust: ClassVar[tuple[str, ...]] = ()
-    origin: ClassVar[dict[str, str]] = {}
 
     data: str = option(
         "digits",
@@ -212,10 +236,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if isinstance(self.standardize, bool):  # of a program
-            self.standardize = "yes" if self.standardize else "no"
+            object.__setattr__(self, "standardize", "yes" if self.standardize else "no")
         if isinstance(self.batch_size, str) and self.batch_size != "full":
             try:
-                self.batch_size = parse_integer(self.batch_size)
+                object.__setattr__(self, "batch_size", parse_integer(self.batch_size))
             except ValueError:
                 raise UsageError(f"--batch-size: a number of examples, or full, not {self.batch_size!r}") from None
         for name in ("lr", "epochs", "batch_size", "accumulate", "keep", "evaluate_every"):
@@ -233,12 +257,22 @@ class Options:
         read_faults(self.inject)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
-        self.allowance, self.checks = Budget.read(self.budget), Checks.read(self.check)
+        _ = self.allowance, self.checks
         if self.flight > MOST_RECORDS:
             raise UsageError(f"--flight is {MOST_RECORDS:,} at most, not {self.flight}")
         first_update(self.average)
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
+
+    @functools.cached_property
+    def allowance(self) -> Budget:
+        """What --budget says."""
+        return Budget.read(self.budget)
+
+    @functools.cached_property
+    def checks(self) -> Checks:
+        """What --check says."""
+        return Checks.read(self.check)
 
     @property
     def standardized(self) -> bool | str:
@@ -275,12 +309,12 @@ class Options:
                 f"--{dashed(name)} {parts}: a batch has {counted(examples, 'example')}, and so many parts at most"
             )
 
-    def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> "Optimizer":
-        """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
+    def make_optimizer(self, model: Any, ranks: int, data: Any, size: int | None = None) -> "Optimizer":
+        """The optimizer for `size` parameters (default: all of the model's), of a run of so many ranks."""
         from hpcdl.models.model import abilities_of  # here: who only reads options needs no kernels
         from hpcdl.optim import make_optimizer, make_schedule
 
-        batch, per_epoch, steps = plan
+        batch, per_epoch, steps = self.plan(ranks, data)
         schedule = make_schedule(self.rate_schedule, self.lr, steps, per_epoch, batch)
         if size is None:
             self.refuse_too_large(model, 1)
@@ -304,6 +338,10 @@ class Options:
             available(),
         )
 
+    def environment_steps(self, workers: int) -> int:
+        """Environment steps of a step of so many workers; 0: of a run that learns from data."""
+        return 0
+
     def global_batch(self, ranks: int, examples: int) -> int:
         """Examples per update, all ranks together."""
         if self.batch_per_rank:
@@ -311,107 +349,15 @@ class Options:
         return examples if isinstance(self.batch_size, str) else self.batch_size
 
 
-def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
-    """Read the command line into an `options_class`; a field without a default is a positional argument, or several.
-
-    description: the script's docstring. Files of --config give values that the command line does not; with --resume the
-    options of that run do so for what is left. Both may be of another program that trains, whose own options are then
-    left out, of which a line says so.
-
-    Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
-    """
-    kinds = kinds_of(options_class)
-    defaults = program_defaults(kinds)
-    texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
-    files, trust = texts.pop("config", []), texts.pop("trust", [])
-    if strange := [each for each in trust if ":" not in each and not os.path.exists(each)]:
-        raise UsageError(f"--trust {strange[0]}: there is no such file, and a name is written package.module:name")
-    given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
-    found: dict[str, Any] = {}
-    origin, remarks = dict[str, str](), list[str]()  # of each value its file
-    for path in files:
-        texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
-        idle = [name for name in getattr(options_class, "unused", ()) if name in texts]
-        left += [name for name in idle if texts.pop(name) != str(getattr(Options, name))]
-        if left:
-            remarks.append(f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
-        found |= values_of(texts, kinds, path)
-        origin |= dict.fromkeys(texts, path)
-    found |= given
-    before = predecessor(found["resume"], program) if found.get("resume") else ""
-    if before:
-        note(program, f"goes on from a run of {before}")
-    with remarked(before):
-        old = resumed(found["resume"], kinds) if found.get("resume") else {}
-        origin = dict.fromkeys(old, str(config_of(found.get("resume", "")))) | origin
-        origin = {name: file for name, file in origin.items() if name not in given}
-        for name, file in origin.items():
-            refuse_untrusted(names_of(name, (old | found)[name]), file, trust)
-        found = (old or defaults) | found
-        for name, instead in INSTEAD.items():
-            if name in given and instead in kinds:
-                if instead in given:
-                    raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
-                found[instead] = 0  # what a file says of it holds no longer
-        made = options_class(**found)
-    for text in remarks:  # of options that are refused, the refusal is what counts
-        note(program, text)
-    made.trust, made.origin = tuple(trust), origin
-    if isinstance(made, Options):
-        cleared = {name for name in INSTEAD.values() if not found.get(name)}
-        made.before, made.told, made.given = before, frozenset(given), frozenset(found) - cleared - {"out"}
-    return made
-
-
-def program_defaults(kinds: dict[str, Any]) -> dict[str, str]:
-    """Defaults of a program that differ from its options class's: its run has a folder, a library user's none."""
-    return {"out": "auto"} if "resume" in kinds else {}
-
-
-def note(program: str, text: str) -> None:
-    """Say something in a line that is no error; where several ranks read the same, `quiet` silences all but one."""
-    print(f"{program}: {line(text)}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def remarked(before: str) -> Iterator[None]:
-    """A refusal in the body says, too, of which program the run is that was to be gone on with; "": of this one."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"{error}{remark(before)}") from None
-
-
-def remark(before: str) -> str:
-    """What the refusal of a run says that was to go on with one of another program, at a step."""
-    return f"; this was to go on from a run of {before}" if before else ""
-
-
-def read_file(path: str | Path, told: str) -> dict[str, Any]:
-    """The values of a YAML file as texts, by the names of fields; `told`: the option that names the file."""
-    import yaml  # here: a command line without files needs none
-
-    with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
-        text = file.read(LARGEST + 1)  # a device may have no end
-    if len(text) > LARGEST:
-        raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
-    try:
-        found = yaml.load(text.decode(), yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
-    except Exception as error:  # RecursionError, too
-        raise UsageError(f"{told}: this is no YAML: {' '.join(str(error).split())}") from None
-    if not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
-        raise UsageError(f"{told}: a line should be NAME: VALUE, with the name of an option")
-    return {name.replace("-", "_"): value for name, value in found.items()}
-
-
-def resumed(run: str, kinds: dict[str, Any]) -> dict[str, Any]:
-    """The options of the run in a folder, or in that of a checkpoint file; those that this program has."""
-    told, config = f"--resume {run}", config_of(run)
-    if not os.path.isfile(config):
-        where = "beside that file" if os.path.isfile(run) else "in that folder"
-        raise UsageError(f"{told}: there is no run {where} (config.yaml is missing)")
-    texts, _ = taken(read_file(config, f"{told}: config.yaml"), kinds, COMMON)
-    return values_of(texts, kinds, config) | {"out": os.path.dirname(config) or "."}
+def first_update(text: str, per_epoch: int = 1, steps: int = 1) -> int | None:
+    """The update, of `steps`, with which the mean begins, from a text as from=5 (epochs); "": None. UsageError."""
+    if not text:
+        return None
+    name, _, number = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name == "from" and parse_finite(number) >= 0:
+            return round(min(parse_finite(number) * per_epoch, steps))
+    raise UsageError(f"--average {text}: say with which epoch the mean of the parameters begins, as from=5")
 
 
 def kinds_of(options_class: type) -> dict[str, Any]:

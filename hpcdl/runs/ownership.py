@@ -8,11 +8,25 @@
 A run asks what a checkpoint is to hold (`tracked`), for parameters that can be scored and saved (`refresh`), for their
 scores (`evaluate`), whether ranks that must agree do (`agree`), for a step's computing before any clock runs
 (`warm_up`), and to which step it goes on when it is told to stop (`horizon`). It says when parameters are to be the
-mean of the iterates (`show_average`), where one is kept (averaging.py), and when these again (`hide_average`).
+mean of the iterates (`show_average`), where one is kept, and when these again (`hide_average`).
+
+The mean of the iterates is the model of a run with `--average from=5`, Polyak and Ruppert's averaging:
+
+    from epoch E on, after each update:    average <- average + (w - average) / k,   k = 1, 2, 3, ...
+
+The last iterate of SGD at a constant rate wanders about the optimum; the mean of its iterates gets there, at the rate
+of the best estimator there can be, without a schedule that has to be tuned. (Polyak and Juditsky, "Acceleration of
+stochastic approximation by averaging", SIAM J. Control and Optimization 1992; Ruppert, 1988)
+
+The optimizer keeps the mean, of what it updates and where that lies (hpcdl/optim/optimizer.py), so that it costs no
+message under any strategy. Training goes on from the iterates. What is scored and saved is the mean: for that time the
+two change places in memory, and so they do in a checkpoint, whose `parameters` are the mean and whose
+`optimizer/average` are the iterates.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +39,24 @@ from hpcdl.comm.operations import SUM
 from hpcdl.comm.trace import Traffic
 from hpcdl.csr import on
 from hpcdl.data import Batch
-from hpcdl.kernels.device import CPU, Array, Device
+from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.memory import Memory
 from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.optim.optimizer import AVERAGE
-from hpcdl.runs.averaging import exchange
 from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.segments import Legs
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
+
+
+def exchange(a: Array, b: Array) -> None:
+    """Let two vectors have each other's values."""
+    kept = device_of(a).empty(a.shape, a.dtype)
+    kept[:] = a
+    a[:] = b
+    b[:] = kept
 
 
 class Ownership:
@@ -161,6 +182,18 @@ class Whole(Ownership):
     def tracked(self) -> dict[str, Tracked]:
         state: dict[str, Tracked] = {"parameters": Same(self.parameters)}
         return state | {f"optimizer/{name}": Same(vector) for name, vector in self.optimizer.state.items()}
+
+
+@contextlib.contextmanager
+def averaged(held: Ownership, over: Callable[[], bool]) -> Iterator[None]:
+    """Meanwhile what is held is the mean, where there is one; so it stays when the run is over."""
+    if held.optimizer.averaged and not held.average_shown:
+        held.show_average()
+        held.average_shown = True
+    yield
+    if held.average_shown and not over():
+        held.hide_average()
+        held.average_shown = False
 
 
 def warm_up(

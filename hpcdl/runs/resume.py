@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.checkpoint.attributes import check_attributes
 from hpcdl.checkpoint.checkpoint_file import Checkpoint, Damaged, Stored
 from hpcdl.checkpoint.rollback import folder_of, is_last, later_than, older_checkpoints, set_aside
 from hpcdl.checkpoint.state import visible_to_all
@@ -18,12 +19,11 @@ from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.formatting import counted
 from hpcdl.machine.display import Display
 from hpcdl.models.model import abilities_of, name_of, unwrapped
-from hpcdl.runs.attributes import check_attributes
+from hpcdl.runs.context import RunSetup
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
-from hpcdl.runs.manifest import NAME, RunSetup, started
-from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Progress
 from hpcdl.runs.segments import Legs
+from hpcdl.runs.summary import STARTED, started
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -73,16 +73,16 @@ def computing(model: Any) -> dict:
     return {} if kind is None else {"computing": kind}
 
 
-def refuse_another(mine: dict, found: Checkpoint, options: Options, per_epoch: int) -> None:
+def refuse_another(mine: dict, found: Checkpoint, resume: str, per_epoch: int, heir: bool = False) -> None:
     """Raise UsageError for a checkpoint of another model, data, optimizer, seed or batch size than `mine`, a position.
 
     Also for one in the middle of an epoch whose rows are now visited in another order: some would be seen twice, and
     others never. What a checkpoint of an older version does not say is taken for the same.
     """
-    check_attributes(found.attributes, f"--resume {options.resume}")
-    refusal = refusal_of(options.resume)
+    check_attributes(found.attributes, f"--resume {resume}")
+    refusal = refusal_of(resume)
     mine, theirs = copy.deepcopy(mine), {"average": "none"} | copy.deepcopy(found.attributes)
-    refuse_another_environment(mine, theirs, options.resume)
+    refuse_another_environment(mine, theirs, resume)
     if mine["layout"] != theirs["layout"]:
         sizes = [
             f"{sum(math.prod(tensor['shape']) for tensor in each['layout'])} parameters of "
@@ -101,7 +101,7 @@ def refuse_another(mine: dict, found: Checkpoint, options: Options, per_epoch: i
         name = mine["data"]["name"]
         raise UsageError(f"{refusal} data are other ones: {name} has the same name and shape, but other contents")
     refuse_other_names(mine, theirs, refusal)
-    for name in [each for each in ALIKE if not (options.heir and each in CHANGES)]:
+    for name in [each for each in ALIKE if not (heir and each in CHANGES)]:
         if mine[name] != theirs[name]:
             raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
     for name, value in mine["fixed"].items():
@@ -144,8 +144,8 @@ def refusal_of(resume: str) -> str:
 
 
 def in_steps_of(setup: RunSetup, attributes: dict) -> None:
-    """Let a checkpoint's attributes be as far in epochs as they are, where the steps of an heir are others."""
-    if setup.options.heir and attributes["batch"] != setup.batch:
+    """Let a checkpoint's attributes be as far in epochs as they are, where the steps of this run are others."""
+    if attributes["batch"] != setup.batch:
         before, attributes["step"] = attributes["step"], round(attributes["epoch"] * setup.per_epoch)
         attributes["updates"] = round(attributes["updates"] * attributes["step"] / max(1, before))
 
@@ -157,7 +157,7 @@ def open_folder(run: "Run") -> Folder:
     """
     out, resume, leads = run.options.out, run.options.resume, run.comm.rank == 0
     path = automatic(run.strategy) if out == "auto" else None if out in ("", "none") else Path(out)
-    survivor = run.options.survivor
+    survivor = run.survivor
     left = survivor is not None and survivor.goes_on  # from what a rank holds in memory
     folder, found = Folder(path, run.comm.rank), None
     later: list[Path] = []
@@ -175,14 +175,14 @@ def open_folder(run: "Run") -> Folder:
         if resume and not left:
             resume, found = whole_one(resume, run.bookkeeping, run.display)
             if resume != run.options.resume:
-                run.options = copy.copy(run.options)
-                run.options.resume = resume
+                run.options = replace(run.options, resume=resume)
                 run.setup = replace(run.setup, options=run.options)
         with refuse_together(run.bookkeeping.mpi):
             if left and leads:
                 found = survivor.found
             elif found is not None:
-                refuse_another(position(run.setup, run.progress, run.legs), found, run.options, run.per_epoch)
+                mine = position(run.setup, run.progress, run.legs)
+                refuse_another(mine, found, run.options.resume, run.per_epoch, run.context.heir)
                 run.state.check_vectors(found, run.comm.size, refusal_of(resume))
                 if same:
                     later = later_than(found.attributes["step"], Path(resume))
@@ -196,14 +196,15 @@ def open_folder(run: "Run") -> Folder:
             else:
                 run.state.load(run.held.peers, found, refusal_of(resume))
             run.held.resumed(run.bookkeeping)
-            in_steps_of(run.setup, attributes)
+            if run.context.heir:
+                in_steps_of(run.setup, attributes)
             run.go_on_from(attributes)
             run.saver.saved = (survivor.handover.saved if left else run.step) if same else None
         with refuse_together(run.bookkeeping.mpi):
             if leads and same and (left or is_last(resume)) and run.over and folder.ended(run.step):
                 folder.leave()
             elif leads:
-                folder.create(run.options, same, run.setup.used)
+                folder.create(run.options, same, run.setup.used, run.context.repeated)
                 if same and not left and not is_last(resume):
                     with blamed_on(f"--out {path} cannot be written"):
                         set_aside(Path(resume), later)
@@ -217,7 +218,7 @@ def open_folder(run: "Run") -> Folder:
                 folder.open(run.step)
             folder.record_flight(run.comm.size, run.options.flight, run.everyone.family())
             if leads and folder.path is not None:
-                folder.write(NAME, started(run.setup, run.step, run.steps, run.legs.hosts))
+                folder.write(STARTED, started(run.setup, run.step, run.steps, run.legs.hosts))
         run.saver.begin(folder, run.held, run.legs, run.bookkeeping)
     except BaseException:
         folder.close()

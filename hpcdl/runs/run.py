@@ -29,6 +29,7 @@ from hpcdl.checkpoint.state import PerRank, Same, State, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
+from hpcdl.data.scale_warning import scale_warning
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
@@ -39,15 +40,13 @@ from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.runs import signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
-from hpcdl.runs.advice import advice
 from hpcdl.runs.agreeing_replicas import AgreeingReplicas
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
-from hpcdl.runs.averaging import averaged
+from hpcdl.runs.context import RunContext, RunSetup
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.manifest import RunSetup
 from hpcdl.runs.metrics import Metrics, shown, with_largest
 from hpcdl.runs.options import Options
-from hpcdl.runs.ownership import Ownership, warm_up
+from hpcdl.runs.ownership import Ownership, averaged, warm_up
 from hpcdl.runs.progress import Progress
 from hpcdl.runs.resume import open_folder, position
 from hpcdl.runs.saving import BEST, LAST, Saver
@@ -58,12 +57,16 @@ from hpcdl.runs.summary import conclude, finish
 log = logging.getLogger("hpcdl")
 
 
+def advice(options: Options, data: Any) -> str:
+    """What may help a run whose loss is no number any more: first what the data suggest, then what the options do."""
+    return "; ".join(filter(None, (scale_warning(data.scales), options.advice)))
+
+
 class Run:
     """One training run of all ranks of `comm`. Use it as a context: `with Run(comm, options) as run: train(..., run)`.
 
-    Leaving the context evaluates, saves and writes the summary; `run.summary` holds it on rank 0, `run.stopped` why the
-    run ended (stopping.py). everyone: the communicator of all ranks that the summary speaks of, where others serve
-    those of `comm`, and call `summary.conclude`. workers: how many ranks compute.
+    Leaving it evaluates, saves and writes the summary; `run.summary` holds it on rank 0, `run.stopped` why the run
+    ended (stopping.py). Ranks of `context.everyone` that are not in `comm` serve those, and call `summary.conclude`.
     """
 
     held: Ownership  # from `begin` on, as the four that follow
@@ -72,15 +75,18 @@ class Run:
     fixed: dict  # of `reported`, what a run that goes on must have as it was
     agreement: Agreement
 
-    def __init__(self, comm: Communicator, options: Options | None = None, everyone: Any = None, workers: int = 0):
-        self.comm, self.options, self.everyone = comm, options or Options(), everyone or comm
-        self.workers, self.device = workers or comm.size, CPU  # type: int, Any
+    def __init__(self, comm: Communicator, options: Options | None = None, context: RunContext | None = None):
+        self.comm, self.options, self.context = comm, options or Options(), context or RunContext()
+        self.everyone, self.survivor = self.context.everyone or comm, self.context.survivor  # type: Communicator, Any
+        self.workers, self.device = self.context.workers or comm.size, CPU  # type: int, Any
+        self.per_step = self.options.environment_steps(self.workers)
         self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
         self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
         self.legs = Legs(self.everyone, comm, self.bookkeeping, self.stopwatch, self.memory)
-        self.metrics, self.folder = Metrics(self.display, self.options), Folder(None, comm.rank)
+        self.metrics = Metrics(self.display, hasattr(self.options, "rounds"), self.per_step)
+        self.folder = Folder(None, comm.rank)
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self._progress = self.bounded = Progress()  # bounded: as of the last step whose boundary has been passed
@@ -96,7 +102,7 @@ class Run:
 
     def make_optimizer(self, model: Any, data: Any, size: int | None = None) -> Optimizer:
         """The optimizer that the options name, for `size` parameters (default: all of the model's)."""
-        return self.options.make_optimizer(model, self.plan(data), size)
+        return self.options.make_optimizer(model, self.workers, data, size)
 
     def until_end(self, group: Any) -> Any:
         """A group of ranks, or None, that is freed when the run ends: MPI has no more than some thousands at once."""
@@ -155,7 +161,7 @@ class Run:
         refuse_another_accumulation(held.model, self.options.accumulate)
         data.to(self.device)
         self.batch, self.per_epoch, steps = self.plan(data)
-        self.stopping.plan(steps, self.per_epoch, self.options.pause)
+        self.stopping.plan(steps, self.per_epoch, self.context.pause)
         buffers.follow(held.model, self.random)
         held.join(self.bookkeeping, self.memory)
         readers = held.share[1] if hasattr(held, "share") else self.workers
@@ -177,8 +183,8 @@ class Run:
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
         self._bound()
         self.bookkeeping.barrier()
-        if self.options.survivor is not None:
-            self.options.survivor.follow(self)
+        if self.survivor is not None:
+            self.survivor.follow(self)
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -264,7 +270,7 @@ class Run:
     @property
     def outlived(self) -> bool:
         """Whether this leg goes on without ranks that are gone."""
-        return self.options.survivor is not None and self.options.survivor.goes_on
+        return self.survivor is not None and self.survivor.goes_on
 
     @property
     def stopped(self) -> str | None:
@@ -289,7 +295,7 @@ class Run:
     @functools.cached_property
     def save_every(self) -> int:
         """Steps between checkpoints; 0: only the last is saved."""
-        return self.options.checkpoint_every // (self.options.per_step or 1)
+        return self.options.checkpoint_every // (self.per_step or 1)
 
     @property
     def horizon(self) -> tuple[int, int]:
@@ -333,7 +339,7 @@ class Run:
         """The loop begins: clocks and display start."""
         self.agreement.start()
         self.display.start(self.step, self.steps)
-        if self.outlived and self.options.survivor.handover.owed:
+        if self.outlived and self.survivor.handover.owed:
             self._meet(self._due())
             self._bound()
 
@@ -344,8 +350,8 @@ class Run:
 
     def share(self, loss: float) -> None:
         """Before a step's update: let all ranks know its loss, where one may be lost; collective then."""
-        if self.options.survivor is not None:
-            self.options.survivor.share(self, loss)
+        if self.survivor is not None:
+            self.survivor.share(self, loss)
 
     def record(self, loss: float, total: int) -> None:
         """Note this rank's sum of losses of a step of `total` examples, all ranks together; local."""
@@ -363,7 +369,7 @@ class Run:
         if self.replicas.due(self.step):
             with self.stopwatch.apart(), self.comm.timeline.span("compare the replicas"):
                 self.replicas.compare(self.step)
-        due, survivor = self._due(), self.options.survivor
+        due, survivor = self._due(), self.survivor
         if any(due) or self.agreement.due(self.step) or (survivor is not None and survivor.meets(self)):
             with self.stopwatch.apart():
                 self._meet(due)
@@ -417,7 +423,7 @@ class Run:
     def _evaluate_and_save(self, due: Due) -> None:
         """Do what is due; collective over the ranks that agree. A checkpoint written in the background is known now."""
         self.saver.settle(wait=False)
-        epochs = 1 if self.options.per_step else self.options.evaluate_every  # who acts has an epoch between two
+        epochs = 1 if self.per_step else self.options.evaluate_every  # who acts has an epoch between two
         scored = due.epoch_ends and self.step // self.per_epoch % epochs == 0
         if not (scored or due.ends or due.saving or self.stopped is not None):
             return

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.attributes import COUNTS, SUMMED
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import CPU, Device
@@ -30,11 +31,6 @@ from hpcdl.machine.versions import versions
 from hpcdl.memory import KINDS, Memory
 from hpcdl.runs.progress import Progress
 from hpcdl.runs.stopwatch import Stopwatch
-
-COUNTS = ("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank")
-SECONDS = tuple(f"{name}_seconds_per_rank" for name in ("compute", "communication", "idle", "data", "bookkeeping"))
-NEWER = ("bookkeeping_seconds_per_rank",)  # which legs of older versions do not have
-SUMMED = (*COUNTS, *SECONDS)  # of what `Legs.measured` tells
 
 
 class Legs:

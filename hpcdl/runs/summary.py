@@ -1,7 +1,14 @@
-"""summary.json: what a run was, what it reached, what it cost each rank; and the table printed at its end."""
+"""What a run says of itself: started.json when it begins, summary.json and a table when it ends.
+
+started.json is for who looks at a run while it goes on, or when it was killed. Each leg writes it anew: `first_step` is
+the step after which this leg began, `steps` the last one as planned. summary.json says the same, and what the run
+reached and cost each rank.
+"""
 
 import dataclasses
 import logging
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +17,9 @@ from hpcdl.comm.allreduce import auto
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
+from hpcdl.programs import of_strategy
 from hpcdl.runs.closing_table import as_table
+from hpcdl.runs.context import RunSetup
 from hpcdl.runs.folder import environment, summary_of
 from hpcdl.runs.saving import keep_legs
 from hpcdl.runs.segments import summed
@@ -19,8 +28,32 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
+STARTED, STARTED_VERSION = "started.json", 1
 SCHEMA_VERSION = 2
 MOST_PAIRS = 100_000  # of a sender and a receiver: beyond them, who has sent to whom is not told
+
+
+def started(setup: RunSetup, first: int, steps: int, hosts: list[str]) -> dict:
+    """What a run is that begins now, after the step that it has gone on from.
+
+    started, ends: seconds since 1970, UTC; ends: when Slurm ends the job, null where it does not say. time_limit: in
+    seconds, 0: none. hosts: of the ranks that train. job: Slurm's number of it, or null.
+    """
+    ends = os.environ.get("SLURM_JOB_END_TIME", "")
+    return {
+        "schema_version": STARTED_VERSION,
+        **setup.described(),
+        "program": of_strategy(setup.strategy),
+        "first_step": first,
+        "steps": steps,
+        "steps_per_epoch": setup.per_epoch,
+        "started": time.time(),
+        "time_limit": setup.options.time_limit,
+        "ends": int(ends) if ends.isdecimal() else None,
+        "hosts": hosts,
+        "job": os.environ.get("SLURM_JOB_ID"),
+        "environment": environment(),
+    }
 
 
 def conclude(

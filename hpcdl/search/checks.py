@@ -18,10 +18,10 @@ from mpi4py import MPI
 from hpcdl.comm import refuse_together
 from hpcdl.data import Data, open_data
 from hpcdl.errors import UsageError, line, nearest, unknown
+from hpcdl.formatting import dashed
 from hpcdl.launch.command_lines import DECIDED, Command, read_command
 from hpcdl.models import for_data
 from hpcdl.plugins import is_plugin
-from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, kinds_of
 from hpcdl.search.methods import RUNGS
 from hpcdl.search.space import Parameter, Space
@@ -183,7 +183,7 @@ def refuse_unmakeable(command: Command, candidates: list[Probe], data: dict[tupl
             workers = max(1, command.ranks - options.data_servers - getattr(options, "servers", 0))
             if command.training.strategy.check is not None:
                 command.training.strategy.check(options, command.ranks - options.data_servers, model)
-            options.make_optimizer(model, options.plan(workers, dataset), 0)
+            options.make_optimizer(model, workers, dataset, 0)
         except UsageError as error:
             raise UsageError(f"--space {probe.text}: {error}") from None
 

@@ -12,6 +12,7 @@ previous member has changed: weights in the gradient would have to be known to e
 """
 
 import contextlib
+import dataclasses
 import itertools
 import shlex
 from collections.abc import Callable
@@ -28,13 +29,14 @@ from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.resampling import Draw
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line
 from hpcdl.files import atomic_write
+from hpcdl.formatting import dashed
 from hpcdl.launch.command_lines import Command
 from hpcdl.launch.isolated_run import FAILED, Outcome, all_come, attempt, failure, record
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.optim.schedules import cycle
 from hpcdl.plugins import names_in, names_in_line, refuse_untrusted
+from hpcdl.runs.context import RunContext
 from hpcdl.runs.folder import summary_of
-from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options
 from hpcdl.search import combining, journal
 from hpcdl.search.ensemble import MEMBER, MEMBERS, Ensemble, EnsembleMember
@@ -142,15 +144,15 @@ def has_ended(path: Path) -> bool:
     return failure(path) is not None or (summary is not None and summary.get("stopped") not in UNFINISHED)
 
 
-def snapshot_hook(count: int) -> Callable[[Any, Any, int], None]:
+def snapshot_hook(count: int) -> Callable[[Any, Any, int], Options]:
     """Return the hook that prepares a run of `count` snapshots: a checkpoint at the end of each cycle."""
 
-    def prepare(data: Any, options: Any, workers: int) -> None:
+    def prepare(data: Any, options: Any, workers: int) -> Options:
         steps = options.plan(workers, data)[2]
         length = cycle(steps, count)
         if length * (count - 1) >= steps:
             raise UsageError(f"--snapshots {count}: {steps} steps are not so many cycles; give more --epochs")
-        options.checkpoint_every, options.keep = length, KEPT
+        return dataclasses.replace(options, checkpoint_every=length, keep=KEPT)
 
     return prepare
 
@@ -174,21 +176,17 @@ def train_one(comm: MPI.Intracomm, spec: MemberSpec, folder: Path, seed: int, sn
         arguments = [*comm.bcast(arguments), f"--seed={spec.seed}"]
         with reading(comm) as read:
             options = spec.command.options(read, *arguments)
-        options.data_seed, prepare = seed, snapshot_hook(snapshots) if snapshots else None
-
-        def prepared(data: Any, options: Any, workers: int) -> Any:
-            data = spec.draw.resample(data)
-            if prepare is not None:
-                prepare(data, options, workers)
-            return data
-
-        options.prepare = prepared
     except AgreedError as error:
         outcome = Outcome(failed=line(error))
         if comm.rank == 0:
             record(path, outcome)
         return outcome
-    return attempt(comm, spec.command.training, options, path)
+
+    def prepare(data: Any, options: Options, workers: int) -> tuple[Any, Options]:
+        data = spec.draw.resample(data)
+        return data, snapshot_hook(snapshots)(data, options, workers) if snapshots else options
+
+    return attempt(comm, spec.command.training, options, path, RunContext(data_seed=seed, prepare=prepare))
 
 
 def outcome_text(folder: Path, spec: MemberSpec, end: Outcome) -> str:

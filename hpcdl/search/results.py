@@ -20,8 +20,8 @@ import yaml
 from hpcdl.errors import UsageError, blamed_on, printable
 from hpcdl.files import atomic_write
 from hpcdl.launch.command_lines import DECIDED, PLACED
+from hpcdl.launch.option_parser import read_file
 from hpcdl.plugins import names_in
-from hpcdl.runs.options import read_file
 from hpcdl.search.search_log_reader import TrialRow, Trials, best, read, score_text
 from hpcdl.search.space import Space
 

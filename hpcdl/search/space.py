@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 
 from hpcdl.errors import UsageError, line, nearest
-from hpcdl.runs.help import dashed
+from hpcdl.formatting import dashed
 from hpcdl.search.tasks import Values
 
 LARGEST = 1e308  # of a float; the next power of ten overflows

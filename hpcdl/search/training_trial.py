@@ -29,6 +29,7 @@ from hpcdl.launch.command_lines import Command
 from hpcdl.launch.isolated_run import BEGUN, Outcome, attempt, begun, forget, given_up, record, write_begun
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.runs import signals
+from hpcdl.runs.context import RunContext
 from hpcdl.runs.folder import remove_run, summary_of
 from hpcdl.search.overdue import end_search, time_limited
 from hpcdl.search.space import Space
@@ -78,10 +79,10 @@ class TrialWork:
             if comm.rank == 0:
                 record(path, Outcome(failed=line(error)))
             return Result(failed=line(error))
-        options.pause, options.heir = task.amount, task.parent is not None
+        context = RunContext(pause=task.amount, heir=task.parent is not None)
         end = partial(end_search, self.folder, path, task.trial, self.limit, self.name)
         with time_limited(comm, self.limit, end):
-            outcome = attempt(comm, self.command.training, options, path)
+            outcome = attempt(comm, self.command.training, options, path, context)
         own_result = self._end(task, path, outcome.stopped, outcome.failed) if comm.rank == 0 else None
         result: Result = comm.bcast(own_result)
         return result

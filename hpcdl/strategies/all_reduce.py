@@ -113,7 +113,7 @@ def try_out(overlap: Overlap, model: Any, parameters: Array, first: Batch) -> st
         return overlap.try_out(backward) or ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class AllReduceOptions(SurvivingOptions):
     compress: Literal["none", "float16", "bfloat16"] = option(
         "none", "send gradients in 16 bits, with error feedback, by an all-reduce made for it instead of --allreduce"

@@ -26,13 +26,13 @@ from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.csr import CSR
 from hpcdl.data import Data
+from hpcdl.data.full_pass import full_gradient
 from hpcdl.errors import UsageError
 from hpcdl.kernels import svrg as kernels
 from hpcdl.kernels.linear import SOFTMAX
 from hpcdl.models.linear_form import LinearForm, linear_form
 from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
-from hpcdl.runs.full_pass import full_gradient
 from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
 

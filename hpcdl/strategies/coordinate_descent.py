@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.help import dashed
+from hpcdl.formatting import dashed
 from hpcdl.runs.options import Options, option
 from hpcdl.strategies.description import Call, StepCost, Strategy
 
@@ -119,7 +119,7 @@ def train(
 MOST = {"local_steps": 1e6, "threads": 1024}
 
 
-@dataclass
+@dataclass(frozen=True)
 class CoordinateOptions(Options):
     rounds: int = option(100, "how many rounds at most; the run counts them as its steps and its epochs")
     tolerance: float = option(0.0, "end when the duality gap, of an evaluation, is no larger; 0: after all rounds")

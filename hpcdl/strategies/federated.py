@@ -164,7 +164,7 @@ def train(
     return w
 
 
-@dataclass
+@dataclass(frozen=True)
 class FederatedOptions(SurvivingOptions):
     clients: int = option(100, "among how many clients --partition divides the rows; 0: as many as column:NAME names")
     fraction: float = option(0.1, "fraction of the clients that is asked in a round, greater than 0")

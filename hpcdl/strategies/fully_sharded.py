@@ -69,7 +69,7 @@ def train(
     return held.parameters
 
 
-@dataclass
+@dataclass(frozen=True)
 class ShardedOptions(Options):
     stage: Literal[1, 2, 3] = option(3, "what is sharded: 1 the optimizer's state, 2 and gradients, 3 and parameters")
     gather: Literal["all-gather", "broadcast"] = option(

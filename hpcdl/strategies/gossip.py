@@ -309,7 +309,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 OUTLIVE = ("adapt-then-combine", "dpsgd", "gradient-tracking")  # methods whose ranks may be lost
 
 
-@dataclass
+@dataclass(frozen=True)
 class GossipOptions(SurvivingOptions):
     topology: str = option(
         "ring",
@@ -344,9 +344,12 @@ def check_method_and_graph(options: GossipOptions, ranks: int, model: Any) -> No
         batches_of(options.method, graph, options.mixing, options.phase)
 
 
-def graph_of(options: GossipOptions, ranks: int) -> Topology:
-    """The graph of so many ranks; of those that are left, where the name has none, what is left of the one before."""
-    shrunk = options.survivor.shrunk if options.survivor is not None else []
+def graph_of(options: GossipOptions, ranks: int, survivor: Any = None) -> Topology:
+    """The graph of so many ranks; of those that are left, where the name has none, what is left of the one before.
+
+    survivor: what these go on from (hpcdl/recovery/survivor.py), or None.
+    """
+    shrunk = [] if survivor is None else survivor.shrunk
     try:
         return topology(options.topology, ranks, options.seed)
     except UsageError:
@@ -375,7 +378,7 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     from hpcdl.strategies.asynchronous_gossip import train as train_without_steps
 
     options: Any = run.options
-    graph = graph_of(options, comm.size)
+    graph = graph_of(options, comm.size, run.survivor)
     with refuse_together(comm.mpi):
         if options.draw and comm.rank == 0:
             draw(graph, options.mixing, options.draw)

@@ -76,7 +76,7 @@ def train(
     return held.parameters
 
 
-@dataclass
+@dataclass(frozen=True)
 class GridOptions(PipelineOptions):
     grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,tensor=2")
     stage: int = option(0, "of ZeRO, along the data axis: 0, 1, 2 or 3")

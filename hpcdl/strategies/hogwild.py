@@ -364,7 +364,7 @@ PARTS = 10  # rounds of an epoch, by itself
 MOST_THREADS = 1024
 
 
-@dataclass
+@dataclass(frozen=True)
 class HogwildOptions(Options):
     threads: int = option(1, "threads of each rank, which update one vector all at once")
     locking: Literal["none", "atomic", "striped", "global", "round-robin"] = option(
@@ -432,7 +432,7 @@ class HogwildOptions(Options):
             if self.servers:
                 raise UsageError("--servers goes with --join servers")
             return
-        self.servers = self.servers or 1
+        object.__setattr__(self, "servers", self.servers or 1)
         if self.shared:
             raise UsageError("--join servers: each worker has a vector of its own; leave out --shared")
         if self.join_every != 1:
@@ -448,17 +448,16 @@ class HogwildOptions(Options):
         parts = PARTS * (ranks if self.join == "servers" else 1)
         size = self.round_size or -(-data.examples // (parts * share)) * share
         per_epoch = data.steps_per_epoch(size)
-        self.examples, self.vectors = data.examples, ranks
         return size, per_epoch, self.allowance.steps(self.steps or self.epochs * per_epoch, size)
 
-    def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> Optimizer:
+    def make_optimizer(self, model: Any, ranks: int, data: Any, size: int | None = None) -> Optimizer:
         """The rate of a round is that of its first update, as the schedule has it over the updates of one vector."""
         from hpcdl.optim import make_schedule
 
-        made = super().make_optimizer(model, plan, size)
-        examples, per_epoch, rounds = plan
-        each = self.batch_size * (1 if self.shared or self.join == "servers" else self.vectors)
-        updates = -(-self.examples // each)  # of an epoch
+        made = super().make_optimizer(model, ranks, data, size)
+        examples, per_epoch, rounds = self.plan(ranks, data)
+        each = self.batch_size * (1 if self.shared or self.join == "servers" else ranks)
+        updates = -(-data.examples // each)  # of an epoch
 
         def first(step: int) -> int:
             epoch, step = divmod(step, per_epoch)

@@ -154,7 +154,7 @@ class Outer:
         mean[:] = self.start
 
 
-@dataclass
+@dataclass(frozen=True)
 class LocalOptions(SurvivingOptions):
     sync_every: int = option(8, "steps that a rank takes by itself between two averages of the parameters")
     local_from: int = option(0, "epoch from which steps are local, with all-reduce SGD before it; 0: from the start")

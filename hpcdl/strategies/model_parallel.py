@@ -48,7 +48,7 @@ def train(
     return held.parameters
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelOptions(Options):
     balance: Literal["parameters", "measured"] = option(
         "parameters", "by what the layers are cut evenly: their parameters, or the time that they take"

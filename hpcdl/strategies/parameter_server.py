@@ -106,7 +106,7 @@ def train(
             check_sparse_push(optimizer, data.sparse or not works)  # a server sees them as it scores them
         if replicas > 1:
             check_replicas(model, optimizer, consistency)
-    survivor, stopwatch = run.options.survivor, run.stopwatch
+    survivor, stopwatch = run.survivor, run.stopwatch
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
     cut = cut_slices(size, holders, rows.width if rows else 1)[comm.rank] if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
@@ -365,7 +365,7 @@ class Updates:
         return math.sqrt(squares[0])
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServerOptions(Options):
     servers: int = option(1, "how many ranks hold the parameters, a slice each; the other ranks are workers")
     servers_on_workers: bool = option(False, "every rank is a worker and holds a slice, instead of --servers")
@@ -384,7 +384,8 @@ class ServerOptions(Options):
         super().__post_init__()
         if self.servers_on_workers and self.servers > 1:
             raise UsageError("give --servers or --servers-on-workers, not both: there, every rank is a server")
-        self.servers = 0 if self.servers_on_workers else self.servers
+        if self.servers_on_workers:
+            object.__setattr__(self, "servers", 0)
         for name in ("broadcast_every", "fixed_delay"):
             self._refuse_negative(name)
         self.chosen.checked()
@@ -393,7 +394,8 @@ class ServerOptions(Options):
                 "async draws batches of all rows: --partition and --placement partitioned are for bsp and ssp"
             )
         if self.consistency == "async" and self.batch_per_rank:
-            self.batch_size, self.batch_per_rank = self.batch_per_rank, 0  # an update is one rank's
+            object.__setattr__(self, "batch_size", self.batch_per_rank)  # an update is one rank's
+            object.__setattr__(self, "batch_per_rank", 0)
         if self.fixed_delay and self.checkpoint_every:
             raise UsageError("--fixed-delay: what is delayed is in no checkpoint; leave out --checkpoint-every")
         if self.sparse_push and self.broadcast_every:

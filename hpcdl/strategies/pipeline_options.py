@@ -8,7 +8,7 @@ from hpcdl.runs.options import Options, option
 from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of
 
 
-@dataclass
+@dataclass(frozen=True)
 class PipelineOptions(Options):
     schedule: str = option(
         "1f1b", f"of the pipeline: {', '.join(SCHEDULES)}; that of the learning rate is --lr-schedule"

@@ -24,13 +24,13 @@ from typing import Any
 from hpcdl.checkpoint.state import Same, Summed
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch, Data
+from hpcdl.data.full_pass import whole_pass
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled, scale
 from hpcdl.models.layered import FlatWeights
 from hpcdl.models.linear_form import linear_form
 from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
-from hpcdl.runs.full_pass import whole_pass
 from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
 

@@ -124,7 +124,7 @@ class OwnOrder:
         return self.data.batches(epoch * self.chains + self.chain, batch_size, share, start)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SgldOptions(Options):
     prior_precision: float = option(1.0, "precision of the normal prior of each parameter, 1 / its variance; 0: flat")
     noise_variance: float = option(1.0, "of a regression, variance of the values around what the model says")

@@ -56,8 +56,8 @@ def train(
     optimizer is sgd.
     """
     from hpcdl.checkpoint.state import Same
+    from hpcdl.data.full_pass import full_gradient
     from hpcdl.kernels.reduce import add_scaled, scale
-    from hpcdl.runs.full_pass import full_gradient
     from hpcdl.runs.ownership import Whole
 
     w = run.initial(model)
@@ -100,7 +100,7 @@ def train(
     return w
 
 
-@dataclass
+@dataclass(frozen=True)
 class SvrgOptions(Options):
     method: Literal["svrg", "saga"] = option(
         "svrg", "svrg takes a full gradient now and then, saga keeps the last slope of each example (linear models)"
@@ -202,8 +202,8 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def full_batch(case: Workload) -> int:
-    """Examples of a batch of the pass over all of them (hpcdl/runs/full_pass.py)."""
-    from hpcdl.runs.full_pass import ROWS
+    """Examples of a batch of the pass over all of them (hpcdl/data/full_pass.py)."""
+    from hpcdl.data.full_pass import ROWS
 
     return min(max(case.plan[0], ROWS * case.size), case.data.examples)
 

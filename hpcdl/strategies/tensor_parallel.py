@@ -66,7 +66,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     return held.parameters
 
 
-@dataclass
+@dataclass(frozen=True)
 class TensorOptions(Options):
     sequence_parallel: bool = option(False, "cut what lies between the parts of layers by tokens, too (gpt)")
 

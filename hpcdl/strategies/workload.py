@@ -23,9 +23,9 @@ from hpcdl.models.model import abilities_of
 from hpcdl.optim import vectors_of
 from hpcdl.parameter_server.parameter_store import cut_slices
 from hpcdl.parameter_server.replication import backups
+from hpcdl.parameter_server.roles import Roles, divide
 from hpcdl.plugins import is_plugin, of_torch
 from hpcdl.runs.options import Options
-from hpcdl.runs.roles import Roles, divide
 from hpcdl.strategies.description import Service, Strategy
 
 EXAMPLES = 1_000_000  # of data that do not exist: enough for any batch

@@ -17,10 +17,10 @@ from hosts import Hosts
 
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.launch.command_lines import read_command
+from hpcdl.launch.option_parser import parse
 from hpcdl.planning import forecast_error
 from hpcdl.planning.probe_jobs import run
 from hpcdl.planning.surveying import survey
-from hpcdl.runs.options import parse
 from hpcdl.strategies.workload import Workload
 
 HOSTS, JUMBO = 4, 9000  # bytes of a frame

@@ -12,7 +12,7 @@ from hpcdl.comm.launcher import clean_environment
 
 STORE = "tests/parameter_server/test_fuzz_servers.py"
 FUZZERS = [  # file, tests of it, how many times as many cases as in a run of the tests, and how many these are
-    ("tests/runs/test_fuzz_options.py", "", 7, 2_100),
+    ("tests/launch/test_fuzz_options.py", "", 7, 2_100),
     ("tests/data/test_fuzz.py", "", 4, 2_040),
     ("tests/runs/test_fuzz_checkpoints.py", "", 4, 1_000),
     ("tests/runs/test_fuzz_pieces.py", "", 2, 200),

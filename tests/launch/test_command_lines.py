@@ -4,7 +4,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_commands
-from hpcdl.runs.options import parse
+from hpcdl.launch.option_parser import parse
 
 
 def options(line, size=4, **common):

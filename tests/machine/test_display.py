@@ -10,7 +10,6 @@ from hpcdl.machine.display import Display
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.metrics import Metrics
-from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Progress
 
 
@@ -51,7 +50,7 @@ def test_the_launchers_output_decides(launch, tmp_path):
 def test_each_evaluation_leaves_a_line_and_the_bar_ends_with_the_last_one(monkeypatch, terminal):
     out = io.StringIO()
     monkeypatch.setattr(display_module, "console", lambda: Console(file=out, width=100, force_terminal=terminal))
-    metrics = Metrics(Display("auto", 0), Options())
+    metrics = Metrics(Display("auto", 0))
     metrics.open(Folder(None, 0), 2, lambda step: 0.1)
     metrics.display.start(0, 4)
     for step, accuracy in ((2, 0.5), (4, 0.75)):

@@ -3,9 +3,9 @@
 import pytest
 
 from hpcdl.launch.command_lines import read_command
+from hpcdl.launch.option_parser import parse
 from hpcdl.planning.autotune import candidates, grid_lines, report
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.runs.options import parse
 from hpcdl.strategies.workload import Workload
 
 SHEET = {"cores": 1, "latency": 1e-6, "bandwidth": 1e10, "flops": 1e9, "memory": 1e9, "start": 1e-5}

@@ -4,9 +4,9 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
+from hpcdl.launch.option_parser import parse
 from hpcdl.planning.fitting import fits, microbatch_counts, parse_bytes, shapes
 from hpcdl.planning.memory import forecast
-from hpcdl.runs.options import parse
 from hpcdl.strategies.workload import Workload
 
 LINE = "train-grid --model gpt:layers=4,width=64,heads=4 --data text --batch-size 32 --optimizer adam"

@@ -9,6 +9,7 @@ import pytest
 import hpcdl.strategies
 from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
+from hpcdl.launch.option_parser import parse
 from hpcdl.planning import memory
 from hpcdl.planning.compute_time import slowest
 from hpcdl.planning.cut_time import messages
@@ -19,7 +20,7 @@ from hpcdl.planning.parts import StepParts
 from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import calibrate_start, exposed_seconds, forecast_step, program_name
 from hpcdl.planning.surveying import rows_of, small_line
-from hpcdl.runs.options import Options, parse
+from hpcdl.runs.options import Options
 from hpcdl.strategies.description import Strategy
 from hpcdl.strategies.workload import Workload
 

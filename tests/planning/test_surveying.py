@@ -7,13 +7,13 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
+from hpcdl.launch.option_parser import parse
 from hpcdl.planning import forecast_error
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import forecast_step
 from hpcdl.planning.surveying import ON_ONE_NODE, machine_of, small_line, survey
-from hpcdl.runs.options import parse
 from hpcdl.strategies.workload import Workload
 
 

@@ -17,6 +17,7 @@ from hpcdl.models import for_data
 from hpcdl.optim import make_optimizer
 from hpcdl.recovery.recovery_points import Anchor, Anchors
 from hpcdl.recovery.survivor import Survivor
+from hpcdl.runs.context import RunContext
 from hpcdl.runs.options import Options
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
@@ -43,10 +44,9 @@ def leg(bare, survivor, strategy, how, fails=(), **more):
     Returns the run, and this rank's replica.
     """
     options = Options(**OPTIONS | more)
-    options.survivor = survivor
     data = rows()
     comm = Communicator(bare, "ring", ends_job=False)
-    model, run = for_data("mlp:5", data, "float64"), Run(comm, options)
+    model, run = for_data("mlp:5", data, "float64"), Run(comm, options, RunContext(survivor=survivor))
     passed = survivor.passed
 
     def fail(run):
@@ -70,7 +70,7 @@ def reference(world, lost, at, strategy, how, **more):
     """The replicas after all steps, where the ranks `lost` are gone after the step `at`."""
     options, data = Options(**OPTIONS | more), rows()
     model = for_data("mlp:5", data, "float64")
-    about = world, model, data, lambda: options.make_optimizer(model, options.plan(1, data)), 13
+    about = world, model, data, lambda: options.make_optimizer(model, 1, data), 13
     if strategy is gossip:
         found = Gossip(*about, spec=how["topology"], method=how["method"])
     else:
@@ -116,7 +116,7 @@ def test_local_sgd_goes_on_from_its_last_average(how, at, anchor, lost, world):
     wanted = reference(world.size, lost, anchor, local_sgd, how)
     assert np.abs(replica - wanted.w[rank]).max() <= 1e-12
     assert np.abs(run.parameters - wanted.mean).max() <= 1e-12
-    assert run.step == STEPS and run.options.survivor.handover.recorded == anchor  # all losses up to it are known
+    assert run.step == STEPS and run.survivor.handover.recorded == anchor  # all losses up to it are known
     if rank == 0:
         (loss,) = run.summary["losses"]
         assert (loss["step"], loss["redone"], loss["left"]) == (anchor, at - anchor, world.size - 1)
@@ -189,8 +189,9 @@ def test_nothing_in_common_is_said(world):
 
 def test_what_cannot_be_copied_is_refused(world):
     data, options = rows(), Options(**OPTIONS)
-    options.survivor = Survivor()
+    context = RunContext(survivor=Survivor())
     model = for_data("mlp:5", data, "float64")
-    with Run(Communicator(MPI.COMM_SELF), options) as run, pytest.raises(AgreedError, match="odd cannot be kept by"):
+    refused = pytest.raises(AgreedError, match="odd cannot be kept by")
+    with Run(Communicator(MPI.COMM_SELF), options, context) as run, refused:
         run.track("odd", Summed(np.zeros(3)))
         run.begin("gossip", Replicas(model, run.initial(model), run.make_optimizer(model, data)), data)

@@ -12,6 +12,7 @@ from hpcdl.errors import AgreedError
 from hpcdl.models import for_data
 from hpcdl.recovery.survivor import Survivor
 from hpcdl.runs import agreement
+from hpcdl.runs.context import RunContext
 from hpcdl.runs.options import Options
 from hpcdl.runs.run import Run
 from hpcdl.strategies import all_reduce
@@ -36,9 +37,9 @@ def train(bare, survivor, fails_after=None, boundary=False, change=None, **more)
     change: called with the run before it begins.
     """
     options = Options(**OPTIONS | more)
-    options.survivor = survivor
+    context = RunContext(survivor=survivor)
     data = rows()
-    model, run = for_data("mlp:5", data, "float64"), Run(Communicator(bare, "ring", ends_job=False), options)
+    model, run = for_data("mlp:5", data, "float64"), Run(Communicator(bare, "ring", ends_job=False), options, context)
 
     def fail(run, loss, total):
         if run.step == fails_after and not boundary:
@@ -161,8 +162,9 @@ def test_what_only_one_rank_has_is_refused():
         run.track("residual", PerRank(np.zeros(3)))
 
     data, options = rows(), Options(**OPTIONS)
-    options.survivor = Survivor()
-    with Run(Communicator(MPI.COMM_SELF), options) as run, pytest.raises(AgreedError, match="its own residual, which"):
+    context = RunContext(survivor=Survivor())
+    refused = pytest.raises(AgreedError, match="its own residual, which")
+    with Run(Communicator(MPI.COMM_SELF), options, context) as run, refused:
         tracks(run)
         model = for_data("mlp:5", data, "float64")
         all_reduce.train(run.comm, model, data, run.make_optimizer(model, data), run)

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from hpcdl.rl.options import DQN, RLOptions
 from hpcdl.rl.training import Learning
+from hpcdl.runs.context import RunContext
 
 CHAIN = {
     "env": "chains:chain",
@@ -75,8 +76,7 @@ def test_gone_on_with_is_as_never_stopped(how, alone, tmp_path):
     how = how | {"save_replay": True, "env_steps": 400, "optimizer": "adam"}
     whole = learned(**how)
     options = RLOptions(**(CHAIN | how | {"out": str(tmp_path / "r")}))
-    options.pause = 1.0
-    first = Learning(DQN).run(MPI.COMM_SELF, options)
+    first = Learning(DQN).run(MPI.COMM_SELF, options, RunContext(pause=1.0))
     assert first.stopped == "paused" and first.step * options.per_step == 200
     rest = learned(**how, out=str(tmp_path / "r"), resume=str(tmp_path / "r"))
     np.testing.assert_array_equal(rest.parameters, whole.parameters)
@@ -88,8 +88,7 @@ def test_gone_on_with_is_as_never_stopped(how, alone, tmp_path):
 
 def test_without_its_replay_memory_it_is_filled_anew(alone, tmp_path):
     options = RLOptions(**(CHAIN | {"env_steps": 400, "out": str(tmp_path / "r")}))
-    options.pause = 1.0
-    first = Learning(DQN).run(MPI.COMM_SELF, options)
+    first = Learning(DQN).run(MPI.COMM_SELF, options, RunContext(pause=1.0))
     rest = learned(env_steps=400, out=str(tmp_path / "r"), resume=str(tmp_path / "r"))
     assert rest.step == 400 and rest.summary["updates"] - first.summary["updates"] <= 200 - 50 + 3
     assert rest.summary["replay_size"] <= 200 and rest.summary["episodes"] > first.summary["episodes"] > 0

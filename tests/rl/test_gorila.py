@@ -100,7 +100,7 @@ def test_one_bundle_in_rounds_is_dqn_to_the_bit(sizes, how, on, mpi_tmp_path):
         run = learned(comm, servers=comm.size - 1, out=str(own / "gorila"), **AS_DQN, **how)
         if comm.rank == 0:
             alone = dqn(out=str(own / "dqn"), **how)
-            assert run.step * run.options.per_step == alone.step * alone.options.per_step
+            assert run.step * run.per_step == alone.step * alone.per_step
             for name in ("parameters", *(f"optimizer/{each}" for each in alone.optimizer.state)):
                 mine, wanted = (Checkpoint.read(own / each).vectors[name] for each in ("gorila", "dqn"))
                 np.testing.assert_array_equal(mine, wanted, name)

@@ -27,7 +27,7 @@ def filled(capacity=60, seed=0, **how):
 
 def options_in(folder, **options):
     """What of a run is asked."""
-    given = {"save_replay": True, "resume": str(folder), "checkpoint_every": 20, "per_step": 2} | options
+    given = {"save_replay": True, "resume": str(folder), "checkpoint_every": 20} | options
     return SimpleNamespace(**given)
 
 
@@ -53,19 +53,19 @@ def test_when_it_is_written(tmp_path):
     options, replay, saved, written = options_in(tmp_path), filled(), 3, []
     for step in (4, 9, 10, 11, 12, 35, 36, 39, 41):
         before = saved
-        saved = save_if_due(options, tmp_path, replay, 0, step, saved)
+        saved = save_if_due(options, 2, tmp_path, replay, 0, step, saved)
         path = replay_path(tmp_path, 0)
         written += [step] if path.exists() else []
         path.unlink(missing_ok=True)
         assert saved >= before
     assert written == [10, 35, 41]
-    save_if_due(options, tmp_path, replay, 0)
+    save_if_due(options, 2, tmp_path, replay, 0)
     assert replay_path(tmp_path, 0).exists()
     replay_path(tmp_path, 0).unlink()
     for other, folder in ((options_in(tmp_path, save_replay=False), tmp_path), (options, None)):
-        save_if_due(other, folder, replay, 0)
-        save_if_due(other, folder, replay, 0, 1000, 3)
-    assert save_if_due(options_in(tmp_path, checkpoint_every=0), tmp_path, replay, 0, 1000, 3) == 3
+        save_if_due(other, 2, folder, replay, 0)
+        save_if_due(other, 2, folder, replay, 0, 1000, 3)
+    assert save_if_due(options_in(tmp_path, checkpoint_every=0), 2, tmp_path, replay, 0, 1000, 3) == 3
     assert not replay_path(tmp_path, 0).exists(), "without --checkpoint-every at the end alone"
 
 

@@ -9,7 +9,7 @@ from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
 from hpcdl.runs.agreeing_replicas import departed
-from hpcdl.runs.checks import Checks
+from hpcdl.runs.options import Checks
 from hpcdl.strategies import all_reduce, local_sgd
 
 ROWS = np.random.default_rng(0).standard_normal((24, 3))

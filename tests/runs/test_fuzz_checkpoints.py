@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from in_process import assert_ends
 from mpi4py import MPI
 
+from hpcdl.checkpoint.attributes import ATTRIBUTES
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.runs.attributes import ATTRIBUTES
 
 NESTED = [(name, inner) for name, kind in ATTRIBUTES.items() if isinstance(kind, dict) for inner in kind]
 PATHS = [*[(name,) for name in ATTRIBUTES], *NESTED, ("scores", "test_accuracy"), ("scores", "replica_test_accuracy")]

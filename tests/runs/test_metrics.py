@@ -9,7 +9,6 @@ from hpcdl.machine.display import Display
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.metrics import Metrics
-from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Progress
 from hpcdl.strategies import all_reduce
 
@@ -47,7 +46,7 @@ def test_each_step_has_the_learning_rate_of_its_update(run, world, mpi_tmp_path,
 
 
 def test_a_rate_that_is_no_finite_number_is_null(alone, tmp_path):
-    folder, metrics = Folder(tmp_path, 0), Metrics(Display("none", 0), Options())
+    folder, metrics = Folder(tmp_path, 0), Metrics(Display("none", 0))
     (tmp_path / "logs").mkdir()
     folder.open(0)
     metrics.open(folder, 4, lambda step: math.inf if step else 0.5)

@@ -6,13 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.attributes import SUMMED
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.state import RemoteVector
 from hpcdl.comm import Communicator
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
+from hpcdl.runs.context import RunContext
 from hpcdl.runs.on_one_rank import OnOneRank
-from hpcdl.runs.segments import SUMMED
 
 pytestmark = pytest.mark.four
 
@@ -35,7 +36,7 @@ def lead(world, data):
         model = make_model(options.model, data.features, data.classes, options.dtype)
         whole, lying, log = np.zeros(model.layout.size), np.zeros(model.layout.size), []
         state = np.zeros(model.layout.size)
-        with Run(comm, options, None, max(1, world.size - 1)) as run:
+        with Run(comm, options, RunContext(workers=max(1, world.size - 1))) as run:
 
             def refresh():
                 log.append(("refresh", run.step))

@@ -1,6 +1,7 @@
 """Options: one dataclass, from the command line and from YAML; what makes no sense is refused in one line."""
 
 import ast
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -9,10 +10,11 @@ import pytest
 from in_process import ends
 
 from hpcdl.errors import UsageError
+from hpcdl.launch.help import PLACES
+from hpcdl.launch.option_parser import parse, parse_command_line
 from hpcdl.plugins import OPTIONS, STARTED
 from hpcdl.programs import files
-from hpcdl.runs.help import PLACES
-from hpcdl.runs.options import Options, option, parse
+from hpcdl.runs.options import Options, option
 
 
 def read(*arguments):
@@ -93,7 +95,7 @@ def test_the_name_of_a_run_is_no_pattern(tmp_path):
     assert (found.lr, found.seed, found.out) == (0.5, 3, str(tmp_path / "a*"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class More(Options):
     overlap: bool = option(False, "a switch")
     source: str = option("x", "where 100% is from")
@@ -114,23 +116,31 @@ def test_a_script_adds_its_own():
         parse(More, "p", "d", ["--stage", "3"])
 
 
+def test_options_are_replaced_and_not_changed():
+    made = More(lr=0.1, budget="examples=64")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.lr = 0.2
+    other = dataclasses.replace(made, lr=0.2, budget="examples=32")
+    assert (made.lr, other.lr, other.allowance.examples) == (0.1, 0.2, 32)
+
+
 def test_a_value_of_two_lines_is_refused_in_one():
     with pytest.raises(UsageError, match=r"^--lr: expected a number, not x y$"):
         read("--lr", "x\ny")
 
 
 def test_several_that_need_not_be_there(tmp_path, capsys):
-    @dataclass
+    @dataclass(frozen=True)
     class Several(Options):
         places: list[str] = option(list, "where")
 
-    made = parse(Several, "a-program", "", ["a", "--lr", "0.5", "--out", "x"])
-    assert (made.places, made.lr) == (["a"], 0.5)
+    made = parse_command_line(Several, "a-program", "", ["a", "--lr", "0.5", "--out", "x"])
+    assert (made.options.places, made.options.lr) == (["a"], 0.5)
     assert made.told == made.given | {"out"} == {"places", "lr", "out"}
     assert parse(Several, "a-program", "", []).places == []
     (tmp_path / "c.yaml").write_text("places: [a b, c]\nsteps: 4\n")
-    made = parse(Several, "a-program", "", ["--config", str(tmp_path / "c.yaml"), "--epochs", "2"])
-    assert made.places == ["a b", "c"] and (made.steps, made.epochs) == (0, 2)
+    made = parse_command_line(Several, "a-program", "", ["--config", str(tmp_path / "c.yaml"), "--epochs", "2"])
+    assert made.options.places == ["a b", "c"] and (made.options.steps, made.options.epochs) == (0, 2)
     assert made.given == {"places", "epochs"}  # the steps of the file hold no longer
     with pytest.raises(UsageError, match="expected a text"):
         parse(Several, "a-program", "", ["a\0b"])
@@ -182,7 +192,7 @@ def test_batch_sizes():
 def test_options_of_a_run_of_another_program(tmp_path):
     """What only the other has is left out; the learning rate's schedule is found where another one has its name."""
 
-    @dataclass
+    @dataclass(frozen=True)
     class Piped(Options):
         schedule: str = option("1f1b", "of the pipeline")
         lr_schedule: str = option("cosine", "of the learning rate")
@@ -214,8 +224,8 @@ def test_code_that_a_file_names_is_what_the_command_line_allows(tmp_path):
         ):
             parse(Options, "p", "", [*told])
         for allowed in (["--data", "a:b"], ["--trust", "shutil:rmtree"], ["--trust", "x:y", "--trust", str(tmp_path)]):
-            read = parse(Options, "p", "", [*told, *allowed])
-            assert read.data == (allowed[1] if allowed[0] == "--data" else "shutil:rmtree")
+            read = parse_command_line(Options, "p", "", [*told, *allowed])
+            assert read.options.data == (allowed[1] if allowed[0] == "--data" else "shutil:rmtree")
             assert ("data" in read.origin) == (allowed[0] == "--trust")
     config.write_text("data: shutil:rmtree\ntrust: shutil:rmtree\n")
     with pytest.raises(UsageError, match="there is no option 'trust'"):

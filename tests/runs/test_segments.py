@@ -8,9 +8,10 @@ import pytest
 from mpi4py import MPI
 from written_runs import summary
 
+from hpcdl.checkpoint.attributes import COUNTS, SECONDS, SUMMED
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.machine.versions import versions
-from hpcdl.runs.segments import COUNTS, SECONDS, SUMMED, known, leg, summed
+from hpcdl.runs.segments import known, leg, summed
 from hpcdl.runs.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.four

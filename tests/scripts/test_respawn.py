@@ -53,7 +53,7 @@ def test_a_rank_that_was_started_anew_is_lost_too(launch, run_on, interfere, tmp
     again = (
         "def again(self, loss, batch):\n"
         "    record(self, loss, batch)\n"
-        f"    if self.step == 20 and training.is_new() and len(self.options.survivor.losses) == 1: {KILL}\n"
+        f"    if self.step == 20 and training.is_new() and len(self.survivor.losses) == 1: {KILL}\n"
     )
     program.write_text(program.read_text().replace("run.Run.record = record\n", f"{again}run.Run.record = again\n"))
     more = ["--out", tmp_path / "back", "--survive", "2", "--respawn"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.options import parse
+from hpcdl.launch.option_parser import parse
 from hpcdl.strategies.federated import FederatedOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_federated.py"

@@ -52,7 +52,7 @@ def rates(options, data, steps):
     """The learning rates of the first rounds."""
     options = HogwildOptions(**options)
     model = for_data("softmax", data, "float32")
-    optimizer = options.make_optimizer(model, options.plan(1, data))
+    optimizer = options.make_optimizer(model, 1, data)
     return [optimizer.schedule(step) for step in range(steps)]
 
 

@@ -10,9 +10,9 @@ import pytest
 from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.launch.option_parser import parse
 from hpcdl.models import make_model
-from hpcdl.runs.options import parse
-from hpcdl.runs.roles import divide
+from hpcdl.parameter_server.roles import divide
 from hpcdl.strategies.parameter_server import ServerOptions, check_servers
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_parameter_server.py"

@@ -1,11 +1,13 @@
 """What is known of a search before its first trial."""
 
+from dataclasses import replace
+
 import pytest
 from few import write_few
 
 from hpcdl.data import row_cache
 from hpcdl.errors import UsageError
-from hpcdl.runs.options import parse
+from hpcdl.launch.option_parser import parse
 from hpcdl.search.checks import (
     boundary_values,
     data_key,
@@ -59,7 +61,7 @@ def test_how_long_a_trial_is():
     assert with_epochs(federated, 4).text.endswith("--rounds=4")
     options = line.options(parse, "--out=none")
     assert epochs_of(line, "asha", options) == 9
-    options.steps = 5
+    options = replace(options, steps=5)
     assert epochs_of(line, "random", options) == 9
     with pytest.raises(UsageError, match="--method pbt:population=4 counts in epochs"):
         epochs_of(line, "pbt:population=4", options)

@@ -9,6 +9,7 @@ import pytest
 from hpcdl.data.resampling import Draw
 from hpcdl.errors import UsageError
 from hpcdl.launch.isolated_run import Outcome
+from hpcdl.runs.options import Options
 from hpcdl.search import ensemble_members
 from hpcdl.search.ensemble_members import (
     MemberSpec,
@@ -31,9 +32,7 @@ def test_options_in_turns():
 
 
 def planned(steps, count):
-    options = SimpleNamespace(plan=lambda workers, data: (4, 10, steps))
-    snapshot_hook(count)(None, options, 2)
-    return options
+    return snapshot_hook(count)(SimpleNamespace(examples=4, steps_per_epoch=lambda batch: 1), Options(steps=steps), 2)
 
 
 def test_a_checkpoint_at_the_end_of_each_cycle():

@@ -19,10 +19,10 @@ from hpcdl.scripts import search
 from hpcdl.search import overdue, training_trial
 
 overdue.GRACE = overdue.LATE = 0.5
-def attempt(comm, training, options, path, original=training_trial.attempt):
+def attempt(comm, training, options, path, context, original=training_trial.attempt):
     if os.path.exists("hang") and "0000" in str(path) and comm.rank == comm.size - 1:
         {hangs}
-    return original(comm, training, options, path)
+    return original(comm, training, options, path, context)
 training_trial.attempt = attempt
 search.main()
 """

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from made_search import events_of, settings_of, write_journal
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.options import Options, parse
+from hpcdl.launch.option_parser import parse
+from hpcdl.runs.options import Options
 from hpcdl.search.results import options_of, training_command, write_tables
 from hpcdl.search.search_log_reader import Trials, best, read
 

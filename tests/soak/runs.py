@@ -19,10 +19,10 @@ from mpi4py import MPI
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.progress import activity
 from hpcdl.parameter_server.parameter_store import ParameterStore
+from hpcdl.parameter_server.roles import divide
 from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.random import Random
 from hpcdl.runs import signals
-from hpcdl.runs.roles import divide
 from hpcdl.scripts import train_parameter_server
 
 WORLD = MPI.COMM_WORLD

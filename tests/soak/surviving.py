@@ -161,7 +161,7 @@ def smaller_world(strategy, ranks, more, losses):
     options = Options(epochs=4, dtype="float64", model="mlp:32")
     data = open_data("digits", dtype="float64")
     model = for_data(options.model, data, options.dtype)
-    about = ranks, model, data, lambda: options.make_optimizer(model, options.plan(1, data)), options.batch_size
+    about = ranks, model, data, lambda: options.make_optimizer(model, 1, data), options.batch_size
     if strategy == "gossip":
         found = Gossip(*about, spec=told["--topology"], method=told.get("--method", "adapt-then-combine"))
     else:

@@ -40,8 +40,8 @@ def watched(run):
 
 def trained(device, train):
     """The run, and this rank's parameters on the host."""
-    options = Options(model=MODEL, batch_size=3, steps=2, dtype="float64", optimizer="adam", lr=0.01, progress="none")
-    options.clip_norm = 0.5
+    how = {"steps": 2, "dtype": "float64", "optimizer": "adam", "lr": 0.01, "clip_norm": 0.5, "progress": "none"}
+    options = Options(model=MODEL, batch_size=3, **how)
     comm = Communicator(MPI.COMM_WORLD, "ring", device=device)
     random = np.random.default_rng(4)
     x, y = random.integers(0, 5, (6, 4)), random.integers(0, 5, 6)

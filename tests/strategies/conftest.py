@@ -15,6 +15,7 @@ from hpcdl.data import from_arrays
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Replicas, Run
 from hpcdl.runs.accumulated import accumulated
+from hpcdl.runs.context import RunContext
 from hpcdl.strategies import sequential
 
 
@@ -48,7 +49,7 @@ def tokens(dtype):
     return from_arrays(x[:29], y[:29], x[29:], y[29:], classes=7, dtype=dtype)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rounds(Options):
     """Rounds are steps and epochs, as in federated learning."""
 
@@ -74,7 +75,7 @@ def follow():
         data = data or examples(options.dtype)
         made = for_data(model, data, options.dtype)
         made = accumulated(made, options.accumulate)
-        with watched(Run(comm, options, None, workers)) as running:
+        with watched(Run(comm, options, RunContext(workers=workers or 0))) as running:
             train(comm, made, data, running.make_optimizer(made, data), running, **(own or {}))
         comm.free()  # of thousands, MPI has no more than some
         return running

@@ -10,7 +10,8 @@ from few import write_few
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import AgreedError
 from hpcdl.launch.command_lines import read_command
-from hpcdl.runs.options import parse
+from hpcdl.launch.option_parser import parse
+from hpcdl.runs.context import RunContext
 
 pytestmark = pytest.mark.four
 COMMON = (
@@ -53,8 +54,7 @@ def paused(world, mpi_tmp_path):
         for pause in pauses:
             how = [f"--resume={folder}"] if found else [f"--out={folder}", f"--data={mpi_tmp_path / 'few.h5'}"]
             made = command.options(parse, *options.split(), *how)
-            made.pause = pause
-            ended = command.training.run(world, made)
+            ended = command.training.run(world, made, RunContext(pause=pause))
             read = Checkpoint.read(folder)
             found.append(Checkpoint(dict(read.vectors), read.attributes))  # before the next leg replaces the file
             summary = json.loads((folder / "summary.json").read_text())
@@ -107,13 +107,11 @@ def test_an_heir_goes_on_with_options_of_its_own(world, paused, mpi_tmp_path):
     made = command.options(parse, *changed, f"--resume={mpi_tmp_path / 'parent'}")
     with pytest.raises(AgreedError, match="optimizer is adam, not adam:beta1"):
         command.training.run(world, made)
-    made.heir, made.pause = True, 3
-    run = command.training.run(world, made)
+    run = command.training.run(world, made, RunContext(heir=True, pause=3))
     assert (run.step, run.optimizer.step) == (6, 6)  # 2 steps an epoch, no longer 4
     assert len(run.legs.earlier) == 1 and run.legs.first == 4
     last = Checkpoint.read(mpi_tmp_path / "parent").attributes
     assert (last["batch"], last["epoch"], last["optimizer"]) == (10, 3, "adam:beta1=0.8")
     made = command.options(parse, f"--resume={mpi_tmp_path / 'parent'}", "--optimizer=sgd")
-    made.heir = True
     with pytest.raises(AgreedError, match="that run's state is"):
-        command.training.run(world, made)
+        command.training.run(world, made, RunContext(heir=True))

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcdl.errors import UsageError
+from hpcdl.formatting import dashed
 from hpcdl.random import Random
-from hpcdl.runs.help import dashed
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Parameter, Space
 from hpcdl.search.tasks import SearchTask, Values

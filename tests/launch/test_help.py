@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.help import GROUPS, OTHERS_SAY, described
-from hpcdl.runs.options import COMMON, Options, option, parse
+from hpcdl.launch.help import GROUPS, OTHERS_SAY, described
+from hpcdl.launch.option_parser import parse
+from hpcdl.runs.options import COMMON, Options, option
 from hpcdl.scripts import prepare_data
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Own(Options):
     """Twice.
 

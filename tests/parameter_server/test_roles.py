@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.roles import divide
+from hpcdl.parameter_server.roles import divide
 
 
 @pytest.mark.parametrize("size, servers, data_servers", [(1, 0, 0), (5, 2, 1), (4, 3, 0), (7, 0, 6)])

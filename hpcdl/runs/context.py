@@ -1,20 +1,34 @@
-"""started.json: what a run is, written when it begins, for who looks at it while it goes on, or when it was killed.
+"""What a run is given: its context beside the options, and its setup, once it has begun."""
 
-summary.json says the same, and what became of it, when the run has ended. Each leg writes it anew: `first_step` is the
-step after which this leg began, `steps` the last one as planned.
-"""
-
-import os
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.comm import Communicator
 from hpcdl.models.model import name_of, unwrapped
-from hpcdl.programs import of_strategy
-from hpcdl.runs.folder import environment
 from hpcdl.runs.options import Options
 
-NAME, SCHEMA_VERSION = "started.json", 1
+
+@dataclass(frozen=True)
+class RunContext:
+    """The surroundings of a run.
+
+    everyone: the communicator of all ranks that the summary speaks of, where others serve those that train; None: only
+    these. workers: how many ranks compute; 0: all. survivor: what the ranks that are left go on from when others are
+    gone (hpcdl/recovery/survivor.py). pause: the epoch after which this leg ends; 0: the last. heir: True if the run
+    goes on from one that had other options. repeated: True inside a job of many runs, which begins a run anew with
+    --force after it was killed. data_seed: as `open_data` takes it. prepare(data, options, workers): called once
+    the data are open; returns the data to train on, and the options.
+    """
+
+    everyone: Communicator | None = None
+    workers: int = 0
+    survivor: Any = None
+    pause: float = 0.0
+    heir: bool = False
+    repeated: bool = False
+    data_seed: int | None = None
+    prepare: Callable[[Any, Options, int], tuple[Any, Options]] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,26 +77,3 @@ class RunSetup:
             "seed": self.options.seed,
             "batch_size": self.batch,
         }
-
-
-def started(setup: RunSetup, first: int, steps: int, hosts: list[str]) -> dict:
-    """What a run is that begins now, after the step that it has gone on from.
-
-    started, ends: seconds since 1970, UTC; ends: when Slurm ends the job, null where it does not say. time_limit: in
-    seconds, 0: none. hosts: of the ranks that train. job: Slurm's number of it, or null.
-    """
-    ends = os.environ.get("SLURM_JOB_END_TIME", "")
-    return {
-        "schema_version": SCHEMA_VERSION,
-        **setup.described(),
-        "program": of_strategy(setup.strategy),
-        "first_step": first,
-        "steps": steps,
-        "steps_per_epoch": setup.per_epoch,
-        "started": time.time(),
-        "time_limit": setup.options.time_limit,
-        "ends": int(ends) if ends.isdecimal() else None,
-        "hosts": hosts,
-        "job": os.environ.get("SLURM_JOB_ID"),
-        "environment": environment(),
-    }

@@ -22,10 +22,10 @@ from hpcdl.comm.gossip.topology import topology
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_text import prepare_text
 from hpcdl.federated.server import SETTINGS as SERVERS
+from hpcdl.formatting import dashed
 from hpcdl.models import SETTINGS as MODELS
 from hpcdl.optim import SETTINGS as OPTIMIZERS
 from hpcdl.optim.schedules import SETTINGS as SCHEDULES
-from hpcdl.runs.help import dashed
 from hpcdl.runs.options import kinds_of
 
 PROGRAMS = [

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
+from hpcdl.checkpoint.attributes import ATTRIBUTES, SUMMED, check_attributes
 from hpcdl.errors import UsageError
-from hpcdl.runs.attributes import ATTRIBUTES, check_attributes
-from hpcdl.runs.segments import SUMMED, leg
+from hpcdl.runs.segments import leg
 
 GOOD = {
     "strategy": "all_reduce",

@@ -11,8 +11,9 @@ from few import write_few
 from in_process import ends, freed
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.config_migration import predecessor
-from hpcdl.runs.options import Options, parse
+from hpcdl.launch.config_migration import predecessor
+from hpcdl.launch.option_parser import parse
+from hpcdl.runs.options import Options
 from hpcdl.scripts import train_allreduce
 from hpcdl.strategies.all_reduce import AllReduceOptions
 from hpcdl.strategies.gossip import GossipOptions

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.by_example import ByExample
 from hpcdl.comm import Communicator
-from hpcdl.runs.by_example import ByExample
 
 
 @pytest.mark.parametrize("width", [1, 3])

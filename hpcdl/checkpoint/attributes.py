@@ -9,8 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.segments import NEWER as NEWER_COSTS
-from hpcdl.runs.segments import SUMMED
+
+# What a leg has cost each rank, by name; legs of older versions do not have the last.
+COUNTS = ("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank")
+SECONDS = tuple(f"{name}_seconds_per_rank" for name in ("compute", "communication", "idle", "data", "bookkeeping"))
+SUMMED = (*COUNTS, *SECONDS)
 
 Kind = tuple[Callable[[Any], bool], str]  # whether a value is of it; its name
 
@@ -69,7 +72,7 @@ NUMBERS: Kind = (
     "a list of numbers, or null",
 )
 RANKS: Kind = lambda value: value is None or is_count(value), "a whole number of 0 or more, or null"
-LATER: dict[str, Kind] = dict.fromkeys(NEWER_COSTS, NUMBERS)  # costs that a leg may lack
+LATER: dict[str, Kind] = dict.fromkeys(SUMMED[-1:], NUMBERS)  # costs that a leg may lack
 LEG: dict[str, Kind] = {"ranks": RANKS, "steps": COUNT, "seconds": NUMBER}
 LEG |= dict.fromkeys((name for name in SUMMED if name not in LATER), NUMBERS)
 

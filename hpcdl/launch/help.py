@@ -8,6 +8,7 @@ import textwrap
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from hpcdl.errors import UsageError, nearest
+from hpcdl.formatting import dashed
 from hpcdl.programs import about, own_options
 
 GROUPS = ("data", "model", "optimization", "run")  # of the options that all programs have that train
@@ -161,8 +162,3 @@ def described(docstring: str, columns: int) -> str:
 def width() -> int:
     """Columns of the terminal, as argparse takes them."""
     return max(LEAST, shutil.get_terminal_size().columns - 2)
-
-
-def dashed(name: str) -> str:
-    """A field's name as that of an option."""
-    return name.replace("_", "-")
