@@ -11,7 +11,6 @@ import numpy as np
 
 from hpcdl.errors import LoneError, UsageError, blamed_on
 from hpcdl.files import atomic_write, check_writable
-from hpcdl.models.model import abilities_of
 
 
 def check_output_file(option: str, path: str, endings: tuple[str, ...] = ()) -> None:
@@ -57,6 +56,8 @@ def output_file_in_parts(path: Path) -> Iterator[PartialFile]:
 
 def named(model: Any, parameters: np.ndarray) -> dict[str, np.ndarray]:
     """Return the model's tensors by name; for a PyTorch module, its whole state_dict."""
+    from hpcdl.models.model import abilities_of
+
     tensors: dict[str, np.ndarray]
     tensors = model.named(parameters) if abilities_of(model).module else model.layout.views(parameters)
     return tensors

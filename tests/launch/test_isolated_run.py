@@ -19,7 +19,7 @@ SMALL = {"steps": 6, "batch_size": 16, "model": "softmax", "progress": "none", "
 
 
 def training(train, **settings):
-    return Training(Strategy("train-try", Options, train, **settings))
+    return Training(Strategy("train-try", Options, train, held=all_reduce.held, step=all_reduce.step, **settings))
 
 
 def trained(comm, folder, **options):
