@@ -90,6 +90,20 @@ class Traffic(dict[str, Counters]):
         return sum(counters.blocked_seconds for counters in self.values())
 
 
+class SentTotals(dict[int, tuple[float, float]]):
+    """Total bytes and messages that other ranks say they have sent, by rank."""
+
+    def note(self, rank: int, bytes: float, messages: float) -> None:
+        """A rank has sent so much in all; what arrives later may have been said earlier."""
+        before = self.get(rank, (0.0, 0.0))
+        self[rank] = max(before[0], bytes), messages if math.isnan(messages) else max(before[1], messages)
+
+    def with_own(self, own: tuple[float, float]) -> tuple[float, float]:
+        """Return the totals of these ranks and of this one."""
+        parts = own, *self.values()
+        return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
+
 def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
     """Return the nanoseconds to add to this rank's clock to get that of rank 0; a collective call.
 

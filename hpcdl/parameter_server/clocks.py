@@ -8,19 +8,30 @@
     step t               is complete when the store's clock has passed it: then its round is applied, and it is counted
     a push               was computed from the store at its client's pull: the updates it missed are its staleness
 
-A client that closes is no longer waited for. The table of consistencies is in consistency.py; steps wait if a lead says
-so (step_coordinator.py).
+A client that closes is no longer waited for. The table of consistencies is in consistency.py; steps wait for the
+horizon that rank 0 sets.
 """
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.step_coordinator import Lead
 from hpcdl.parameter_server.store_messages import ENDED, NO_STEP, Push
+
+
+class Horizon(NamedTuple):
+    """How far clients may go, as rank 0 says; infinity: without end.
+
+    steps: no step from here on is given out. limit: steps from here on wait until it is raised. apart_seconds: time
+    that rank 0 has spent on other work than steps.
+    """
+
+    steps: float = math.inf
+    limit: float = math.inf
+    apart_seconds: float = 0.0
 
 
 class ClockProgress(NamedTuple):
@@ -41,7 +52,7 @@ class ClockProgress(NamedTuple):
 
 
 class Clocks:
-    """The clocks as one server knows them, from clock `start` on; lead: decides about steps (default: no limits).
+    """The clocks as one server knows them, from clock `start` on. horizon(): how far clients may go; given on rank 0.
 
     version: updates applied. pushes: number received. counted: steps below are complete and counted. granted: steps
     below have been given out. broadcast_at: the store's clock at the last broadcast to subscribers. staleness: number
@@ -49,8 +60,15 @@ class Clocks:
     of clients that are gone, to be given out again.
     """
 
-    def __init__(self, clients: Iterable[int], consistency: Consistency, start: int = 0, lead: Lead | None = None):
-        self.consistency, self.lead = consistency, lead or Lead()
+    def __init__(
+        self,
+        clients: Iterable[int],
+        consistency: Consistency,
+        start: int = 0,
+        horizon: Callable[[], Horizon] | None = None,
+    ):
+        self.consistency, self.led, self.stopped = consistency, horizon is not None, False
+        self.horizon: Callable[[], Horizon] = horizon or Horizon
         self.of_client = dict.fromkeys(clients, start)
         self.open = set(self.of_client)  # clients that may still push
         self.start = self.version = self.pushes = self.counted = self.granted = self.broadcast_at = start
@@ -100,6 +118,11 @@ class Clocks:
                 self.beyond.remove(self.low)
                 self.low += 1
 
+    def stop(self) -> None:
+        """Give out no step but those that some client has: they are computed without effect."""
+        last, apart = self.granted, self.horizon().apart_seconds
+        self.stopped, self.horizon = True, lambda: Horizon(last, last, apart)
+
     def closed(self, client: int) -> None:
         """Mark the client as closed: it pushes no more."""
         self.open.discard(client)
@@ -133,9 +156,10 @@ class Clocks:
         if self.again:
             return self.again.popleft()
         step = clock if clocked else self.granted
-        if step >= self.lead.steps:
+        steps, limit, _ = self.horizon()
+        if step >= steps:
             return ENDED
-        if step >= self.lead.limit or (clocked and self.of_store < clock - self.consistency.bound):
+        if step >= limit or (clocked and self.of_store < clock - self.consistency.bound):
             return None
         self.granted = max(self.granted, step + 1)
         return step
@@ -146,7 +170,7 @@ class Clocks:
             return NO_STEP, math.inf
         limit = int(min(self._limit, self.of_store + self.consistency.bound + 1))
         self.granted = max(self.granted, limit)
-        return ENDED if self.of_store >= self.lead.steps else NO_STEP, limit
+        return ENDED if self.of_store >= self.horizon().steps else NO_STEP, limit
 
     def broadcast_due(self, every: int) -> bool:
         """True if a broadcast is due: after `every` clocks, or if subscribers can do nothing else."""
@@ -156,7 +180,7 @@ class Clocks:
 
     @property
     def _limit(self) -> float:
-        return min(self.lead.limit, self.lead.steps)
+        return min(self.horizon()[:2])
 
     @property
     def _some_wait(self) -> bool:

@@ -11,9 +11,10 @@ from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.data.dataset import Split
 from hpcdl.errors import LoneError, UsageError
+from hpcdl.parameter_server.clocks import Horizon
 from hpcdl.parameter_server.parameter_store import ParameterStore
-from hpcdl.parameter_server.step_coordinator import Lead, LedStore
 from hpcdl.parameter_server.store_messages import Push
+from hpcdl.parameter_server.store_settings import Serving, StoreLayout
 from hpcdl.random import Random
 
 ROWS = 4096  # at a time
@@ -23,29 +24,33 @@ def cluster(
     comm: Communicator, split: Split, first: np.ndarray | None, options: Any
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Centroids, counts (both on all ranks) and the objective of each round (rank 0); first: on rank 0."""
-    clusters, width = options.clusters, split.source.width + 1
-    held, lead = np.zeros((clusters, width)), None
-    if comm.rank == 0:
+    clusters, width, rounds = options.clusters, split.source.width + 1, options.rounds
+    held, leads, objective = np.zeros((clusters, width)), comm.rank == 0, list[float]()
+    if leads:
         held[:, :-1] = first
-        lead = Rounds(options.rounds, held)
     store = ParameterStore(
         comm,
-        held.size,
-        held.dtype,
-        servers=options.servers,
-        consistency=options.chosen,
+        StoreLayout(held.size, comm.size, held.dtype, options.servers, block=width),
+        Serving(options.chosen),
         update=Update(mini_batch if options.batch_size else lloyd, width),
-        initial=held.ravel() if comm.rank == 0 else None,
-        block=width,
-        lead=lead,
+        initial=held.ravel() if leads else None,
+        horizon=(lambda: Horizon(rounds, rounds)) if leads else None,
     )
-    if store.serves:
+    if leads:
+        for squares, total in store.completed_steps():
+            objective.append(squares / total)
+            print(f"round {len(objective)}/{rounds}  objective {objective[-1]:.6g}", flush=True)
+            if len(objective) == rounds:
+                store.gather(held.ravel(), needs=rounds)
+        if (push := store.server.not_finite) is not None:
+            raise LoneError(f"the distances on rank {push.client} are not finite: scale the data")
+    elif store.serves:
         store.serve()
     else:
         work(store, split, held, options)
     store.free()
     comm.broadcast(held)
-    return held[:, :-1], held[:, -1], lead.objective if lead is not None else []
+    return held[:, :-1], held[:, -1], objective
 
 
 def work(store: ParameterStore, split: Split, held: np.ndarray, options: Any) -> None:
@@ -100,28 +105,6 @@ def mini_batch(centroids: np.ndarray, counts: np.ndarray, sums: np.ndarray, rows
     """Each centroid becomes the mean of all rows that it has had: steps of 1 / counts, one row after the other."""
     some, counts[:] = rows > 0, counts + rows
     centroids[some] += (sums[some] - rows[some, None] * centroids[some]) / counts[some, None]
-
-
-class Rounds(Lead):
-    """On rank 0: gives out the rounds and prints the objective of each."""
-
-    def __init__(self, rounds: int, whole: np.ndarray):
-        self.steps = self.limit = rounds
-        self.whole, self.objective = whole, list[float]()
-
-    def begin(self, store: LedStore, step: int) -> None:
-        self.store = store
-
-    def admit(self, push: Push) -> None:
-        if not math.isfinite(push.loss):
-            raise LoneError(f"the distances on rank {push.client} are not finite: scale the data")
-
-    def done(self, loss: float, total: float) -> None:
-        """A round has been applied; after the last one fetch the centroids. loss: the sum of the squared distances."""
-        self.objective.append(loss / total)
-        print(f"round {len(self.objective)}/{self.steps}  objective {self.objective[-1]:.6g}", flush=True)
-        if len(self.objective) == self.steps:
-            self.store.gather(self.whole.ravel(), needs=self.steps)
 
 
 def score(comm: Communicator, data: Data, centroids: np.ndarray) -> tuple[float, float]:

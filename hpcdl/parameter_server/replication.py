@@ -29,6 +29,7 @@ more messages.
 servers forward pushes along a chain, and who name what it saves to add up the pushes of a round before they are copied)
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,6 @@ from hpcdl.comm.requests import Request
 from hpcdl.errors import TrainingError
 from hpcdl.parameter_server.clocks import Clocks
 from hpcdl.parameter_server.slice_state import SliceState
-from hpcdl.parameter_server.step_coordinator import Notes
 from hpcdl.parameter_server.store_messages import COPY_HEADER, Push, StoreOperation, StoreTag, as_message, new_header
 
 if TYPE_CHECKING:
@@ -50,6 +50,19 @@ if TYPE_CHECKING:
 def backups(primary: int, servers: int, replicas: int) -> list[int]:
     """Return the servers that hold replicas of the slice of server `primary`."""
     return [(primary + each) % servers for each in range(1, replicas)]
+
+
+class Notes:
+    """Recent notes of rank 0's run by step: the last one, and earlier ones of steps that are not known yet."""
+
+    def __init__(self) -> None:
+        self.entries: deque[tuple[int, bytes]] = deque()
+
+    def add(self, step: int, noted: bytes, known: int) -> None:
+        """Add the note after a step; steps up to `known` are known."""
+        self.entries.append((step, noted))
+        while len(self.entries) > 1 and self.entries[0][0] <= known:
+            self.entries.popleft()
 
 
 class PendingPush:
@@ -64,22 +77,17 @@ class PendingPush:
 class SliceReplica(SliceState):
     """Replica of a slice: stores pushes until they are complete.
 
-    led: True if the primary has a lead. pending: push that is not applied yet, by client. taken: number of events
-    followed. notes: the lead's state for its successor.
+    led: True if the primary is rank 0 of a run, whose successor needs losses that are not noted. pending: push that is
+    not applied yet, by client. taken: number of events followed. notes: the run's state for the successor.
     """
 
     def __init__(self, values: np.ndarray, clocks: Clocks, update: Callable, led: bool, memory: "Memory | None" = None):
         super().__init__(values, clocks, update, memory=memory)
-        self.led, self.taken, self.notes = led, 0, Notes()
+        self.keeps_losses, self.taken, self.notes = led, 0, Notes()
         self.pending: dict[int, PendingPush] = {}
 
-    def step_done(self, step: int) -> None:
-        """Drop the losses of a step, unless a new lead will need them because the old one has not noted the step."""
-        if not self.led:
-            self.losses.pop(step, None)
-
     def note(self, noted: bytes, step: int, known: int) -> None:
-        """Store the lead's note after a step: losses are kept until they are known to it."""
+        """Store rank 0's note after a step: losses are kept until then."""
         self.notes.add(step, noted, known)
         for each in [each for each in self.losses if each < step]:
             del self.losses[each]
@@ -109,6 +117,7 @@ class ReplicaSender:
         self.careful = False
         self.backups: list[int] = []
         self.pending: dict[int, PendingPush] = {}
+        self.notes = Notes()
 
     def keep(self, push: Push, buffer: np.ndarray) -> None:
         """Send a new push to all replicas, and store it until it is complete."""
@@ -147,10 +156,9 @@ class ReplicaSender:
             )
 
     def note(self, noted: bytes, known: int) -> None:
-        """Send the lead's note, if any, to all replicas."""
-        if not noted:
-            return
+        """Keep the note of rank 0's run, and send it to all replicas; steps up to `known` are known."""
         counted = self.state.clocks.counted
+        self.notes.add(counted, noted, known)
         for backup in self.backups:
             header = new_header(COPY_HEADER, operation=StoreOperation.NOTE, clock=counted, seen=known, stop=len(noted))
             self.comm.ipush(as_message(header), backup, StoreTag.COPY)
@@ -212,7 +220,8 @@ class SliceReplicas:
             replica.note(noted.tobytes(), int(header["clock"]), int(header["seen"]))
         else:
             replica.clocks.closed(client)
-        replica.end_steps()
+        for _ in replica.end_steps():
+            pass
         replica.taken += 1
 
 

@@ -7,7 +7,7 @@ cost a microsecond or two per request.
     of a client        it is open, at its own clock, and has few requests that wait for answers
     elements           within the slice; with keys, as many as the slice has rows, and sorted
     a push             computed from a clock and a version that existed; example counts are not negative
-    gathering          by rank 0 alone, the lead
+    gathering          by rank 0 alone
 """
 
 import math
@@ -40,7 +40,8 @@ WAITING = 4  # limit on unanswered requests of a client, which makes two at most
 class ServedSlice(NamedTuple):
     """State of a server that requests are checked against: elements of its slice; vectors of the update's state; rows
     that keys may name (None: no keys); touched: elements of the client's last keys (likewise); leads: True if the
-    client leads; kept: True if a push of it is pending, which its next request applies (replication.py).
+    client is rank 0, which gathers; kept: True if a push of it is pending, which its next request applies
+    (replication.py).
     """
 
     elements: int

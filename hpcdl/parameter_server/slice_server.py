@@ -4,21 +4,22 @@
         wait for a request of any client
         push      receive the values; apply them by `update`, at once or with their round
         pull      store it until the consistency allows the answer
-        end the steps that are complete; answer the pulls that are allowed; send to subscribers
+        yield the steps that are complete; answer the pulls that are allowed; send to subscribers
 
 All messages are typed buffers (store_messages.py); clocks.py decides which pulls are allowed. Since the slice may
 change while an answer travels, answers are sent from a copy, one per version.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.requests import Request
+from hpcdl.comm.trace import SentTotals
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.clocks import ClockProgress, Clocks
 from hpcdl.parameter_server.replication import ReplicaSender, SliceReplicas
@@ -48,6 +49,17 @@ class StoreRequest(NamedTuple):
     deliver: Callable | None = None
 
 
+class Beside(NamedTuple):
+    """Further numbers, `length` of float64, that a client's push carries to rank 0, whose own do not travel.
+
+    pack(): makes them. take(rank, numbers): takes them up on rank 0.
+    """
+
+    length: int
+    pack: Callable[[], np.ndarray]
+    take: Callable[[int, np.ndarray], Any]
+
+
 class Subscription:
     """A client that receives broadcasts of the slice.
 
@@ -66,9 +78,13 @@ class Subscription:
 class SliceServer(SliceState):
     """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm); see `SliceState`.
 
-    broadcast_every: clocks (async: versions) between broadcasts. gathered: True while the lead, on rank 0, may send
-    requests. copies: replicas of this slice on other servers; replicas: those of other slices on this server; both are
-    empty without replication.
+    broadcast_every: clocks (async: versions) between broadcasts. gathered: True while rank 0 may gather the slice.
+    beside: what pushes carry to this server, if it is rank 0's. copies: replicas of this slice on other servers;
+    replicas: those of other slices on this server; both are empty without replication.
+
+    each_step(loss, total): is called for each complete step on a rank that works, too (`attend`). signalled: True once
+    a client has reported a signal. sent: total traffic that clients have reported with requests, and servers as they
+    were gathered.
     """
 
     def __init__(
@@ -83,8 +99,11 @@ class SliceServer(SliceState):
         memory: Memory | None = None,
         rows: VectorRows | None = None,
         held: slice | None = None,
+        beside: Beside | None = None,
     ):
         super().__init__(values, clocks, update, delay, memory, rows, held)
+        self.beside, self.signalled, self.sent = beside, False, SentTotals()
+        self.each_step: Callable[[float, float], object] = lambda loss, total: None
         self.touched: dict[int, Touched] = {}  # elements of each client's last keys
         self.comm, self.broadcast_every, self.gathered = comm, broadcast_every, gathered
         self.copies, self.replicas = ReplicaSender(comm, self), SliceReplicas(comm)
@@ -97,11 +116,11 @@ class SliceServer(SliceState):
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Serve until all clients have closed and received their last answers."""
+    def completed_steps(self) -> Iterator[tuple[float, float]]:
+        """Serve until all clients have closed and received their last answers; yield as `handle`."""
         while self.clocks.open or self.gathered or self.replicas.open:
             self.comm.wait_until(self._anything, self._catch_up, patient=True)
-            self.attend()
+            yield from self._requests()
         for answer in self.last_answers:
             answer.wait(doze=True)
 
@@ -110,27 +129,40 @@ class SliceServer(SliceState):
         return bool(self.inbox.arrived()) or self.copies.held() or self.replicas.arrived()
 
     def attend(self) -> bool:
-        """Handle the requests that have arrived; True if there was anything to do."""
-        busy = self._catch_up() | self.copies.acknowledge() | self.replicas.attend()
+        """Handle the requests that have arrived, beside other work; True if there was anything to do."""
+        if not (self._catch_up() | self._anything()):
+            return False
+        for loss, total in self._requests():
+            self.each_step(loss, total)
+        return True
+
+    def _requests(self) -> Iterator[tuple[float, float]]:
+        self._catch_up()
+        self.copies.acknowledge()
+        self.replicas.attend()
         while senders := self.inbox.arrived():
             for client in senders:
-                self.handle(*self._receive(client))
+                yield from self.handle(*self._receive(client))
                 if self._may_ask(client):
                     self.inbox.listen(client)
-            busy = True
-        return busy
 
-    def handle(self, received: StoreRequest, buffer: np.ndarray | None = None) -> None:
-        """Handle one request and its consequences; buffer: the values of a push, at its beginning, or the keys."""
-        if received.header["signal"]:
-            self.lead.signalled()
+    def handle_own(self, received: StoreRequest, buffer: np.ndarray | None = None) -> None:
+        """Handle a request of a client on this very rank."""
+        for loss, total in self.handle(received, buffer):
+            self.each_step(loss, total)
+
+    def handle(self, received: StoreRequest, buffer: np.ndarray | None = None) -> Iterator[tuple[float, float]]:
+        """Handle one request; buffer: the values of a push, at its beginning, or the keys.
+
+        Yields the loss and the examples of each step that it completes, before anything else is answered.
+        """
+        self.signalled |= bool(received.header["signal"])
         if received.client != self.comm.rank:
-            self.lead.sent(received.client, float(received.header["bytes"]), float(received.header["messages"]))
-        counted = self.clocks.counted
+            self.sent.note(received.client, float(received.header["bytes"]), float(received.header["messages"]))
         self._note(received, buffer)
-        self.end_steps()
-        if self.clocks.counted > counted:
-            self.copies.note(*self.lead.note())
+        for step in self.end_steps():
+            if not self.clocks.stopped:
+                yield step
         if received.header["operation"] == StoreOperation.LAST:
             self.copies.tell(StoreOperation.LAST, received.client)
         self._answer_who_may_go_on()
@@ -155,10 +187,10 @@ class SliceServer(SliceState):
         if request["operation"] in (StoreOperation.PUSH, StoreOperation.PUSH_AT):
             buffer = self.buffer()
             fill(self.comm, buffer[:count], client, StoreTag.VALUES)
-            if self.lead.beside:
-                numbers = np.empty(self.lead.beside)
+            if self.beside is not None:
+                numbers = np.empty(self.beside.length)
                 fill(self.comm, numbers, client, StoreTag.BESIDE)
-                self.lead.told(client, numbers)
+                self.beside.take(client, numbers)
         elif request["operation"] == StoreOperation.KEYS:
             assert self.rows is not None
             buffer = np.empty(count, KEY)
@@ -258,7 +290,7 @@ class SliceServer(SliceState):
             last=last,
             seen=self.clocks.of_store,
             version=self.clocks.version,
-            apart=self.lead.apart_seconds,
+            apart=self.clocks.horizon().apart_seconds,
             signal=bool(signals.received),
         )
 

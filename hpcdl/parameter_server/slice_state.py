@@ -1,12 +1,13 @@
 """State of a slice of a parameter store: its values and the effect of pushes on them; no messages.
 
     take_in     a push: apply it at once, or store it until its round is complete
-    end_steps   apply the complete rounds, and report the steps to the lead
+    end_steps   apply the complete rounds, and yield the steps
 
 The same pushes in the same order give the same bits: so a server and the replicas of its slice (replication.py) agree.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class SliceState:
     """
 
     update: Any  # a function, which may have a member `state`
+    keeps_losses = False  # True if losses of complete steps stay
 
     def __init__(
         self,
@@ -40,30 +42,30 @@ class SliceState:
         held: slice | None = None,
     ):
         self.rows, self.held = rows, held or slice(0, values.size)
-        self.values, self.clocks, self.lead, self.update = values, clocks, clocks.lead, update
+        self.values, self.clocks, self.update = values, clocks, update
         self.memory = memory or Memory()
         self.memory.hold("parameters", values)
         self.delay = Delay(delay)
+        self.not_finite: Push | None = None  # on rank 0: the first push whose loss is no finite number
         self.round: dict[int, tuple[np.ndarray, Push]] = {}  # by client: buffer and push of this round
         self.losses: dict[int, tuple[float, float]] = {}  # by step under way: sum of losses, examples
         self.snapshot: np.ndarray | None = None  # copy of the present values
         self.buffers: list[np.ndarray] = []  # free receive buffers
 
-    def end_steps(self) -> None:
-        """Apply the complete rounds, and report the steps to the lead."""
+    def end_steps(self) -> Iterator[tuple[float, float]]:
+        """Apply the complete rounds; yield of each complete step the sum of losses and the examples."""
         for step in self.clocks.complete():
             self.apply_round()
-            self.step_done(step)
-
-    def step_done(self, step: int) -> None:
-        """Report a complete step to the lead; its losses stay until it knows."""
-        self.lead.done(*self.losses.get(step, (0.0, 0.0)))
-        self.losses.pop(step, None)
+            yield self.losses.get(step, (0.0, 0.0))
+            if not self.keeps_losses:
+                self.losses.pop(step, None)
 
     def take_in(self, push: Push, buffer: np.ndarray) -> None:
         """Apply a push, or store it until its round is complete; `buffer` begins with its values."""
         step = self.clocks.step_of(push)
-        self.lead.admit(push._replace(step=step))
+        if self.clocks.led and self.not_finite is None and not math.isfinite(push.loss):
+            self.not_finite = push._replace(step=step)
+            self.clocks.stop()
         self.clocks.pushed(push)
         loss, total = self.losses.get(step, (0.0, 0.0))
         self.losses[step] = loss + push.loss, max(total, push.total)

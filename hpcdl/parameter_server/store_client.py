@@ -25,7 +25,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.slice_server import SliceServer, StoreRequest
+from hpcdl.parameter_server.slice_server import Beside, SliceServer, StoreRequest
 from hpcdl.parameter_server.sparse_keys import VectorRows
 from hpcdl.parameter_server.store_messages import (
     ANSWER_HEADER,
@@ -53,7 +53,7 @@ class Connection:
     """A client's view of one server: its rank, its slice of the vector, and the pending answer.
 
     own: a subscriber's pushes that the last values lack; missing: those of them not yet added. seen, version: the
-    store's clock and version in the last answer read; so too `apart_seconds`, of the lead. signalled: True if that rank
+    store's clock and version in the last answer read; so too `apart_seconds`, of rank 0. signalled: True if that rank
     had a signal.
     """
 
@@ -122,12 +122,12 @@ class LocalConnection(Connection):
         return self.delivered
 
     def ask(self, request: np.ndarray, keys: np.ndarray | None = None) -> None:
-        self.server.handle(StoreRequest(request, self.rank, self._deliver), keys)
+        self.server.handle_own(StoreRequest(request, self.rank, self._deliver), keys)
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
         buffer = self.server.buffer()
         buffer[: values.size] = values
-        self.server.handle(StoreRequest(request, self.rank), buffer)
+        self.server.handle_own(StoreRequest(request, self.rank), buffer)
         return []
 
     def _deliver(self, answer: np.ndarray, values: np.ndarray | None) -> None:
@@ -153,9 +153,9 @@ class Client:
         self.comm, self.connections, self.dtype, self.consistency = comm, connections, dtype, consistency
         self.size, self.attend, self.clock = connections[-1].slice.stop, attend, start
         self.drawn = 0  # the step of the last pull
-        # A server on this rank comes last, since its lead may wait for the other servers; rank 0 comes before it,
-        # so that it learns the traffic to the others.
-        self.beside: Callable[[], np.ndarray] | None = None  # further numbers of each push for the lead, on rank 0
+        # A server on this rank comes last, since a step that it completes may be scored, which waits for the other
+        # servers; rank 0 comes before it, so that it learns the traffic to the others.
+        self.beside: Beside | None = None
         self.others_first = sorted(connections, key=lambda each: (each.local, each.rank == 0))
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
@@ -174,7 +174,7 @@ class Client:
             request = self.request(StoreOperation.PUSH, connection, common, which=self.drawn, **amounts)
             sent += connection.push(request, within(values, part, common))
             if self.beside is not None and connection.rank == 0 and not connection.local:
-                sent.append(self.comm.ipush(self.beside(), 0, StoreTag.BESIDE))
+                sent.append(self.comm.ipush(self.beside.pack(), 0, StoreTag.BESIDE))
         self.wait_until(lambda: all(request.done for request in sent))
         self.clock += 1
 
@@ -208,7 +208,7 @@ class Client:
             needs=self.clock - self.consistency.bound,
             seen=connection.seen,
             version=connection.version,
-            signal=bool(signals.received) or any(each.signalled for each in self.connections),  # for the lead
+            signal=bool(signals.received) or any(each.signalled for each in self.connections),  # for rank 0
             **numbers,
         )
 

@@ -8,7 +8,7 @@ request   the header, and for PUSH the values, for KEYS the keys
     SUBSCRIBE   broadcast the slice from now on
     LAST        this client pushes no more; answered like PULL, when all clients have sent it
     FINISH      as PULL, after delayed updates are applied
-    OVER        the lead gathers no more
+    OVER        rank 0 gathers no more
     KEYS        as PULL, for the elements named by keys (sparse_keys.py); under async it gives out no step
     PUSH_AT     as PUSH, for the elements of this client's last keys
     PEEK        as PULL, but it gives out no step and never waits
@@ -18,7 +18,7 @@ copy      from a server to the replicas of its slice, if any (replication.py)
     PUSH        a push of `client`, with its values; it is acknowledged
     COMMIT      the last push of `client` is complete: apply it, or add it to its round
     LAST        `client` pushes no more
-    NOTE        state for the lead's successor, `stop` bytes
+    NOTE        state for rank 0's successor, `stop` bytes
 
 answer    the header, and, but for DRAW, the values in a second message, whose tag is the header's + 1
 """
@@ -41,8 +41,8 @@ class StoreTag(IntEnum):
     """Tags: of a request, of its values, of the header of an answer."""
 
     REQUEST, VALUES = 1, 2
-    ANSWER, GATHERED, UNASKED = 3, 5, 7  # to a client, to the lead, to a subscriber
-    BESIDE = 9  # further numbers of a client's push, for the lead
+    ANSWER, GATHERED, UNASKED = 3, 5, 7  # to a client, to rank 0, to a subscriber
+    BESIDE = 9  # further numbers of a client's push, for rank 0
     COPY, COPIED, HELD = 10, 11, 12  # to replicas: header, values; their acknowledgement
     RECEIPT = 13  # to a client: all replicas have its push
 
@@ -71,7 +71,7 @@ COPY_HEADER = numbers(
 
 # step: the step to compute, ENDED or NO_STEP; to a subscriber, where pushes have clocks, its first push that the values
 # lack, or ENDED. seen, version: the store's clock and version. limit: steps from here on
-# have to wait. last: no other answer follows. apart: the lead's seconds of scoring and saving.
+# have to wait. last: no other answer follows. apart: rank 0's seconds of scoring and saving.
 # bytes, messages: as above.
 ANSWER_HEADER = numbers("step", "seen", "version", "limit", "last", "apart", "signal", "bytes", "messages")
 

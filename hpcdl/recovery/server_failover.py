@@ -15,7 +15,7 @@ or to none. What was acknowledged is on all servers of its slice, and so on one 
 at once, the run is over.
 
 The first of the servers that are left runs the run. That of rank 0 notes after each step how far the run is, for those
-that hold replicas of its slice (RunCoordinator.note): a step that it had not noted is scored and saved again by who
+that hold replicas of its slice (OnServers.note): a step that it had not noted is scored and saved again by who
 takes its place, and recorded once.
 """
 
@@ -33,6 +33,7 @@ from hpcdl.kernels.device import CPU
 from hpcdl.parameter_server.clocks import ClockProgress
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.replication import PendingPush, SliceReplica, commit, vectors
+from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.parameter_server.slice_state import SliceState
 from hpcdl.recovery.survivor import Handover, Survivor
 from hpcdl.runs.agreement import Step
@@ -261,7 +262,7 @@ class ServedSurvivor(Survivor):
         """On who runs the run from now on: how far it is, as its lead has noted it last."""
         run, state = self.run, self.held(0)[0]
         assert run is not None
-        notes = state.lead.notes if state is self.store.server else state.notes  # type: ignore
+        notes = state.copies.notes if isinstance(state, SliceServer) else state.notes  # type: ignore
         found = [json.loads(noted) for _, noted in notes.entries]
         first = self.handover
         since, fresh = (run.legs.first, []) if first is None else (first.recorded, first.fresh)

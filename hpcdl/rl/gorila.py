@@ -34,10 +34,11 @@ from hpcdl.kernels.device import CPU, Array
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
-from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
-from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator, request_step
-from hpcdl.parameter_server.step_coordinator import LedStore
+from hpcdl.parameter_server.parameter_store import ParameterStore
+from hpcdl.parameter_server.run_on_servers import OnServers, request_step
+from hpcdl.parameter_server.slice_server import Beside
 from hpcdl.parameter_server.store_messages import Push
+from hpcdl.parameter_server.store_settings import Serving, StoreLayout
 from hpcdl.random import Random
 from hpcdl.rl.agent import Actor, Epsilon, Learner
 from hpcdl.rl.agent_state import ReturnScored, state_of, tracked_state
@@ -68,18 +69,17 @@ def train(
     """Learn on all ranks of `comm`, each by its role. run.options: those of the program."""
     options, random, stopwatch = run.options, run.random, run.stopwatch  # type: Any, Any, Stopwatch
     network: QNetwork = unwrapped(model)
-    servers, serves = len(roles.servers), comm.rank in roles.servers
+    servers, serves, leads = len(roles.servers), comm.rank in roles.servers, comm.rank == 0
+    layout = StoreLayout(network.size, comm.size, network.dtype, servers)
     per_step = options.environment_steps(len(roles.learners))
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
-    cut = cut_slices(network.size, servers)[comm.rank] if serves else slice(0, 0)
-    optimizer = optimizer.of_size(cut.stop - cut.start)
+    optimizer = optimizer.of_size(layout.length(comm.rank))
     by_kind = BytesByKind(comm.traffic)
     tally = RankCounts(by_kind)
-    initial = CPU.array(network.initialize(random)) if comm.rank == 0 else None
+    initial = CPU.array(network.initialize(random)) if leads else None
     pulled: Any = None if serves else network.device.empty(network.size, network.dtype)
-    keeper = GorilaCoordinator(run, tally, roles.servers) if comm.rank == 0 else None
     parameters = pulled if initial is None else initial
-    ownership = GorilaOwnership(model, parameters, optimizer, not serves, keeper, tally, per_step)
+    ownership = GorilaOwnership(run, model, parameters, optimizer, not serves, tally, roles.servers, per_step)
     run.report(
         allreduce=None, consistency=options.consistency, staleness=0, servers=servers, **fixed_summary(task, options)
     )
@@ -88,26 +88,27 @@ def train(
     updates = StalenessFilter(optimizer, group, options.chosen, options.max_staleness)
     store = ParameterStore(
         comm,
-        network.size,
-        network.dtype,
-        servers=servers,
-        consistency=options.chosen,
+        layout,
+        Serving(options.chosen),
         update=updates,
         initial=initial,
-        lead=keeper,
         start=(first := run.step),
+        horizon=ownership.horizon_of_store if leads else None,
         memory=run.memory,
-        beside=tally.packed,
+        beside=Beside(RankCounts.length, tally.packed, tally.take),
     )
-    if ownership.goes_on:
-        for which in range(1, 1 + len(optimizer.state)):
-            store.scatter(ownership.loaded.get(which), which)
+    ownership.follow(store)
     with refuse_together(comm.mpi):
         restore_replay(options, replay, comm.rank)
     with run.going_on():
         if serves:
             with stopwatch.step("serve"):
-                store.serve()
+                if leads:
+                    for loss, total in store.completed_steps():
+                        run.record(loss, int(total))
+                        run.boundary(store.signalled or bool(tally["signal"]))
+                else:
+                    store.serve()
             by_kind.rest("parameters")
         elif comm.rank in roles.learners:
             save = partial(save_if_due, options, per_step, run.folder.path, replay, comm.rank)
@@ -115,9 +116,8 @@ def train(
             Bundle(comm, store, model, *about, environments, replay, roles, pulled, tally).learn()
         else:
             run_actor(comm, store, network, options, random, stopwatch, first, environments, roles, pulled, tally)
-        if keeper is not None:
-            counts = store.server.clocks.staleness
-            run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
+        if leads:
+            run.report(staleness_histogram=store.staleness_histogram)
             rates = rate_summary(run.progress, per_step, tally["restarts"])
             run.report(**ownership.progress(), **rates)
         discarded = updates.discarded if serves else int(tally.local[3])
@@ -327,46 +327,36 @@ class StalenessFilter(Updates):
         return True
 
 
-class GorilaCoordinator(RunCoordinator):
-    """Coordinates the store's steps and collects the counts of all ranks (rank 0)."""
-
-    def __init__(self, run: Run, tally: RankCounts, servers: range):
-        super().__init__(run)
-        self.tally, self.servers = tally, servers
-
-    def begin(self, store: LedStore, step: int) -> None:
-        super().begin(store, step)
-        self.beside = RankCounts.length
-
-    def told(self, rank: int, numbers: np.ndarray) -> None:
-        self.tally.take(rank, numbers)
-        if self.tally["signal"]:
-            self.signalled()
-
-    def sent(self, rank: int, bytes: float, messages: float) -> None:
-        super().sent(rank, bytes, messages)
-        if rank in self.servers:
-            self.tally.note_sent(rank, "parameters", bytes)
-
-
 class GorilaOwnership(ReturnScored, OnServers):
     """Ownership of parameters on servers, scored by the returns of episodes."""
 
     def __init__(
         self,
+        run: Run,
         model: Any,
         parameters: Array | None,
         optimizer: Optimizer,
         works: bool,
-        keeper: Any,
         tally: RankCounts,
+        servers: range,
         per_step: int,
     ):
-        super().__init__(model, parameters, optimizer, works, keeper)
-        self.tally, self.of_actors, self.per_step = tally, dict[str, np.ndarray](), per_step
+        super().__init__(run, model, parameters, optimizer, works)
+        self.tally, self.servers, self.per_step, self.of_actors = tally, servers, per_step, dict[str, np.ndarray]()
 
     def tracked(self) -> dict[str, Tracked]:
-        return super().tracked() | (tracked_state("actor", self.tally, self.of_actors) if self.leads else {})
+        return super().tracked() | (tracked_state("actor", self, self.of_actors) if self.leads else {})
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the counts of all ranks for a checkpoint."""
+        self._count_servers()
+        return self.tally.state()
+
+    def _count_servers(self) -> None:
+        """Servers report no counts: take their bytes as their answers have said."""
+        for rank in self.servers:
+            if rank in self.others_sent:
+                self.tally.note_sent(rank, "parameters", self.others_sent[rank][0])
 
     def resumed(self, everyone: Communicator) -> None:
         super().resumed(everyone)
@@ -378,8 +368,9 @@ class GorilaOwnership(ReturnScored, OnServers):
 
     def progress(self) -> dict:
         """Return environment steps, updates, replay ratio, discarded gradients and bytes by kind."""
-        progress = self.keeper.run.progress
+        progress = self.run.progress
         steps = progress.step * self.per_step
+        self._count_servers()
         assert self.tally.by_kind is not None
         self.tally.by_kind.rest("parameters")  # rank 0 sends nothing else
         return {

@@ -166,7 +166,7 @@ class Leader(AsyncCoordinator):
                     loss, examples, signalled, *sent = self.inbox.take(source).tolist()
                     self.inbox.listen(source)
                     self.run.signalled |= bool(signalled)
-                    self.note_sent(source, *sent)
+                    self.others_sent.note(source, *sent)
                     self._count(source, loss, int(examples))
             self.inbox.look()
 
@@ -174,7 +174,7 @@ class Leader(AsyncCoordinator):
         """A step of a rank is done; what it has too many for a step of the run is of the next one."""
         run = self.run
         if not math.isfinite(loss):
-            self._fail(run.not_finite(run.step + 1, rank))
+            self.fail(run.not_finite(run.step + 1, rank))
             return
         while examples and not self.over:
             total = min(run.batch, run.data.examples - run.step % run.per_epoch * run.batch)
@@ -188,10 +188,8 @@ class Leader(AsyncCoordinator):
                 self._boundary()
 
     def _boundary(self) -> None:
-        try:
-            self.run.boundary()
-        except TrainingError as error:
-            self._fail(error)
+        self.run.boundary()
+        if self.failure is not None:
             return
         self.over = self.run.over
         if self.met:
@@ -199,9 +197,9 @@ class Leader(AsyncCoordinator):
             self._tell_all(END if self.over else GO_ON)
             self.go_on(self.run.step)
 
-    def _fail(self, error: TrainingError) -> None:
-        """The run cannot go on: call all ranks together once more, so that nothing is under way, and end."""
-        self.failure = error
+    def fail(self, error: TrainingError) -> None:
+        """Call all ranks together once more, so that nothing is under way, and end."""
+        super().fail(error)
         self.refresh()
         self.over, self.met = True, False
         self._tell_all(END)
@@ -215,7 +213,7 @@ class Leader(AsyncCoordinator):
             self.meet()
             self.changed = False
             for rank, spent in enumerate(self.run.legs.table[1:], 1):
-                self.note_sent(rank, spent["bytes_sent_per_rank"], spent["messages_per_rank"])
+                self.others_sent.note(rank, spent["bytes_sent_per_rank"], spent["messages_per_rank"])
             self.optimizer.step = self.run.step  # as it is saved
         if self.changed != self.average_shown:
             self.changed = self.average_shown

@@ -6,14 +6,13 @@ come to the end, all raise its error (`raise_failure`). The parameters lie on se
 calls for; a strategy derives from `OnOneRank` and says how rank 0 gets at them.
 """
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.checkpoint.buffers import share
 from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
-from hpcdl.comm.trace import Traffic
+from hpcdl.comm.trace import SentTotals, Traffic
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
@@ -41,7 +40,7 @@ class OnOneRank(Ownership):
     def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer", works: bool = True):
         super().__init__(model, parameters, optimizer)
         self.works = works
-        self.told: dict[int, tuple[float, float]] = {}  # on rank 0: what the others have sent, as far as they have told
+        self.others_sent = SentTotals()  # on rank 0, as far as it knows
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.leads, self.everyone = bookkeeping.rank == 0, bookkeeping
@@ -57,15 +56,13 @@ class OnOneRank(Ownership):
             for vector in self.optimizer.state.values():
                 memory.hold("optimizer", vector)
 
-    def note_sent(self, rank: int, bytes: float, messages: float) -> None:
-        """On rank 0: this rank has sent so much in all; what comes later may have been told earlier."""
-        before = self.told.get(rank, (0.0, 0.0))
-        self.told[rank] = max(before[0], bytes), messages if math.isnan(messages) else max(before[1], messages)
-
     def sent(self, traffic: Traffic) -> tuple[float, float]:
         """Of all ranks, up to what those have sent since that rank 0 has heard of last."""
-        parts = super().sent(traffic), *self.told.values()
-        return sum(part[0] for part in parts), sum(part[1] for part in parts)
+        return self.others_sent.with_own(traffic.sent_so_far)
+
+    def fail(self, error: TrainingError) -> None:
+        """The run cannot go on: keep the error until all ranks have come to the end of their loops."""
+        self.failure = error
 
     def raise_failure(self) -> None:
         """The loop has ended on all ranks: raise a TrainingError on all where rank 0 has a failure; collective."""

@@ -39,6 +39,7 @@ from hpcdl.comm.operations import SUM
 from hpcdl.comm.trace import Traffic
 from hpcdl.csr import on
 from hpcdl.data import Batch
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.memory import Memory
 from hpcdl.models.model import abilities_of, unwrapped
@@ -170,6 +171,10 @@ class Ownership:
         if self.parameters is not None and not abilities_of(self.model).buffers:  # which a step would change
             gradient = self.device.zeros(self.parameters.size, self.model.layout.dtype)
             unwrapped(self.model).loss_and_gradient(self.parameters, few, gradient)
+
+    def fail(self, error: TrainingError) -> None:
+        """A boundary has found that the run cannot go on, on all peers: raise the error."""
+        raise error
 
     def horizon(self, step: int) -> int:
         """The last step that is under way after `step`, to which a run that is told to stop still goes."""

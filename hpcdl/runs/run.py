@@ -363,9 +363,16 @@ class Run:
     def boundary(self, signalled: bool = False) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop.
 
-        signalled: whether a rank has had a signal that is none of those that meet here.
+        signalled: whether a rank has had a signal that is none of those that meet here. A TrainingError is raised here,
+        or, where rank 0 runs the run by itself, at its end (on_one_rank.py).
         """
         self.signalled |= signalled
+        try:
+            self._end_step()
+        except TrainingError as error:
+            self.held.fail(error)
+
+    def _end_step(self) -> None:
         if self.replicas.due(self.step):
             with self.stopwatch.apart(), self.comm.timeline.span("compare the replicas"):
                 self.replicas.compare(self.step)

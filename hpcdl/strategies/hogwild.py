@@ -169,7 +169,8 @@ def train_on_servers(
     from hpcdl.parallel.shared_vector import ThreadCounts
     from hpcdl.parallel.thread_team import ThreadTeam, words_for
     from hpcdl.parameter_server.parameter_store import ParameterStore
-    from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator
+    from hpcdl.parameter_server.run_on_servers import OnServers
+    from hpcdl.parameter_server.store_settings import Serving, StoreLayout
 
     works, tally = comm.rank >= servers, ThreadCounts(optimizer)
     with refuse_together(comm.mpi):
@@ -178,8 +179,7 @@ def train_on_servers(
             raise UsageError("--join servers adds up what workers change, who have no state in common: take sgd")
     whole = model.initialize(run.random) if comm.rank == 0 else None
     w = np.empty(model.layout.size, model.layout.dtype) if works else None
-    keeper = RunCoordinator(run) if comm.rank == 0 else None
-    held = OnServers(model, w if whole is None else whole, optimizer, works, keeper)
+    held = OnServers(run, model, w if whole is None else whole, optimizer, works)
     bookkeeping, stopwatch, memory = run.bookkeeping, run.stopwatch, run.memory
     crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
     with refuse_together(comm.mpi):
@@ -196,17 +196,21 @@ def train_on_servers(
     run.begin("hogwild", held, data)
     store = ParameterStore(
         comm,
-        model.layout.size,
-        model.layout.dtype,
-        servers=servers,
-        consistency=Consistency("async"),
+        StoreLayout(model.layout.size, comm.size, model.layout.dtype, servers),
+        Serving(Consistency("async")),
         initial=whole,
-        lead=keeper,
         start=run.step,
+        horizon=held.horizon_of_store if comm.rank == 0 else None,
         memory=memory,
     )
+    held.follow(store)
     with run.going_on():
-        if w is None or tally.team is None:
+        if comm.rank == 0:
+            with stopwatch.step("serve"):
+                for loss, examples in store.completed_steps():
+                    run.record(loss, int(examples))
+                    run.boundary(store.signalled)
+        elif w is None or tally.team is None:
             with stopwatch.step("serve"):
                 store.serve()
         else:

@@ -91,15 +91,14 @@ def train(
 
     Returns the parameters: whole on rank 0 and the workers, on other servers their slice.
     """
-    from hpcdl.checkpoint.buffers import buffer_packer
     from hpcdl.comm.failure import refuse_together
     from hpcdl.models.model import abilities_of
-    from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
-    from hpcdl.parameter_server.run_on_servers import OnServers, RunCoordinator
+    from hpcdl.parameter_server.parameter_store import ParameterStore
+    from hpcdl.parameter_server.run_on_servers import OnServers
     from hpcdl.parameter_server.store_client import shows_own_pushes
+    from hpcdl.parameter_server.store_settings import Replication, Serving, StoreLayout
 
-    size, holders = model.layout.size, comm.size if on_workers else servers
-    serves, works = comm.rank < holders, on_workers or comm.rank >= servers
+    size, leads, works = model.layout.size, comm.rank == 0, on_workers or comm.rank >= servers
     with refuse_together(comm.mpi):
         rows = touched_rows(model) if sparse_push else None
         if rows is not None:
@@ -107,45 +106,34 @@ def train(
         if replicas > 1:
             check_replicas(model, optimizer, consistency)
     survivor, stopwatch = run.survivor, run.stopwatch
-    group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
-    cut = cut_slices(size, holders, rows.width if rows else 1)[comm.rank] if serves else slice(0, 0)
-    optimizer = optimizer.of_size(cut.stop - cut.start)
+    layout = StoreLayout(size, comm.size, model.layout.dtype, servers, on_workers, rows=rows)
+    replication = Replication(replicas, survivor is not None, survivor and survivor.progress)
+    group = run.until_end(comm.split(0 if comm.rank in layout.holders else None, name="servers", allreduce="tree"))
+    optimizer = optimizer.of_size(layout.length(comm.rank))
     if optimizer.average_from is not None and consistency.clocked and not consistency.in_rounds:
-        optimizer.average_from *= comm.size if on_workers else comm.size - servers  # which counts updates
-    whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
+        optimizer.average_from *= len(layout.clients)  # which counts updates
+    whole = CPU.array(model.initialize(run.random)) if leads else None
     pulled: Any = abilities_of(model).device.empty(size, model.layout.dtype) if works else None
-    careful = replicas > 1 or survivor is not None
-    keeper = RunCoordinator(run, careful) if comm.rank == 0 else None
-    held = OnServers(model, pulled if whole is None else whole, optimizer, works, keeper)
+    held = OnServers(run, model, pulled if whole is None else whole, optimizer, works)
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
-    run.report(servers=holders, broadcast_every=broadcast_every, fixed_delay=delay, replicas=replicas)
+    run.report(servers=len(layout.holders), broadcast_every=broadcast_every, fixed_delay=delay, replicas=replicas)
     run.begin("parameter_server", held, data)
-    if comm.rank == 0 and broadcast_every and shows_own_pushes(consistency) and not optimizer.additive:
+    if leads and broadcast_every and shows_own_pushes(consistency) and not optimizer.additive:
         log.warning("%s", LATE_OWN)
     store = ParameterStore(
         comm,
-        size,
-        model.layout.dtype,
-        servers=servers,
-        on_workers=on_workers,
-        consistency=consistency,
+        layout,
+        Serving(consistency, broadcast_every, delay),
+        replication,
         update=Updates(optimizer, group, consistency, aware),
         initial=whole,
-        rows=rows,
-        broadcast_every=broadcast_every,
-        delay=delay,
-        lead=keeper,
         start=run.step,
+        horizon=held.horizon_of_store if leads else None,
         memory=run.memory,
-        beside=buffer_packer(model),
-        replicas=replicas,
-        careful=careful,
-        progress=None if survivor is None else survivor.progress,
+        beside=held.beside,
     )
-    if held.goes_on:
-        for which in range(1, 1 + len(optimizer.state)):
-            store.scatter(held.loaded.get(which), which)
-    if careful:
+    held.follow(store)
+    if replication.careful:
         store.replicate()
     if survivor is not None:
         survivor.begin(store)
@@ -155,13 +143,19 @@ def train(
             plan = *run.plan(data)[:2], run.steps
             batches = Batches(comm, store, data, plan, stopwatch, survivor and survivor.division)
             work(comm, store, model, batches, pulled, optimizer.clip_norm > 0, stopwatch)
+        elif leads:
+            with stopwatch.step("serve"):
+                for loss, total in store.completed_steps():
+                    run.record(loss, int(total))
+                    run.boundary(store.signalled)
+                    if replication.careful:
+                        held.note()
         else:
             with stopwatch.step("serve"):
                 store.serve()
-        if keeper is not None:
-            counts = store.server.clocks.staleness
-            run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
-        if careful:
+        if leads:
+            run.report(staleness_histogram=store.staleness_histogram)
+        if replication.careful:
             report_pushes(store, held.everyone, run)
     if held.average:
         held.hand_out([rank for rank in store.clients if rank > 0])
@@ -407,10 +401,10 @@ class ServerOptions(Options):
         if self.survive and self.replicas == 1:
             raise UsageError("--survive: what a server holds would be gone with it; give --replicas 2 as well")
         if self.replicas > 1:
-            unfit = self.servers_on_workers, self.sparse_push, self.broadcast_every, self.fixed_delay
-            from hpcdl.parameter_server.parameter_store import refuse_no_replicas
+            from hpcdl.parameter_server.store_settings import Serving, check_replicas
 
-            refuse_no_replicas(self.servers, self.replicas, *unfit)
+            serving = Serving(self.chosen, self.broadcast_every, self.fixed_delay)
+            check_replicas(self.replicas, self.servers, self.servers_on_workers, self.sparse_push, serving)
         if self.servers_on_workers and self.device != "cpu":
             raise UsageError("--servers-on-workers keeps slices in the memory of the host; use --servers with a GPU")
 
@@ -421,11 +415,11 @@ class ServerOptions(Options):
 
 def check_servers(options: ServerOptions, ranks: int, model: Any) -> None:
     """Raise UsageError where so many ranks cannot serve this model so."""
-    from hpcdl.parameter_server.parameter_store import check_settings
+    from hpcdl.parameter_server.store_settings import Serving, StoreLayout, check_store
 
-    units = model.layout.size // (touched_rows(model).width if options.sparse_push else 1)
-    sizes = ranks, units, options.servers, options.servers_on_workers
-    check_settings(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
+    rows = touched_rows(model) if options.sparse_push else None
+    layout = StoreLayout(model.layout.size, ranks, "f4", options.servers, options.servers_on_workers, rows=rows)
+    check_store(layout, Serving(options.chosen, options.broadcast_every, options.fixed_delay))
 
 
 def served_survivor() -> Any:

@@ -21,9 +21,9 @@ from hpcdl.models.configurations import CONFIGURATIONS
 from hpcdl.models.meta_arrays import META
 from hpcdl.models.model import abilities_of
 from hpcdl.optim import vectors_of
-from hpcdl.parameter_server.parameter_store import cut_slices
 from hpcdl.parameter_server.replication import backups
 from hpcdl.parameter_server.roles import Roles, divide
+from hpcdl.parameter_server.store_settings import StoreLayout
 from hpcdl.plugins import is_plugin, of_torch
 from hpcdl.runs.options import Options
 from hpcdl.strategies.description import Service, Strategy
@@ -193,7 +193,8 @@ class Workload:
         """
         holders, workers = service.servers, service.workers
         width = self.first_layer[1] if getattr(self.options, "sparse_push", False) else 1
-        slices = [part.stop - part.start for part in cut_slices(self.length, holders, width)]
+        layout = StoreLayout(self.length, holders, servers=holders, block=width)
+        slices = [layout.length(each) for each in range(holders)]
         replicas = getattr(self.options, "replicas", 1)
         self.hold(memory, "parameters", 2 if service.rounds else 1 + workers, slices[rank])
         self.hold(memory, "gradients", workers if service.rounds or replicas > 1 else 1, slices[rank])

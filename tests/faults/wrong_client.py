@@ -21,6 +21,7 @@ from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.sparse_keys import VectorRows
 from hpcdl.parameter_server.store_messages import REQUEST_HEADER, StoreOperation, StoreTag, as_message, new_header
+from hpcdl.parameter_server.store_settings import Serving, StoreLayout
 from hpcdl.random import Random
 
 SIZE, STEPS, WRONG = 40, 6, 2
@@ -73,7 +74,8 @@ def vector(comm, random):
     """A store of a vector."""
     keyed = bool(random.integers(2))
     kind = one(random, KINDS)
-    store = ParameterStore(comm, SIZE, "f8", consistency=kind, rows=VectorRows(4, 32) if keyed else None)
+    layout = StoreLayout(SIZE, comm.size, "f8", rows=VectorRows(4, 32) if keyed else None)
+    store = ParameterStore(comm, layout, Serving(kind))
     values, after = np.zeros(SIZE), random.integers(STEPS)
     if store.serves:
         store.serve()

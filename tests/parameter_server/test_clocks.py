@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.errors import UsageError
-from hpcdl.parameter_server.clocks import Clocks, Delay
+from hpcdl.parameter_server.clocks import Clocks, Delay, Horizon
 from hpcdl.parameter_server.consistency import BSP, Consistency
-from hpcdl.parameter_server.step_coordinator import Lead
 from hpcdl.parameter_server.store_messages import ENDED, NO_STEP, Push
 
 ASYNC = Consistency("async")
@@ -20,11 +19,14 @@ CLIENTS = st.integers(1, 4)
 ANY = st.sampled_from([BSP, ASYNC, *(Consistency("ssp", bound) for bound in (0, 1, 3))])
 
 
-class Until(Lead):
+class Until:
     """So many steps; none from `limit` on begins yet."""
 
-    def __init__(self, steps, limit=math.inf):
+    def __init__(self, steps=math.inf, limit=math.inf):
         self.steps, self.limit = steps, min(steps, limit)
+
+    def __call__(self):
+        return Horizon(self.steps, self.limit)
 
 
 def push_of(client, clock=0, seen=0, version=0):
@@ -214,7 +216,7 @@ def test_who_closes_is_waited_for_no_longer(clients, consistency, order, data):
 @given(CLIENTS, st.integers(0, 4), st.integers(0, 5), st.integers(1, 5), st.booleans(), ORDERS, st.data())
 def test_subscribers_are_sent_what_they_need(clients, bound, start, every, limited, order, data):
     """Clients that know only what they were sent: none goes beyond bound or limit, and somebody always can go on."""
-    every, lead = min(every, bound + 1), Until(data.draw(st.integers(0, 9)) + start) if limited else Lead()
+    every, lead = min(every, bound + 1), Until(data.draw(st.integers(0, 9)) + start) if limited else Until()
     lead.limit = data.draw(st.integers(start, int(lead.steps))) if limited else math.inf
     clocks = Clocks(range(clients), Consistency("ssp", bound), start, lead)
     step, limit = clocks.grant_unasked()
@@ -285,10 +287,10 @@ def test_what_subscribers_are_told():
     assert Clocks([0], ASYNC, 0, Until(9)).grant_unasked() == (NO_STEP, math.inf)
     clocks = Clocks([0], Consistency("ssp", 2), 4, Until(9, 6))
     assert clocks.grant_unasked() == (NO_STEP, 6) and clocks.granted == 6
-    clocks.lead.limit = 9
+    clocks.horizon.limit = 9
     assert clocks.grant_unasked() == (NO_STEP, 7) and clocks.granted == 7
     assert Clocks([0], BSP, 9, Until(9)).grant_unasked() == (ENDED, 9)
-    clocks.lead.limit = math.inf  # a lead that says only where the end is
+    clocks.horizon.limit = math.inf
     clocks.of_client[0] = 8
     assert clocks.grant_unasked() == (NO_STEP, 9)
 

@@ -13,10 +13,11 @@ from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
+from hpcdl.parameter_server.clocks import Horizon
 from hpcdl.parameter_server.consistency import BSP, Consistency
-from hpcdl.parameter_server.parameter_store import ParameterStore, add, check_settings
-from hpcdl.parameter_server.step_coordinator import Lead
+from hpcdl.parameter_server.parameter_store import ParameterStore, add
 from hpcdl.parameter_server.store_messages import ANSWER_HEADER, REQUEST_HEADER
+from hpcdl.parameter_server.store_settings import Serving, StoreLayout, check_store
 from hpcdl.random import Random
 
 pytestmark = pytest.mark.four
@@ -31,13 +32,19 @@ def places(size: int) -> list[dict]:
     return [{"servers": servers} for servers in range(1, min(4, size))] + [{"on_workers": True}]
 
 
+def store_of(comm, size, dtype, consistency=BSP, broadcast_every=0, delay=0, servers=1, on_workers=False, **options):
+    """A store with these settings."""
+    layout = StoreLayout(size, comm.size, dtype, servers, on_workers, options.pop("block", 1))
+    return ParameterStore(comm, layout, Serving(consistency, broadcast_every, delay), **options)
+
+
 def use(bare, size, client, dtype="float64", **options):
     """What a store holds in the end and its servers' (staleness, version), when each client has run `client(store)`.
 
     Whatever the client does: no message is left, and clients get to see the final values.
     """
     comm = Communicator(bare, allreduce="ring")
-    store, final = ParameterStore(comm, size, dtype, **options), np.empty(size, dtype)
+    store, final = store_of(comm, size, dtype, **options), np.empty(size, dtype)
     if store.works:
         client(store)
         store.close(final)
@@ -176,7 +183,7 @@ def test_parts(each_group, consistency):
 
 def test_slices_end_at_blocks(each_group):
     def body(bare):
-        store = ParameterStore(Communicator(bare, allreduce="ring"), 32, on_workers=True, block=3)
+        store = store_of(Communicator(bare, allreduce="ring"), 32, "f4", on_workers=True, block=3)
         cuts = store.slices
         assert [cut.stop - cut.start for cut in cuts[:-1]] == [
             3 * (c.stop - c.start) for c in chunks(10, bare.size)[:-1]
@@ -417,20 +424,16 @@ class Momentum:
         values += velocity
 
 
-class Counting(Lead):
-    """Ends after `steps` steps, lets none begin beyond each fourth one, and gathers values and state after each."""
+class Counting:
+    """Rank 0: `steps` steps, none beyond each fourth one before that is done; gathers values and state after each."""
 
-    def __init__(self, size, steps):
-        self.steps, self.at, self.size, self.path = steps, 0, size, []
+    def __init__(self, size, steps, start):
+        self.steps, self.at, self.size, self.path = steps, start, size, []
 
-    def begin(self, store, step):
-        self.store, self.at = store, step
+    def horizon(self):
+        return Horizon(self.steps, min(self.steps, (self.at // 4 + 1) * 4))
 
-    @property
-    def limit(self):
-        return min(self.steps, (self.at // 4 + 1) * 4)
-
-    def done(self, loss, total):
+    def count(self, loss, total):
         self.at += 1
         both = np.empty((2, self.size))
         for which, vector in enumerate(both):
@@ -439,8 +442,8 @@ class Counting(Lead):
 
 
 @pytest.mark.parametrize("every", [0, 1])
-def test_a_users_update_with_a_state_and_who_leads(each_group, every):
-    """Values and state are gathered after each step, the state is set by scatter, and the lead says when to end."""
+def test_a_users_update_with_a_state_and_steps_that_rank_0_counts(each_group, every):
+    """Values and state are gathered after each step, the state is set by scatter, and rank 0 says when to end."""
     size, steps, start = 11, 6, 2
 
     def theory(clients):
@@ -455,10 +458,12 @@ def test_a_users_update_with_a_state_and_who_leads(each_group, every):
             comm = Communicator(bare, allreduce="ring")
             holders = bare.size if place.get("on_workers") else place["servers"]
             update = Momentum(len(range(size)[chunks(size, holders)[bare.rank]])) if bare.rank < holders else add
-            lead = Counting(size, steps) if bare.rank == 0 else None
+            lead = Counting(size, steps, start) if bare.rank == 0 else None
             initial = np.arange(size) * 1.0 if bare.rank == 0 else None
-            options = {"update": update, "lead": lead, "initial": initial, "start": start, "broadcast_every": every}
-            store = ParameterStore(comm, size, "float64", **options, **place)
+            options = {"update": update, "initial": initial, "start": start, "broadcast_every": every}
+            store = store_of(comm, size, "float64", horizon=lead and lead.horizon, **options, **place)
+            if lead is not None:
+                lead.store, store.server.each_step = store, lead.count
             store.scatter(np.ones(size) if bare.rank == 0 else None, which=1)
             if store.works:
                 values, taken = np.empty(size), []
@@ -467,6 +472,9 @@ def test_a_users_update_with_a_state_and_who_leads(each_group, every):
                     store.push(np.full(size, step * (number(store) + 1.0)), loss=1.0, total=5.0)
                 assert taken == list(range(start, steps))
                 store.close()
+            elif lead is not None:
+                for loss, total in store.completed_steps():
+                    lead.count(loss, total)
             else:
                 store.serve()
             if lead is not None:
@@ -480,14 +488,7 @@ def test_a_users_update_with_a_state_and_who_leads(each_group, every):
 
 
 @pytest.mark.parametrize("every", [0, 1])
-def test_a_lead_that_decides_nothing_changes_nothing(each_group, every):
-    """It is handed the store; steps begin without end."""
-    handed = []
-
-    class Onlooker(Lead):
-        def begin(self, store, step):
-            handed.append((store.granted, step))
-
+def test_steps_begin_without_end_where_no_horizon_is_set(each_group, every):
     def client(store):
         values = np.empty(9)
         for t in range(3):
@@ -496,11 +497,9 @@ def test_a_lead_that_decides_nothing_changes_nothing(each_group, every):
 
     def body(bare):
         for place in places(bare.size):
-            handed.clear()
-            lead = Onlooker() if bare.rank == 0 else None
-            held, _ = use(bare, 9, client, lead=lead, start=2, broadcast_every=every, **place)
+            horizon = Horizon if bare.rank == 0 else None
+            held, _ = use(bare, 9, client, horizon=horizon, start=2, broadcast_every=every, **place)
             assert (held == 3 * (bare.size - place.get("servers", 0))).all()
-            assert handed == ([(2, 2)] if bare.rank == 0 else [])
 
     each_group(body)
 
@@ -548,7 +547,7 @@ def test_messages_and_bytes(each_group, consistency):
     def body(bare):
         for place in places(bare.size):
             comm = Communicator(bare, allreduce="ring")
-            store = ParameterStore(comm, size, "float64", consistency=consistency, **place)
+            store = store_of(comm, size, "float64", consistency, **place)
             if store.works:
                 client(store)
                 store.close(np.empty(size))
@@ -604,7 +603,7 @@ def test_two_at_once_on_servers_of_their_own(world):
     """Clients may use several stores at once, where each is served by another rank."""
     comm = Communicator(world, allreduce="ring")
     first, second = comm.split(None if world.rank == 1 else 0), comm.split(None if world.rank == 0 else 0)
-    stores = [ParameterStore(part, 4, consistency=c) for part, c in ((first, BSP), (second, ASYNC)) if part is not None]
+    stores = [store_of(part, 4, "f4", c) for part, c in ((first, BSP), (second, ASYNC)) if part is not None]
     if world.rank > 1:
         values, n = np.empty(4, "f4"), world.size - 2
         for t in range(4):
@@ -671,7 +670,7 @@ def test_who_waits_naps(world, monkeypatch):
 def test_push_without_pull(world, consistency):
     """What was computed from parameters older than the bound allows is refused by the server."""
     comm = Communicator(world, allreduce="ring")
-    store = ParameterStore(comm, 3, consistency=consistency)
+    store = store_of(comm, 3, "f4", consistency)
     if world.rank == 0:
         with pytest.raises(UsageError, match=f"rank 1 pushed at clock {consistency.staleness + 1} .* of clock 0: more"):
             store.serve()
@@ -684,7 +683,7 @@ def test_push_without_pull(world, consistency):
 
 def test_arrays_that_do_not_fit(world):
     """Another length or type is refused where it is given, before anything is sent."""
-    store = ParameterStore(Communicator(world, allreduce="ring"), 7, on_workers=True)
+    store = store_of(Communicator(world, allreduce="ring"), 7, "f4", on_workers=True)
     for wrong, part in [
         (np.ones(6, "f4"), None),
         (np.ones(7), None),
@@ -717,9 +716,11 @@ def test_arrays_that_do_not_fit(world):
 )
 def test_refusals(arguments, words):
     with pytest.raises(UsageError, match=words):
-        check_settings(*arguments)
+        layout, serving = arguments[:4], arguments[4:]
+        ranks, size, servers, on_workers = layout
+        check_store(StoreLayout(size, ranks, servers=servers, on_workers=on_workers), Serving(*serving))
 
 
 def test_what_is_not_refused():
-    check_settings(4, 10, 3, False, Consistency("ssp", 2), 3)
-    check_settings(1, 1, 0, True, ASYNC, 100, 5)
+    check_store(StoreLayout(10, 4, servers=3), Serving(Consistency("ssp", 2), 3))
+    check_store(StoreLayout(1, 1, servers=0, on_workers=True), Serving(ASYNC, 100, 5))

@@ -10,6 +10,7 @@ from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.replication import PendingPush, SliceReplica, backups, commit, vectors
 from hpcdl.parameter_server.store_messages import COPY_HEADER, Push
+from hpcdl.parameter_server.store_settings import Replication, Serving, StoreLayout
 
 pytestmark = pytest.mark.four
 SIZE, STEPS = 23, 9
@@ -36,8 +37,8 @@ def used(bare, replicas, servers=2, consistency=BSP):
     size = len(range(SIZE)[comm.rank * SIZE // servers : (comm.rank + 1) * SIZE // servers])
     initial, final = np.arange(float(SIZE)) if comm.rank == 0 else None, np.empty(SIZE)
     held = Decaying(-(-SIZE // servers) if comm.rank < SIZE % servers else SIZE // servers) if size else None
-    options = {"servers": servers, "consistency": consistency, "initial": initial, "update": held}
-    store = ParameterStore(comm, SIZE, "float64", replicas=replicas, **options)
+    layout, replication = StoreLayout(SIZE, comm.size, "float64", servers), Replication(replicas)
+    store = ParameterStore(comm, layout, Serving(consistency), replication, initial=initial, update=held)
     before = store.comm.traffic["push"].bytes
     if replicas > 1:
         store.replicate()
@@ -110,7 +111,7 @@ def test_no_push_is_applied_but_the_next_one():
     state.pending[5] = PendingPush(push, np.ones(3))
     assert not state.values.any()  # it waits until it is whole
     assert commit(state, state.pending, 5) and not commit(state, state.pending, 5)
-    state.end_steps()
+    list(state.end_steps())
     assert state.values.tolist() == [1, 1, 1] and not state.losses
     for clock in (0, 2):  # it again, and one too many
         state.pending[5] = PendingPush(push._replace(clock=clock), np.ones(3))
@@ -119,13 +120,13 @@ def test_no_push_is_applied_but_the_next_one():
     assert state.values.tolist() == [1, 1, 1]
 
 
-def test_losses_are_kept_until_the_lead_has_noted_them():
+def test_losses_are_kept_until_rank_0_has_noted_them():
     state = SliceReplica(np.zeros(1), Clocks([5], BSP), Decaying(1), led=True)
     for clock in range(3):
         push = Push(5, slice(0, 1), clock, clock, 0, count=2, total=2, loss=clock, norm=0)
         state.pending[5] = PendingPush(push, np.ones(1))
         commit(state, state.pending, 5)
-        state.end_steps()
+        list(state.end_steps())
     assert state.losses == {0: (0, 2), 1: (1, 2), 2: (2, 2)}
     state.note(b"a", 1, 0)
     state.note(b"b", 2, 0)
@@ -135,14 +136,15 @@ def test_losses_are_kept_until_the_lead_has_noted_them():
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "layout, serving, said",
     [
-        ({"replicas": 3, "servers": 2}, "3 replicas of each slice need 3 servers, not 2"),
-        ({"replicas": 2, "on_workers": True, "servers": 2}, "--servers-on-workers has no replicas"),
-        ({"replicas": 2, "servers": 2, "broadcast_every": 1}, "--broadcast-every has no replicas"),
-        ({"replicas": 2, "servers": 2, "delay": 1}, "--fixed-delay has no replicas"),
+        ((2,), (), "3 replicas of each slice need 3 servers, not 2"),
+        ((3, True), (), "--servers-on-workers has no replicas"),
+        ((3,), (1, 0), "--broadcast-every has no replicas"),
+        ((3,), (0, 1), "--fixed-delay has no replicas"),
     ],
 )
-def test_refusals(more, said):
+def test_refusals(layout, serving, said):
+    comm = Communicator()
     with pytest.raises(UsageError, match=said):
-        ParameterStore(Communicator(), SIZE, "float64", **more)
+        ParameterStore(comm, StoreLayout(SIZE, comm.size, "f8", *layout), Serving(BSP, *serving), Replication(3))

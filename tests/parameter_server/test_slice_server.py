@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from hpcdl.comm.trace import Traffic
-from hpcdl.parameter_server.clocks import Clocks
+from hpcdl.parameter_server.clocks import Clocks, Horizon
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.slice_server import SliceServer, StoreRequest
-from hpcdl.parameter_server.step_coordinator import Lead
 from hpcdl.parameter_server.store_messages import (
     ANSWER_HEADER,
     ENDED,
@@ -45,25 +44,6 @@ class Post:
             yield head.to, int(head.array.view(ANSWER_HEADER)["step"][0]), values.array.tolist()
 
 
-class Telling(Lead):
-    """Keeps what it is told."""
-
-    steps = limit = 3
-
-    def __init__(self):
-        self.told = []
-
-    def admit(self, push):
-        if push.loss < 0:
-            raise ValueError("no loss")
-
-    def done(self, loss, total):
-        self.told.append((loss, total))
-
-    def signalled(self):
-        self.told.append("signal")
-
-
 def add(values, pushed, push):
     values += pushed
 
@@ -72,56 +52,66 @@ def add(values, pushed, push):
 def serve():
     """A function: a server of two values for ranks 1 and 2; `ask(rank, operation, clock)` hands it a request."""
 
-    def make(consistency, lead=None, **options):
-        post = Post()
-        server = SliceServer(post, np.zeros(2), Clocks([1, 2], consistency, 0, lead), add, **options)
+    def make(consistency, steps=None, **options):
+        post, horizon = Post(), None if steps is None else lambda: Horizon(steps, steps)
+        server = SliceServer(post, np.zeros(2), Clocks([1, 2], consistency, 0, horizon), add, **options)
 
         def ask(client, operation, clock=0, **numbers):
             buffer = np.full(2, float(client)) if operation == StoreOperation.PUSH else None
             numbers = {"reply": StoreTag.ANSWER, "clock": clock, "seen": clock, "stop": 2, "total": 8} | numbers
-            server.handle(StoreRequest(new_header(REQUEST_HEADER, operation=operation, **numbers), client), buffer)
+            server.handle_own(StoreRequest(new_header(REQUEST_HEADER, operation=operation, **numbers), client), buffer)
 
         return server, post, ask
 
     return make
 
 
-def test_a_pull_waits_for_its_round_and_the_lead_knows_first(serve):
-    lead = Telling()
-    server, post, ask = serve(BSP, lead)
-    lead.done = lambda loss, total: lead.told.append((loss, total, server.values.tolist(), list(post.take())))
+def test_a_pull_waits_for_its_round_which_is_told_first(serve):
+    told = []
+    server, post, ask = serve(BSP, steps=3)
+    server.each_step = lambda loss, total: told.append((loss, total, server.values.tolist(), list(post.take())))
     ask(1, StoreOperation.PULL)
     ask(2, StoreOperation.PULL)
     assert list(post.take()) == [(1, 0, [0, 0]), (2, 0, [0, 0])]
     ask(2, StoreOperation.PUSH, loss=0.5)
     ask(2, StoreOperation.PULL, clock=1)
-    assert not post.sent and not lead.told
+    assert not post.sent and not told
     ask(1, StoreOperation.PUSH, loss=0.25)
-    assert lead.told == [(0.75, 8, [3, 3], [])]
+    assert told == [(0.75, 8, [3, 3], [])]
     assert list(post.take()) == [(2, 1, [3, 3])]
 
 
 def test_after_the_last_step_pulls_are_told_so(serve):
-    _, post, ask = serve(SSP, Telling())
+    _, post, ask = serve(SSP, steps=3)
     for clock in range(3):
         ask(1, StoreOperation.PUSH, clock)
     ask(1, StoreOperation.PULL, clock=3)
     assert list(post.take()) == [(1, ENDED, [3, 3])]
 
 
-def test_what_the_lead_refuses_is_not_applied(serve):
-    server, _, ask = serve(SSP, Telling())
-    with pytest.raises(ValueError, match="no loss"):
-        ask(1, StoreOperation.PUSH, loss=-1)
-    assert server.values.tolist() == [0, 0] and server.clocks.pushes == 0
+def test_after_a_loss_that_is_not_finite_no_step_begins_and_none_is_counted(serve):
+    """The steps that are given out are done: client 1's step 1."""
+    told = []
+    server, post, ask = serve(SSP, steps=3)
+    server.each_step = lambda *step: told.append(step)
+    for clock, loss in ((0, 1.0), (1, np.inf)):
+        for client in (1, 2):
+            ask(client, StoreOperation.PULL, clock)
+        for client in (1, 2):
+            ask(client, StoreOperation.PUSH, clock, loss=loss)
+    list(post.take())
+    ask(1, StoreOperation.PULL, 2)
+    assert [step for _, step, _ in post.take()] == [ENDED]
+    assert told == [(2, 8)] and (server.not_finite.client, server.not_finite.step) == (1, 1)
 
 
-def test_the_lead_is_told_of_a_signal(serve):
-    lead = Telling()
-    _, _, ask = serve(SSP, lead)
-    ask(1, StoreOperation.PULL, signal=True)
+def test_a_signal_is_known_from_then_on(serve):
+    server, _, ask = serve(SSP)
     ask(2, StoreOperation.PULL)
-    assert lead.told == ["signal"]
+    assert not server.signalled
+    ask(1, StoreOperation.PULL, signal=True)
+    ask(1, StoreOperation.PUSH)
+    assert server.signalled
 
 
 def test_what_is_under_way_stays_and_one_copy_serves_all_of_a_version(serve):
@@ -173,7 +163,7 @@ def test_the_last_pulls_are_answered_together_with_what_was_delayed(serve):
     assert server.clocks.staleness == {0: 2} and not server.clocks.open
 
 
-def test_the_lead_gathers_until_it_is_over(serve):
+def test_rank_0_gathers_until_it_is_over(serve):
     """At the clock that it needs; and when all clients have closed, this server does not end before it is told."""
     assert serve(SSP)[0].inbox.pending.keys() == {1, 2}
     server, post, ask = serve(SSP, gathered=True)

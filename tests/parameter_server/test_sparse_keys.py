@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from hpcdl.parameter_server.parameter_store import cut_slices
 from hpcdl.parameter_server.sparse_keys import Touched, VectorRows, sum_touched
+from hpcdl.parameter_server.store_settings import StoreLayout
 
 
 @pytest.mark.parametrize("width, features, rest", [(1, 11, 1), (3, 5, 3), (4, 6, 9), (5, 2, 40)])
 @pytest.mark.parametrize("holders", [1, 2, 3, 5])
 def test_the_elements_of_all_servers_are_those_of_the_rows_and_all_of_the_tail(width, features, rest, holders):
     size, rows = features * width + rest, VectorRows(width, features * width)
-    slices = cut_slices(size, holders, width)
+    slices = StoreLayout(size, holders, servers=holders, block=width).slices
     assert slices[-1].stop == size and all(cut.start % width == 0 for cut in slices)
     vector = np.arange(size)
     for keys in ([], [0], [features - 1], [0, features // 2], range(features)):

@@ -462,7 +462,7 @@ def test_a_signal_on_any_rank_ends_all_in_good_order(
 
     def handle(server, *arguments):
         note(server.clocks.pushes >= 3)
-        original(server, *arguments)
+        yield from original(server, *arguments)
 
     before_push(lambda store: note(store.clock >= 1))
     monkeypatch.setattr(SliceServer, "handle", handle)

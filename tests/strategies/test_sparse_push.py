@@ -9,8 +9,8 @@ from hpcdl.data import from_arrays
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.models import make_model
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.parameter_store import cut_slices
 from hpcdl.parameter_server.store_messages import ANSWER_HEADER, REQUEST_HEADER
+from hpcdl.parameter_server.store_settings import StoreLayout
 from hpcdl.strategies import parameter_server, sequential
 
 pytestmark = pytest.mark.four
@@ -120,7 +120,8 @@ def test_bytes_are_those_of_what_the_batches_touch(model, consistency, servers, 
         return
     made, data = make_model(model, (FEATURES,), 3, "float64"), documents()
     width = made.layers[0].full_shapes["weight"][1]
-    slices, workers = cut_slices(made.size, servers, width), run.workers
+    layout, workers = StoreLayout(made.size, world.size, servers=servers, block=width), run.workers
+    slices = layout.slices
     edges = [(cut.start // width, min(cut.stop, FEATURES * width) // width) for cut in slices]
     tails = [cut.stop - max(cut.start, FEATURES * width) for cut in slices]
     steps, clocked = len(run.path), consistency.clocked
