@@ -189,9 +189,7 @@ class Leader(AsyncCoordinator):
 
     def _boundary(self) -> None:
         self.run.boundary()
-        if self.failure is not None:
-            return
-        self.over = self.run.over
+        self.over |= self.run.over
         if self.met:
             self.met = False
             self._tell_all(END if self.over else GO_ON)

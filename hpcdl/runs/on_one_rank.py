@@ -6,7 +6,7 @@ come to the end, all raise its error (`raise_failure`). The parameters lie on se
 calls for; a strategy derives from `OnOneRank` and says how rank 0 gets at them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdl.checkpoint.buffers import share
 from hpcdl.checkpoint.state import Same, Tracked
@@ -16,12 +16,10 @@ from hpcdl.comm.trace import SentTotals, Traffic
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
+from hpcdl.optim import Optimizer
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.ownership import Ownership
 from hpcdl.runs.segments import Legs
-
-if TYPE_CHECKING:
-    from hpcdl.optim import Optimizer
 
 
 class OnOneRank(Ownership):
@@ -37,7 +35,7 @@ class OnOneRank(Ownership):
     leads = False  # whether this is rank 0, once the run has begun
     failure: TrainingError | None = None  # on rank 0: why the run cannot go on
 
-    def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer", works: bool = True):
+    def __init__(self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool = True):
         super().__init__(model, parameters, optimizer)
         self.works = works
         self.others_sent = SentTotals()  # on rank 0, as far as it knows

@@ -28,7 +28,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -43,13 +43,11 @@ from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.memory import Memory
 from hpcdl.models.model import abilities_of, unwrapped
+from hpcdl.optim import Optimizer
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.segments import Legs
-
-if TYPE_CHECKING:
-    from hpcdl.optim import Optimizer
 
 
 def exchange(a: Array, b: Array) -> None:
@@ -75,7 +73,7 @@ class Ownership:
     peers: Communicator
     parameters: Any  # Array | None: a strategy knows which
 
-    def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer"):
+    def __init__(self, model: Any, parameters: Array | None, optimizer: Optimizer):
         self.model, self.parameters, self.optimizer = model, parameters, optimizer
         self.device: Device = abilities_of(model).device
 
@@ -202,7 +200,7 @@ def averaged(held: Ownership, over: Callable[[], bool]) -> Iterator[None]:
 
 
 def warm_up(
-    held: Ownership, data: Any, make_optimizer: "Callable[..., Optimizer]", uncounted: AbstractContextManager
+    held: Ownership, data: Any, make_optimizer: Callable[..., Optimizer], uncounted: AbstractContextManager
 ) -> None:
     """Compile, or load from the cache, what a step needs, before any clock runs.
 

@@ -8,7 +8,7 @@ All of it travels in messages of the run's own, which are counted apart: the tra
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
+from hpcdl.optim import Optimizer
 from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.ownership import Ownership
-
-if TYPE_CHECKING:
-    from hpcdl.optim import Optimizer
 
 
 class Replicas(Ownership):
@@ -38,7 +36,7 @@ class Replicas(Ownership):
         self,
         model: Any,
         replica: Array,
-        optimizer: "Optimizer",
+        optimizer: Optimizer,
         synchronized: Callable[[int], bool] | None = None,
     ):
         average = device_of(replica).empty(replica.size, replica.dtype)

@@ -366,8 +366,8 @@ class Run:
         signalled: whether a rank has had a signal that is none of those that meet here. A TrainingError is raised here,
         or, where rank 0 runs the run by itself, at its end (on_one_rank.py).
         """
-        self.signalled |= signalled
         try:
+            self.signalled |= signalled
             self._end_step()
         except TrainingError as error:
             self.held.fail(error)
@@ -451,7 +451,7 @@ class Run:
         for name, value in found.items():
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
-                raise TrainingError(f"{what}; {self.folder.kept()}; {advice(self.options, self.data)}")
+                raise TrainingError(f"{what}; {self.folder.kept()}; {self.advice}")
         loss = self.held.judged(found, shown(self._progress.train_loss))
         self._progress = self._progress.scored(found, loss)
         self.stop(self.stopping.judged(self._progress))
@@ -459,10 +459,15 @@ class Run:
             self._progress = replace(self._progress, scores=found | self.held.last_scores(self.data))
         self.metrics.evaluated(found, self.progress, self.steps, self.rate, self.legs.sent_so_far)
 
+    @property
+    def advice(self) -> str:
+        """What may help where a loss is no finite number: first what the data suggest, then what the options do."""
+        return "; ".join(filter(None, (scale_warning(self.data.scales), self.options.advice)))
+
     def not_finite(self, step: int, rank: int) -> TrainingError:
         """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
         what = f"the loss of step {step} is not finite on rank {rank + self.everyone.size - self.comm.size}"
-        return TrainingError(f"{what}; {self.folder.kept()}; {advice(self.options, self.data)}")
+        return TrainingError(f"{what}; {self.folder.kept()}; {self.advice}")
 
     # -- after the loop ----------------------------------------------------------------------------------------------
 
