@@ -180,7 +180,10 @@ class TorchModel(Chain):
 
     def named(self, parameters: Array) -> dict[str, Any]:
         """Return the arrays of the module's state_dict with these parameters."""
-        return state.named(self, parameters)
+        tensors = self.layout.views(parameters)
+        for name, array in self.extra.items():
+            tensors[name] = np.asarray(self.device.host(array))
+        return state.by_key(tensors, self.module)
 
     state_dict = staticmethod(state.state_dict)
 

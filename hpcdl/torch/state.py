@@ -9,7 +9,7 @@ A file is read as tensors alone (weights_only): no code in it is run.
 
 import importlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from torch import Tensor, nn
 
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.plugins import of_torch
-
-if TYPE_CHECKING:
-    from hpcdl.torch.model import TorchModel
 
 
 def aliases_of(module: nn.Module) -> dict[str, str]:
@@ -32,14 +29,6 @@ def aliases_of(module: nn.Module) -> dict[str, str]:
             if original != name:
                 aliases[name] = original
     return aliases
-
-
-def named(model: "TorchModel", parameters: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays of the module's state_dict with these parameters, by its keys, as `--export` writes them."""
-    tensors = model.layout.views(parameters)
-    for name, array in model.extra.items():
-        tensors[name] = np.asarray(model.device.host(array))
-    return by_key(tensors, model.module)
 
 
 def by_key(tensors: dict[str, np.ndarray], module: nn.Module) -> dict[str, np.ndarray]:
