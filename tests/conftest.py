@@ -273,7 +273,7 @@ def each_group(world):
 
 
 @pytest.fixture
-def alone(monkeypatch):
+def alone():
     """For tests that start ranks of their own, in a folder for temporary files of their own.
 
     Open MPI's launcher keeps its files in a folder that is named after its process. A launcher that is killed leaves
@@ -281,8 +281,8 @@ def alone(monkeypatch):
     """
     if MPI.COMM_WORLD.size > 1:
         pytest.skip("starts ranks of its own")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        monkeypatch.setenv("TMPDIR", folder)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
         yield
 
 

@@ -301,11 +301,12 @@ from hpcdl.runs.options import Options
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.strategies.asynchronous_gossip import train
 from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.gossip import held, step
 
 def start(comm, model, data, optimizer, run):
     train(comm, model, data, optimizer, run, topology("ring", comm.size))
 
-Training(Strategy("try", Options, start)).main(sys.argv[1:])
+Training(Strategy("try", Options, start, held, step)).main(sys.argv[1:])
 """
 
 
