@@ -16,10 +16,8 @@ WIDTHS = [(300,), (40, 7), (1,), (13,), (2, 3)]  # of the layers: 600 elements
 
 
 class Layer:
-    tied: dict = {}
-
     def __init__(self, name, shape):
-        self.name, self.shapes = name, {"weight": shape}
+        self.name, self.shapes, self.tied = name, {"weight": shape}, {}
 
 
 LAYOUT = Layout.of_layers([Layer(f"layer{i}", shape) for i, shape in enumerate(WIDTHS)], "float64")
