@@ -135,7 +135,7 @@ class Training:
             model = for_data(options.model, data, options.dtype, device, options.loss)
             if options.initial and not options.resume:
                 load_initial_values(model, options.initial)
-            if self.strategy.check is not None and not run.outlived:  # else they were checked when the run began
+            if self.strategy.check is not None and not run.outlived:  # who is left goes on
                 self.strategy.check(options, world.size - options.data_servers, model)
             if self.strategy.cut:
                 options.refuse_too_large(model, world.size - options.data_servers)

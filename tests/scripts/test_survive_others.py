@@ -55,6 +55,13 @@ def test_local_sgd(step, rank, settings, more, launch, interfere, tmp_path):
 
 
 @with_ulfm
+def test_one_rank_that_is_left_goes_on_without_the_noise_scale(launch, interfere, tmp_path):
+    program = interfere(30, 1, KILL, "train_allreduce")
+    launch(2, program, *SGD, "--noise-scale", "--out", "a", "--survive", "1", given=ULFM, check=0)
+    lost(tmp_path / "a", [1])
+
+
+@with_ulfm
 @pytest.mark.parametrize(
     "step, rank, method, spec",
     [(17, 0, "adapt-then-combine", "ring"), (EPOCH, 3, "dpsgd", "one-peer"), (30, 1, "gradient-tracking", "hypercube")],
