@@ -57,11 +57,6 @@ from hpcdl.runs.summary import conclude, finish
 log = logging.getLogger("hpcdl")
 
 
-def advice(options: Options, data: Any) -> str:
-    """What may help a run whose loss is no number any more: first what the data suggest, then what the options do."""
-    return "; ".join(filter(None, (scale_warning(data.scales), options.advice)))
-
-
 class Run:
     """One training run of all ranks of `comm`. Use it as a context: `with Run(comm, options) as run: train(..., run)`.
 
