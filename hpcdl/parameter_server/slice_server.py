@@ -130,8 +130,8 @@ class SliceServer(SliceState):
 
     def attend(self) -> bool:
         """Handle the requests that have arrived, beside other work; True if there was anything to do."""
-        if not (self._catch_up() | self._anything()):
-            return False
+        if not self._anything():
+            return self._catch_up()
         for loss, total in self._requests():
             self.each_step(loss, total)
         return True
