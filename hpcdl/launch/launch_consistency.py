@@ -22,7 +22,7 @@ from hpcdl.comm.diagnostics.call_signature import format_ranks
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError
 from hpcdl.formatting import dashed
-from hpcdl.launch.option_parser import parse
+from hpcdl.launch.option_parser import CommandLine, parse
 from hpcdl.launch.program import quiet
 from hpcdl.machine.versions import versions
 
@@ -40,7 +40,7 @@ def reading(world: MPI.Intracomm, reader: Callable[..., Any] = parse) -> Iterato
 
     def read_one(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
         found = reader(options_class, program, description, arguments)
-        read.append((program, getattr(found, "options", found)))
+        read.append((program, found.options if isinstance(found, CommandLine) else found))
         return found
 
     with refuse_together(world), quiet(world.rank > 0):

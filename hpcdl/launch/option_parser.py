@@ -125,8 +125,6 @@ def remark(before: str) -> str:
 
 def read_file(path: str | Path, told: str) -> dict[str, Any]:
     """The values of a YAML file as texts, by the names of fields; `told`: the option that names the file."""
-    import yaml  # here: a command line without files needs none
-
     with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
         text = file.read(LARGEST + 1)  # a device may have no end
     if len(text) > LARGEST:
