@@ -15,13 +15,17 @@ from hpcdl.kernels.reduce import scale
 ROWS = 1024  # of a rank's share, at least, where there are so many
 
 
+def batch_of_pass(ranks: int, examples: int, batch: int) -> int:
+    """Return the examples of a batch of the pass, on all ranks together; batch: those of a step."""
+    return max(batch, min(ROWS * ranks, examples))
+
+
 def whole_pass(comm: Communicator, data: Any, batch: int, epoch: int) -> Iterator[Batch]:
     """This rank's share of all training examples, each of them once on one of the ranks of `comm`.
 
     batch: examples of a step.
     """
-    size = max(batch, min(ROWS * comm.size, data.examples))
-    yield from data.batches(epoch, size, (comm.rank, comm.size))
+    yield from data.batches(epoch, batch_of_pass(comm.size, data.examples, batch), (comm.rank, comm.size))
 
 
 def full_gradient(comm: Communicator, model: Any, data: Any, batch: int, epoch: int, w: Array, mean: Array) -> None:

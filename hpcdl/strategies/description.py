@@ -45,9 +45,6 @@ class Call(NamedTuple):
     ranks: int = 0
 
 
-PERIOD = 64  # steps of a graph that never repeats, which stand for all
-
-
 def exchanges(bytes: float, rounds: Sequence[Sequence[Sequence[int]]], times: float = 1.0) -> list[Call]:
     """Return the calls of rounds of gossip, together so many a step; of each round its busiest rank counts.
 

@@ -57,7 +57,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import option
-from hpcdl.strategies.description import PERIOD, Call, StepCost, Strategy, exchanges
+from hpcdl.strategies.description import Call, StepCost, Strategy, exchanges
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
@@ -421,7 +421,7 @@ def step(case: Workload) -> StepCost:
         phase = batches_of(method, graph, options.mixing, options.phase)
         return StepCost(case.batch, gradients, exchanges(case.bytes, rounds, len(rounds) / phase), drawn=rows)
     vectors = 2 if method in ("gradient-tracking", "detag") else 1
-    calls = exchanges(vectors * case.bytes, [graph.graph(t) for t in range(min(graph.period or PERIOD, PERIOD))])
+    calls = exchanges(vectors * case.bytes, graph.graphs())
     hidden_by = "" if method == "adapt-then-combine" else "gradient"
     return StepCost(case.batch, gradients, calls, drawn=rows, hidden_by=hidden_by)
 

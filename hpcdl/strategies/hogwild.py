@@ -60,7 +60,7 @@ from hpcdl.kernels.device import CPU
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.random import Random
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import PERIOD, Call, Service, StepCost, Strategy, exchanges
+from hpcdl.strategies.description import Call, Service, StepCost, Strategy, exchanges
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator
@@ -530,8 +530,7 @@ def step(case: Workload) -> StepCost:
     calls: list[Call] = []
     if workers > 1 and options.join == "gossip":
         graph = topology(options.topology, workers, options.seed)
-        rounds = [graph.graph(time) for time in range(min(graph.period or PERIOD, PERIOD))]
-        calls = exchanges(case.bytes, rounds, 1 / options.join_every)
+        calls = exchanges(case.bytes, graph.graphs(), 1 / options.join_every)
     elif workers > 1:
         calls = [Call("all_reduce", case.bytes, 1 / options.join_every)]
     return StepCost(case.batch, [(case.batch / case.size / options.threads, 1)], calls, updates=0.0)

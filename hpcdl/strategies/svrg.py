@@ -203,9 +203,9 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
 
 def full_batch(case: Workload) -> int:
     """Examples of a batch of the pass over all of them (hpcdl/data/full_pass.py)."""
-    from hpcdl.data.full_pass import ROWS
+    from hpcdl.data.full_pass import batch_of_pass
 
-    return min(max(case.plan[0], ROWS * case.size), case.data.examples)
+    return min(batch_of_pass(case.size, case.data.examples, case.plan[0]), case.data.examples)
 
 
 def step(case: Workload) -> StepCost:

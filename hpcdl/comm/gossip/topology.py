@@ -51,6 +51,8 @@ SETTINGS = {
 }
 TRIES = 100  # to draw a connected random graph
 
+MOST_GRAPHS = 64  # of a sequence that a forecast looks at
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -81,6 +83,10 @@ class Topology:
         """Return (source, receiver) of all possible messages, in any step."""
         graphs = self.steps or [complete(self.size)]
         return {(rank, to) for graph in graphs for rank in range(self.size) for to in graph[rank]}
+
+    def graphs(self) -> list[Graph]:
+        """Return the graphs of one period; if they never repeat, those of the first steps, which stand for all."""
+        return [self.graph(step) for step in range(min(self.period or MOST_GRAPHS, MOST_GRAPHS))]
 
     def senders(self, rank: int) -> set[int]:
         """Return the ranks from which a rank receives, in any step."""
