@@ -66,5 +66,5 @@ def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str
 
 
 def dashed(name: str) -> str:
-    """The name of an option, for that of its field."""
+    """Return an option's name for the name of its field: batch_size gives batch-size."""
     return name.replace("_", "-")

@@ -47,9 +47,7 @@ class Shape:
     target: int = 8
     row: int = 0  # bytes of a row of x in memory
     statistics: Any = None
-    nonzero: np.ndarray | None = (
-        None  # sparse rows whose batches' columns count: by column, rows that are not zero there
-    )
+    nonzero: np.ndarray | None = None  # by column the rows that are not zero there, if batches' columns count
 
     def steps_per_epoch(self, batch: int) -> int:
         """Return the number of batches of an epoch."""
@@ -194,14 +192,13 @@ class Workload:
         holders, workers = service.servers, service.workers
         width = self.first_layer[1] if getattr(self.options, "sparse_push", False) else 1
         layout = StoreLayout(self.length, holders, servers=holders, block=width)
-        slices = [layout.length(each) for each in range(holders)]
         replicas = getattr(self.options, "replicas", 1)
-        self.hold(memory, "parameters", 2 if service.rounds else 1 + workers, slices[rank])
-        self.hold(memory, "gradients", workers if service.rounds or replicas > 1 else 1, slices[rank])
-        self.hold(memory, "optimizer", optimizer, slices[rank])
+        self.hold(memory, "parameters", 2 if service.rounds else 1 + workers, layout.length(rank))
+        self.hold(memory, "gradients", workers if service.rounds or replicas > 1 else 1, layout.length(rank))
+        self.hold(memory, "optimizer", optimizer, layout.length(rank))
         for primary in [each for each in range(holders) if rank in backups(each, holders, replicas)]:
             for kind, vectors in (("parameters", 1), ("gradients", workers), ("optimizer", optimizer)):
-                self.hold(memory, kind, vectors, slices[primary])
+                self.hold(memory, kind, vectors, layout.length(primary))
 
     @property
     def bytes(self) -> int:
