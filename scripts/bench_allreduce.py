@@ -1,12 +1,12 @@
 """Microseconds of each all-reduce by size: mpiexec -n 4 python scripts/bench_allreduce.py --json allreduce.json
 
-Each algorithm is measured twice. Through the door: `Communicator.all_reduce` as a training run calls it, which checks,
+Each algorithm is measured twice. The full call: `Communicator.all_reduce` as a training run calls it, which checks,
 counts and times, under a watchdog and with a trace. Bare: the algorithm alone on an mpi4py communicator. Vectors are
 from `comm.empty`, as a training run has them; `shared, copied` is `shared` on a vector that is not in shared memory,
 `mpi` the library's own, and `gloo` (--gloo) PyTorch's all-reduce in the same processes. For each size all take turns,
 so that they see the same machine. Every rank fills its vector anew; then, from a barrier on, come as many calls as take
 about 100 us (one for long vectors); a turn's time is the slowest rank's, for one call. Medians, and the spread between
-the first and the third quartile of what each algorithm takes through the door relative to the library's own, bare, in
+the first and the third quartile of what each algorithm takes by the full call relative to the library's own, bare, in
 the same turn, whose order is drawn by lot.
 
 The last column, `copy`, is no all-reduce: every rank copies its vector to another, all at the same time, which moves
@@ -37,7 +37,7 @@ from hpcdl.launch.benchmark_table import (
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 
-BARE = ", bare"  # ends the name of a contender without the door
+BARE = ", bare"  # ends the name of a contender that is the algorithm alone
 HOUR, SPANS = 3600.0, 2000  # the watchdog's patience; spans that are kept, as in a training run
 
 
@@ -70,11 +70,11 @@ class AllReduceBenchOptions:
 
 
 def main(arguments=None):
-    with benchmark("bench-allreduce", AllReduceBenchOptions, __doc__, arguments) as (world, options):
+    with benchmark("bench-allreduce", AllReduceBenchOptions, __doc__, arguments) as (world, options, _):
         everyone, names = Communicator(world, "tree", HOUR, SPANS), options.names
         contenders = []
         for name in [*names, *(["shared, copied"] if "shared" in names else []), "mpi"]:
-            contenders += [through_the_door(everyone, name), bare(world, name)]
+            contenders += [full_call(everyone, name), bare(world, name)]
         if options.gloo:
             contenders.insert(-2, VectorCall("gloo", gloo(world)))
         contenders.append(VectorCall("copy", copy))
@@ -99,7 +99,7 @@ class VectorCall:
         return found
 
 
-def through_the_door(everyone: Communicator, column: str) -> VectorCall:
+def full_call(everyone: Communicator, column: str) -> VectorCall:
     """Communicator.all_reduce, with the watchdog and the trace of `everyone`."""
     name, copied, _ = column.partition(",")
     comm = everyone.split(0, name=name, allreduce=name)
@@ -159,13 +159,13 @@ def measure(
 
 
 def report(options: AllReduceBenchOptions, ranks: int, rows: dict) -> None:
-    """Print medians, and each algorithm's time through the door relative to the library's own, turn by turn."""
+    """Print medians, and each algorithm's time by the full call relative to the library's own, turn by turn."""
     about = environment()
     names = [name for name in next(iter(rows.values())) if not name.endswith(BARE)]
-    print(f"all-reduce of float32 in place on {counted(ranks, 'rank')}, microseconds, median: through the door / bare")
+    print(f"all-reduce of float32 in place on {counted(ranks, 'rank')}, microseconds, median: full call / bare")
     print(f"{about['mpi']}, numpy {about['numpy']}, numba {about['numba']}, {about['machine']}\n")
     print_table([{"size": text} | {name: both(taken, name) for name in names} for text, taken in rows.items()])
-    print("\ntime through the door divided by that of mpi, bare, in the same turn: median (first to third quartile)\n")
+    print("\ntime of the full call divided by that of mpi, bare, in the same turn: median (first to third quartile)\n")
     print_table(
         [
             {"size": text} | {name: quartile_text(np.divide(taken[name], taken[f"mpi{BARE}"])) for name in names}
@@ -182,7 +182,7 @@ def report(options: AllReduceBenchOptions, ranks: int, rows: dict) -> None:
 
 
 def records(ranks: int, rows: dict) -> list[dict]:
-    """The rows of the file: one for each size and algorithm, through the door and bare."""
+    """The rows of the file: one for each size and algorithm, the full call and bare."""
     return [
         {
             "ranks": ranks,
@@ -197,7 +197,7 @@ def records(ranks: int, rows: dict) -> list[dict]:
 
 
 def both(taken: dict[str, list[float]], name: str) -> str:
-    """The median through the door and, where there is one, the bare one."""
+    """The median of the full call and, where there is one, the bare one."""
     ways = [taken[name], *([taken[f"{name}{BARE}"]] if f"{name}{BARE}" in taken else [])]
     return " / ".join(microseconds(np.median(times)) for times in ways)
 

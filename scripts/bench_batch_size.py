@@ -43,7 +43,7 @@ class SweepOptions:
 
 
 def main(arguments=None):
-    with benchmark("bench-batch-size", SweepOptions, __doc__, arguments) as (world, options):
+    with benchmark("bench-batch-size", SweepOptions, __doc__, arguments) as (world, options, _):
         scalings = {"plain": (False,), "scaled": (True,), "both": (False, True)}[options.rates]
         sizes = [int(text) for text in options.batches.split(",")]
         rows = [measure(world, options, size, scaled) for scaled in scalings for size in sizes]

@@ -57,7 +57,7 @@ class CheckpointBench:
 
 def main(arguments=None):
     """Measure in turns, and print the table."""
-    with benchmark("bench-checkpoint", CheckpointBench, __doc__, arguments) as (world, options):
+    with benchmark("bench-checkpoint", CheckpointBench, __doc__, arguments) as (world, options, _):
         made = None
         if world.rank == 0:
             with blamed_on(f"--folder {options.folder} cannot be written"):

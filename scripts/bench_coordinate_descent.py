@@ -51,7 +51,7 @@ class DescentOptions:
 
 def main(arguments=None):
     alone = "this benchmark runs on one rank: start it without mpiexec"
-    with benchmark("bench-coordinate-descent", DescentOptions, __doc__, arguments, one_rank=alone) as (_, options):
+    with benchmark("bench-coordinate-descent", DescentOptions, __doc__, arguments, one_rank=alone) as (_, options, _):
         measure(options)
 
 

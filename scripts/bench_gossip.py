@@ -89,8 +89,7 @@ class MarkedRun(Run):
 
 
 def main(arguments=None):
-    with benchmark("bench-gossip", GossipBench, __doc__, arguments, compared) as (world, options):
-        strategies = compared(options, world.size)
+    with benchmark("bench-gossip", GossipBench, __doc__, arguments, compared) as (world, options, strategies):
         results = {name: [] for name in strategies}
         for seed in range(options.repeats):
             for name, train in strategies.items():

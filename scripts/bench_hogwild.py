@@ -91,8 +91,7 @@ def main(arguments=None):
             raise UsageError(f"--data {options.data}: there are no test rows, whose loss is compared")
         return data
 
-    with benchmark("bench-hogwild", HogwildBenchOptions, __doc__, arguments, rows) as (world, options):
-        data = rows(options, world.size)
+    with benchmark("bench-hogwild", HogwildBenchOptions, __doc__, arguments, rows) as (world, options, data):
         logging.getLogger("hpcdl").setLevel(logging.ERROR)  # more threads than cores: the table shows it
         variants = variants_of(options, world.size)
         turns = [[measure(world, options, data, each) for each in variants] for _ in range(1 + options.turns)]

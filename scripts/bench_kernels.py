@@ -50,7 +50,7 @@ class KernelBenchOptions:
 
 def main(arguments=None):
     alone = "bench-kernels measures one thread; start it on one rank"
-    with benchmark("bench-kernels", KernelBenchOptions, __doc__, arguments, one_rank=alone) as (_, options):
+    with benchmark("bench-kernels", KernelBenchOptions, __doc__, arguments, one_rank=alone) as (_, options, _):
         rows = []
         for name in options.names or CASES:
             for text in options.sizes.split(",") if options.dtype in CASES[name].dtypes else ():

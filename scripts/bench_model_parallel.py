@@ -65,8 +65,7 @@ class ModelBench:
 
 
 def main(arguments=None):
-    with benchmark("bench-model-parallel", ModelBench, __doc__, arguments, compared) as (world, options):
-        runs = compared(options, world.size)
+    with benchmark("bench-model-parallel", ModelBench, __doc__, arguments, compared) as (world, options, runs):
         with refuse_together(world):
             data = few(options)
         groups = {ranks: world.Split(0 if world.rank < ranks else MPI.UNDEFINED) for ranks, _ in runs.values()}

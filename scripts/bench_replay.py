@@ -47,13 +47,7 @@ class ReplayBenchOptions:
 
 def main(arguments=None):
     alone = "bench-replay measures one core; start it on one rank"
-    made = []
-
-    def check(options, _):
-        made.append(full(options))
-
-    with benchmark("bench-replay", ReplayBenchOptions, __doc__, arguments, check, alone) as (_, options):
-        (memory,) = made
+    with benchmark("bench-replay", ReplayBenchOptions, __doc__, arguments, full, alone) as (_, options, memory):
         random = np.random.default_rng(options.seed)
         tree, twin = SumTree(options.capacity), NumpySumTree(options.capacity)
         for each in (tree, twin):
@@ -64,7 +58,7 @@ def main(arguments=None):
         show(options, memory, turns[1:])  # the first turn warms up
 
 
-def full(options: ReplayBenchOptions) -> Replay:
+def full(options: ReplayBenchOptions, _: int) -> Replay:
     """A memory in which every slot has been written to."""
     stack = options.frame_stack
     shape, dtype = ((stack, options.values), np.uint8) if stack > 1 else ((options.values,), np.float32)

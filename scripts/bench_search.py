@@ -58,8 +58,7 @@ def main(arguments=None):
     def groups_of(options, ranks):
         return divide_ranks(ranks, 1, options.controller == "own").groups
 
-    with benchmark("bench-search", SearchBench, __doc__, arguments, groups_of) as (world, options):
-        groups = groups_of(options, world.size)
+    with benchmark("bench-search", SearchBench, __doc__, arguments, groups_of) as (world, options, groups):
         measured = [measure(world, options, groups, seed) for seed in range(options.repeats)]
         if world.rank == 0:
             title = f"{counted(options.trials, 'trial')} of log-normal length on {counted(groups, 'group')} of one rank"

@@ -52,7 +52,7 @@ METHODS = [
 
 
 def main(arguments=None):
-    with benchmark("bench-svrg", SVRGBenchOptions, __doc__, arguments) as (world, options):
+    with benchmark("bench-svrg", SVRGBenchOptions, __doc__, arguments) as (world, options, _):
         best, _ = follow(world, options, svrg.train, "constant", 2 * options.gradients)
         lines = []
         for name, train, schedule, each, first in METHODS:

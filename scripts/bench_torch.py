@@ -65,9 +65,8 @@ class TorchBenchOptions:
 
 
 def main(arguments=None):
-    with benchmark("bench-torch", TorchBenchOptions, __doc__, arguments, lambda *_: find_torch()) as (world, options):
-        torch, tables = find_torch(), {}
-        groups = open_groups(torch)
+    with benchmark("bench-torch", TorchBenchOptions, __doc__, arguments, find_torch) as (world, options, torch):
+        groups, tables = open_groups(torch), {}
         for text in options.chosen_sizes:
             size = bytes_of(text)
             calls = max(1, min(20, (64 << 10) // max(1, size)))
@@ -83,7 +82,7 @@ def main(arguments=None):
             report(options, torch, world.size, tables)
 
 
-def find_torch():
+def find_torch(*_):
     """PyTorch, with our backend known to it. Raises UsageError where it is not installed."""
     import importlib
 

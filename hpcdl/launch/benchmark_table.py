@@ -47,23 +47,22 @@ def benchmark(
     options_class: type,
     description: str,
     arguments: list[str] | None,
-    check: Callable[[Any, int], object] | None = None,
+    prepare: Callable[[Any, int], Any] | None = None,
     one_rank: str = "",
-) -> Iterator[tuple[MPI.Intracomm, Any]]:
-    """Start a benchmark: yields (all ranks, its options), which are checked before anything is measured.
+) -> Iterator[tuple[MPI.Intracomm, Any, Any]]:
+    """Start a benchmark: yields (all ranks, its options, what `prepare` makes of them) before anything is measured.
 
-    check(options, ranks): raises UsageError where these do not go together. one_rank: the refusal of several ranks.
+    prepare(options, ranks): raises UsageError where these do not go together. one_rank: the refusal of several ranks.
     """
     world = MPI.COMM_WORLD
     with ended(name, world.rank):
         with reading(world) as parse:
             options = parse(options_class, name, description, arguments)
-            if check is not None:
-                check(options, world.size)
-            check_files(options, world.rank)
             if one_rank and world.size > 1:
                 raise UsageError(one_rank)
-        yield world, options
+            check_files(options, world.rank)
+            prepared = None if prepare is None else prepare(options, world.size)
+        yield world, options, prepared
 
 
 def trained(

@@ -34,7 +34,7 @@ def test_bench_allreduce(run_on, tmp_path):
     assert rows[0] == ["size", *names] and [row[0] for row in rows[2:]] == ["4KiB", "100000"]
     for row, size in zip(rows[2:], (4096, 100000), strict=True):
         for name, cell in zip(names, row[1:], strict=True):
-            columns = [True] if name == "copy" else [False, True]  # through the door, and without it
+            columns = [True] if name == "copy" else [False, True]  # the full call, and bare
             for bare, median in zip(columns, cell.split(" / "), strict=True):
                 times = times_of[size, name, bare]
                 assert len(times) >= 5 and min(times) > 0
