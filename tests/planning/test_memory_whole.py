@@ -2,6 +2,10 @@
 
 import pytest
 
+from hpcdl.planning.memory import rank_memory
+from hpcdl.strategies.parameter_server import STRATEGY, ServerOptions
+from hpcdl.strategies.workload import Workload
+
 FEW = "--steps", "3"
 
 
@@ -33,6 +37,12 @@ def test_data_parallel(foretold, ranks, program, options):
 def test_servers_in_rounds(foretold, more):
     one_copy = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # of the digits' mlp
     foretold(3, "train-parameter-server", "--steps", "5", *more, late=one_copy)
+
+
+def test_slices_of_12_values_on_5_servers(rows_file):
+    options = ServerOptions(data=rows_file(), model="softmax", servers=5, optimizer="momentum")
+    case = Workload(STRATEGY, options, 6)
+    assert [rank_memory(case, rank)[0].peak["optimizer"] for rank in range(6)] == [12, 12, 8, 8, 8, 0]
 
 
 @pytest.mark.parametrize(
