@@ -14,13 +14,11 @@ The rooms, from the top; a room imports only from rooms below it:
     faults                           fault injection and stragglers
     checkpoint                       the state of a run on disk
     torch                            PyTorch's modules as models; a backend of torch.distributed
-    models, optim, data, machine     gradients, update rules, examples, what this machine is
-    comm                             messages
-    kernels                          the loops
+    models, optim, data, machine     gradients, update rules, examples, properties of this machine
+    comm                             messages between ranks
+    kernels                          the compiled loops over the elements of arrays
 
-Beneath all rooms lie small modules that import none of them: chunks, csr, errors, files, formatting, memory, plugins,
-programs, random, shared_memory.
-"""
+The modules directly in hpcdl/ lie beneath all rooms."""
 
 from typing import Any
 
@@ -28,7 +26,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`hpcdl.job`, the context of a program of several ranks, imported at first use: it starts MPI."""
+    """Return the attribute `job`, the context of a program of several ranks. Its import, at first use, starts MPI."""
     if name == "job":
         from hpcdl.comm.failure import job
 

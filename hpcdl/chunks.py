@@ -8,27 +8,25 @@ def chunks(n: int, parts: int) -> list[slice]:
     """Cut range(n) into `parts` consecutive slices; the first n mod parts slices are one longer.
 
     >>> chunks(7, 3)
-    [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
-    """
+    [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]"""
     return [chunk(n, parts, part) for part in range(parts)]
 
 
 def chunk(n: int, parts: int, part: int) -> slice:
-    """Return slice number `part` of `chunks(n, parts)`, without computing the others."""
+    """Return slice number `part` of `chunks(n, parts)`, without computing the other slices."""
     length, longer = divmod(n, parts)
     start = part * length + min(part, longer)
     return slice(start, start + length + (part < longer))
 
 
 def longest_first(lengths: Sequence[float], parts: int) -> list[int]:
-    """Return the part of each item by greedy balancing: the longest item first, each to the part with the least so far.
+    """Return for each item the number of its part. By falling length, each item joins the part with the smallest sum.
 
-    Of equal parts the first is taken. The fullest part has at most 4/3 - 1/(3 parts) times what it would have under the
-    best division (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 1969).
+    At equal sums the first part wins. The largest sum is at most 4/3 - 1/(3 parts) times that of the best division
+    (Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 1969).
 
     >>> longest_first([3, 9, 5, 5], 2)
-    [0, 0, 1, 1]
-    """
+    [0, 0, 1, 1]"""
     found = [0] * len(lengths)
     loads: list[tuple[float, int]] = [(0, part) for part in range(parts)]
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -7,7 +7,7 @@ import textwrap
 from hpcdl.errors import unknown
 from hpcdl.programs import files, first_process, programs, reader_may_leave, script
 
-# Sections of the list, in the order of docs/README.md: names, or how names begin; what is in none comes last, as more.
+# Sections of the list, in the order of docs/README.md: names, or prefixes of names. Other names come last, as "more".
 SECTIONS = {
     "train": """train-sequential train-allreduce train-svrg train-sgld train-parameter-server train-gossip
         train-local-sgd train-coordinate-descent train-hogwild train-federated train-model-parallel train-pipeline
@@ -17,12 +17,12 @@ SECTIONS = {
     "benchmarks": "bench-",
     "the machine": "doctor hardware gpu-check plan supervise postmortem",
 }
-LEAST = 60  # columns of a terminal, for which the list is made
+LEAST = 60  # fewest columns of the list
 USAGE = "usage: hpcdl NAME [OPTIONS], under mpiexec or srun for more than one rank; hpcdl NAME --help"
 
 
 def listed(names: list[str]) -> dict[str, list[str]]:
-    """The names by section, in its order; those that only begin as one of its words alphabetically; others: more."""
+    """Return program names by section; names of one prefix are sorted. "more" has the names that fit no section."""
     sections: dict[str, list[str]] = {}
     left = sorted(names)
     for section, words in SECTIONS.items():
@@ -34,7 +34,7 @@ def listed(names: list[str]) -> dict[str, list[str]]:
 
 
 def overview(columns: int) -> str:
-    """What `hpcdl` prints: every program with what it does, in lines of so many columns."""
+    """Return the text that `hpcdl` prints: programs and their first sentence, in lines of at most `columns` columns."""
     known, columns = programs(), max(LEAST, columns)
     indent = 4 + max(map(len, known))
     lines = textwrap.wrap(USAGE, columns)

@@ -9,8 +9,7 @@
     1 0 0 0
 
 Types are fixed: indices int32, indptr int64, data float32 or float64 for models. `x[a:b]` is a view: its indptr is a
-slice of that of x, with offsets into the data and indices of x.
-"""
+slice of x.indptr, whose offsets refer to x.data and x.indices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +22,8 @@ MOST_FEATURES = 2**31 - 1  # columns are numbered in int32
 
 
 class Elements:
-    """The arrays data and indices, shared by all views of the same rows; they may be replaced by larger ones.
-
-    empty(shape, dtype): allocates them, in host or device memory.
-    """
+    """The arrays data and indices, shared by all views of the same rows; larger arrays may replace them.
+    empty(shape, dtype): allocates arrays in host or device memory."""
 
     __slots__ = ("data", "empty", "indices")
 
@@ -35,7 +32,7 @@ class Elements:
 
 
 class CSR:
-    """Sparse rows (rows, features); see above. It has the parts of the array interface that batches need."""
+    """Sparse rows of shape (rows, features), with the attributes and methods of a numpy array that batches need."""
 
     __slots__ = ("elements", "indptr", "shape")
     ndim = 2
@@ -46,7 +43,7 @@ class CSR:
 
     @classmethod
     def empty(cls, rows: int, features: int, dtype: DTypeLike, capacity: int = 0, empty: Callable = np.empty) -> "CSR":
-        """Return empty rows with capacity for `capacity` elements; `gather` fills them, and grows it if necessary."""
+        """Return rows without elements. capacity: elements to allocate; `put` adds more. empty: as in `Elements`."""
         elements = Elements(empty(capacity, np.dtype(dtype)), empty(capacity, COLUMN), empty)
         made = cls(None, None, empty(rows + 1, START), (rows, features), elements)
         made.indptr[:] = 0
@@ -59,7 +56,7 @@ class CSR:
             return x
         if hasattr(x, "tocsr"):
             x = x.tocsr()
-            if not (x.has_canonical_format or x.has_sorted_indices) or not x.has_canonical_format:
+            if not x.has_canonical_format:
                 x = x.copy()
                 x.sum_duplicates()
             return cls(x.data, x.indices.astype(COLUMN, copy=False), x.indptr.astype(START, copy=False), x.shape)
@@ -70,12 +67,12 @@ class CSR:
 
     @property
     def data(self) -> Any:
-        """The nonzero elements of all rows that share the arrays."""
+        """The elements of all rows that share the arrays, not only of these rows."""
         return self.elements.data
 
     @property
     def indices(self) -> Any:
-        """The columns of the elements."""
+        """The column of each element of `data`."""
         return self.elements.indices
 
     @property
@@ -94,16 +91,6 @@ class CSR:
         starts = self.indptr.get() if hasattr(self.indptr, "get") else self.indptr  # CuPy arrays have `get`
         return slice(int(starts[0]), int(starts[-1]))
 
-    @property
-    def size(self) -> int:
-        """The number of elements of the dense array."""
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these rows."""
-        return self.nnz * (self.dtype.itemsize + COLUMN.itemsize) + self.indptr.nbytes
-
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -111,7 +98,7 @@ class CSR:
         """Return a view of consecutive rows."""
         start, stop, step = part.indices(self.shape[0])
         if step != 1:
-            raise IndexError("a view of sparse rows takes rows that follow each other")
+            raise IndexError(f"sparse rows can only be sliced in steps of 1, not {step}")
         stop = max(start, stop)
         indptr = self.indptr[start : stop + 1]
         return CSR(None, None, indptr, (stop - start, self.shape[1]), self.elements)
@@ -126,7 +113,7 @@ class CSR:
             old.data, old.indices = data, indices
 
     def copy_in(self, host: "CSR", device: Any) -> None:
-        """Copy as many host rows into these rows on a device (hpcdl.kernels.device), with growth if necessary."""
+        """Copy the rows of `host` into these rows on a device, equal in number; grow the capacity if necessary."""
         part, nnz = host.part, host.nnz
         self.reserve(nnz)
         device.copy_in(self.data[:nnz], host.data[part])
@@ -134,7 +121,6 @@ class CSR:
         device.copy_in(self.indptr, host.indptr - part.start)
 
     def copy(self) -> "CSR":
-        """Return a copy of the rows."""
         part = self.part
         return CSR(self.data[part].copy(), self.indices[part].copy(), self.indptr - part.start, self.shape)
 
@@ -147,16 +133,16 @@ class CSR:
         return CSR(self.data[which], self.indices[which], indptr, (len(index), self.shape[1]))
 
     def put(self, rows: "CSR") -> None:
-        """Overwrite these rows by as many rows of the same type, with growth if necessary."""
-        begin, end, to = int(rows.indptr[0]), int(rows.indptr[-1]), int(self.indptr[0])
-        self.reserve(to + end - begin)
-        self.data[to : to + end - begin] = rows.data[begin:end]
-        self.indices[to : to + end - begin] = rows.indices[begin:end]
-        self.indptr[1:] = rows.indptr[1:] - begin + to
+        """Overwrite these rows with `rows`, equal in number and type; grow the capacity if necessary."""
+        part, to = rows.part, int(self.indptr[0])
+        here = slice(to, to + rows.nnz)
+        self.reserve(here.stop)
+        self.data[here], self.indices[here] = rows.data[part], rows.indices[part]
+        self.indptr[1:] = rows.indptr[1:] - part.start + to
 
     @classmethod
     def joined(cls, parts: "list[CSR]") -> "CSR":
-        """Concatenate the rows of one or more parts."""
+        """Return the concatenated rows of one or more parts."""
         made = cls.empty(sum(map(len, parts)), parts[0].shape[1], parts[0].dtype, sum(part.nnz for part in parts))
         at = 0
         for part in parts:
@@ -173,7 +159,7 @@ class CSR:
 
 
 def on(device: Any, x: Any) -> Any:
-    """Copy rows, sparse or dense, to a device (hpcdl.kernels.device)."""
+    """Return rows, sparse or dense, on a device (hpcdl.kernels.device)."""
     if not isinstance(x, CSR):
         return device.array(x)
     return CSR(device.array(x.data), device.array(x.indices), device.array(x.indptr), x.shape)

@@ -1,4 +1,4 @@
-"""Errors that users can correct: one line with the problem and the remedy, and exit status 2."""
+"""Errors that a program prints as one line with the problem and the remedy; bad input has the exit status 2."""
 
 import contextlib
 import difflib
@@ -15,50 +15,41 @@ class UsageError(Exception):
 
 
 class AgreedError(UsageError):
-    """Bad input that all ranks have detected together, so that all can exit quietly.
-
-    speaker: the rank that prints.
-    """
+    """Bad input that all ranks have detected together; all exit quietly. speaker: the rank that prints; None: none."""
 
     speaker: int | None = 0
 
 
 class TrainingError(Exception):
-    """An error that ends the run, known to all ranks. A script prints the message as one line and exits with status 1.
-
-    speaker: the rank that prints.
-    """
+    """An error, known to all ranks, that ends the run: rank `speaker` prints it as one line, with exit status 1."""
 
     speaker: int | None = 0
 
 
 class AgreedExit(SystemExit):
-    """The exit of all ranks, which have agreed on it; another exit with a status ends the job (comm/failure.py)."""
+    """The exit of all ranks, which have agreed on it; any other exit with a status ends the job (comm/failure.py)."""
 
 
 class LoneError(Exception):
-    """An error that ends the run and that only this rank knows: it prints the message as one line and ends the job."""
+    """An error that ends the run, known to this rank only, which prints the message as one line and ends the job."""
 
 
 def printable(text: object, allowed: str = "\n") -> str:
-    """Return the text with characters escaped that are not printable, as in users' names.
-
-    allowed: exceptions.
-    """
+    """Return the text with unprintable characters escaped, except those in `allowed`."""
     return "".join(
         each if each.isprintable() or each in allowed else each.encode("unicode_escape").decode() for each in str(text)
     )
 
 
 def line(text: object) -> str:
-    """Return an error's text as one printable line; a long one loses its middle."""
+    """Return an error's text as one printable line; the middle of a long one is cut out."""
     text = printable(text, allowed="")
     half = LONGEST_LINE // 2
     return text if len(text) <= LONGEST_LINE else f"{text[:half]} ... {text[-half:]}"
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's message in one line: a system error's text alone, or the type's name for an empty message."""
+    """Return why an error was raised: strerror of an OSError, else its message's first line, else its type's name."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said = str(error).strip()
@@ -68,12 +59,9 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def blamed_on(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
-    """Context that turns any error of a library into one line: `what`, as "FILE cannot be read", and the reason.
-
-    It is for errors caused by input (a file, a number, a full disk): libraries raise many types for them, h5py eight
-    and zipfile NotImplementedError. Our own errors pass unchanged. kind: the type of the raised error; the library's
-    error is its cause.
-    """
+    """Context that turns a library's error into one that reads "WHAT: REASON". `what` is like "FILE cannot be read".
+    For errors caused by input (a file, a number, a full disk). Libraries raise many types for these: h5py raises eight.
+    Errors of hpcdl pass unchanged. kind: the type of the raised error, whose cause is the library's error."""
     try:
         yield
     except (UsageError, TrainingError, LoneError):
@@ -83,21 +71,21 @@ def blamed_on(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the suggestion of a similar known name for a message on an unknown one; empty if there is none."""
+    """Return " (did you mean NAME?)", where NAME is the known name most like an unknown one; "" if none is like it."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for an unknown name, which lists the known ones and suggests the nearest."""
+    """Return the error for an unknown name of this kind; it lists the known names and suggests the nearest one."""
     known = sorted(known)
     return UsageError(f"unknown {kind} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
 def refuse_beyond(what: str, needed: int, there: int) -> None:
-    """Raise UsageError if `what` needs more than the available bytes (hpcdl.memory.available) of this machine."""
+    """Raise UsageError if `needed`, the bytes that `what` needs, is more than `there` (hpcdl.memory.available)."""
     if needed > there:
-        raise UsageError(f"{what} needs {needed:,} bytes at least, and there are {there:,} on this machine")
+        raise UsageError(f"{what} needs at least {needed:,} bytes of memory, and this machine has {there:,}")
 
 
 def parse_integer(text: str) -> int:
@@ -116,15 +104,12 @@ def parse_finite(text: str) -> float:
     return value
 
 
-PARSERS: dict[Any, Callable[[str], Any]] = {int: parse_integer}  # floats are checked by their users, who know the range
+PARSERS: dict[Any, Callable[[str], Any]] = {int: parse_integer}  # callers check floats, as they know the range
 
 
 def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:
-    """Read NAME or NAME:KEY=VALUE,... (as in `adam:beta1=0.9,eps=1e-8`) into the name and its settings.
-
-    defaults: for each known name its settings with their default values; a value has its default's type.
-    Raises UsageError for an unknown name or key, and for a value of another type.
-    """
+    """Parse NAME or NAME:KEY=VALUE,... (as `adam:beta1=0.9,eps=1e-8`) into the name and its settings. defaults: the
+    settings of each known name; values get their types. UsageError: unknown name of this `kind`, key, other type."""
     name, _, rest = spec.partition(":")
     if name not in defaults:
         raise unknown(kind, name, defaults)

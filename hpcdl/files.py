@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, BinaryIO
 
 import platformdirs
 
-full_folders: set[Path] = set()  # folders that a fault drill (faults/inject.py) declares full
+from hpcdl import drill
 
 
 def temporary_name(path: Path) -> Path:
@@ -20,18 +21,33 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
-def refuse_full(path: str | os.PathLike[str]) -> None:
-    """Raise OSError if a fault drill has declared the disk of this file full."""
-    if full_folders and not full_folders.isdisjoint(Path(path).resolve().parents):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for invalid JSON, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def json_value(value: Any) -> Any:
+    """Return the value as JSON data: numpy numbers as numbers, non-finite numbers as None, other objects as text."""
+    if isinstance(value, dict):
+        return {str(name): json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "size", 0) == 1:
+        value = value.item()
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def finite(value: Any) -> float | None:
+    """Return the value as a float; None if it is not a finite number."""
+    with contextlib.suppress(OverflowError):  # an integer beyond all floats
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return None
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -51,19 +67,24 @@ def check_writable(path: str | os.PathLike[str]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def unwritable_parent(path: Path) -> Path | None:
+    """Return the first existing one of `path` and its parents; None if it is a folder in which this user may write."""
+    path = path.absolute()
+    while not os.path.exists(path):  # unlike Path.exists, no error if a folder may not be searched
+        path = path.parent
+    return None if os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK) else path
+
+
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; after the body, fsync that file and rename it to `path`.
-
-    If the body fails, the temporary file is removed and `path` stays unchanged. Raises OSError if `path` is not a
-    regular file, such as a folder or a device.
-    """
+    """Yield a temporary path beside `path`; after the body, fsync the temporary file and rename it to `path`.
+    If the body fails, `path` stays unchanged. Raises OSError if `path` exists and is no regular file."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "it is no file, and stays what it is", str(path))
-    refuse_full(path)
+        raise FileExistsError(errno.EEXIST, "it is no regular file, and is not replaced", str(path))
+    drill.current.check_room(path)
     temporary = temporary_name(path)
     try:
         yield temporary
@@ -81,10 +102,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yield an open binary file with the guarantees of `atomic_path`: `with atomic_write(path) as file: ...`.
-
-    A pipe or a device such as /dev/stdout is written to directly.
-    """
+    """Yield an open binary file with the guarantees of `atomic_path`; a pipe or a device is written to directly."""
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "wb") as file:
             yield file
@@ -95,14 +113,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 class Sink(io.FileIO):
     """An output file for a library that cannot handle write errors: HDF5 aborts the process if a write fails.
-
-    The first error is kept in `error`, and later writes are dropped; `check` raises it.
-    """
+    The first error is kept in `error`, and later writes are dropped; `check` raises the error."""
 
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all data, or keep the error."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:
@@ -113,7 +128,6 @@ class Sink(io.FileIO):
         return size
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the file's size, or keep the error."""
         try:
             return super().truncate(size) if self.error is None else size or 0
         except OSError as error:
@@ -121,20 +135,18 @@ class Sink(io.FileIO):
             return size or 0
 
     def check(self) -> None:
-        """Raise the kept OSError, if there is one."""
+        """Raise the kept OSError, if any."""
         if self.error is not None:
             raise self.error
 
 
 def cache_folder() -> Path:
     """Return the folder of cached measurements: $HPCDL_CACHE, else $XDG_CACHE_HOME/hpcdl, else ~/.cache/hpcdl.
-
-    For a user without a home, as in some containers, it lies in the folder of temporary files.
-    """
+    A user without a home, as in some containers, gets a folder among the temporary files."""
     if os.environ.get("HPCDL_CACHE"):
         return Path(os.environ["HPCDL_CACHE"])
     with contextlib.suppress(RuntimeError):
         found = platformdirs.user_cache_path("hpcdl")
-        if found.is_absolute():  # older versions return ~/.cache/hpcdl as it stands
+        if found.is_absolute():  # older platformdirs return ~/.cache/hpcdl with the ~
             return found
     return Path(tempfile.gettempdir(), f"hpcdl-{os.getuid()}")

@@ -9,11 +9,10 @@ UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
-    """Return the number in this format with its noun, singular if the number reads 1.
+    """Return the number with its noun; the noun is singular if the number reads "1". form: format of the number.
 
     >>> counted(1, "rank"), counted(2, "class"), counted(1438, "training row", ","), counted(0.5, "epoch", "g")
-    ('1 rank', '2 classes', '1,438 training rows', '0.5 epochs')
-    """
+    ('1 rank', '2 classes', '1,438 training rows', '0.5 epochs')"""
     text = format(number, form)
     return f"{text} {noun if text == '1' else noun + ('es' if noun.endswith(ES) else 's')}"
 
@@ -27,13 +26,11 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02d} min"
-    return f"{hours // 24} days {hours % 24} h"
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
 
 
 def clock(at: float, now: float) -> str:
-    """Return the time of day, with the date if it is not today."""
+    """Return the time of day at `at`, with the date if `now` is on another day; both in seconds since the epoch."""
     there = time.localtime(at)
     return time.strftime("%H:%M" if time.localtime(now)[:3] == there[:3] else "%a %d %b %H:%M", there)
 
@@ -54,7 +51,7 @@ def size(value: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
-    """Return aligned lines; the first row holds the names. Columns are right-aligned, those in `left` left-aligned."""
+    """Return rows as aligned lines. The first row has the columns' names. Columns in `left` go left, others right."""
     widths, left = [max(map(len, column)) for column in zip(*rows, strict=True)], set(left)
     return [
         "  ".join(
@@ -66,5 +63,5 @@ def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str
 
 
 def dashed(name: str) -> str:
-    """Return an option's name for the name of its field: batch_size gives batch-size."""
+    """Return the name of an option, given the name of its field in a class of options: batch_size gives batch-size."""
     return name.replace("_", "-")

@@ -5,11 +5,7 @@
     optimizer       momentum, moments, ...; other state that a strategy keeps between steps
     activations     saved between forward and backward, and scratch of layers
 
-Bytes are measured, not computed: an array counts from its allocation to its release. Peaks are those of training
-steps; evaluation and checkpoints (`paused`) are excluded, but contribute to the peak of the process.
-
-The needs of a run are compared with the available memory (`available`) before anything is allocated.
-"""
+Bytes are measured, not computed. Peaks are those of training steps, without evaluation and checkpoints (`paused`)."""
 
 import contextlib
 import functools
@@ -26,7 +22,7 @@ KINDS = ("parameters", "gradients", "optimizer", "activations")
 
 @functools.cache
 def available(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of memory of this machine, or the limit of the container or job."""
+    """Return the bytes of memory of this machine, or the lower limit of its container or job."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups versions 2 and 1
         with contextlib.suppress(OSError, ValueError):  # no limit
@@ -35,13 +31,13 @@ def available(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def forget_peak() -> None:
-    """Reset the system's peak memory of this process, if the system allows it."""
+    """Reset the peak memory that the system records for this process, if the system allows this."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 class Memory:
-    """Counts of one rank: `now` and `peak`, bytes by kind."""
+    """The memory of one rank, in bytes by kind. now: held at present. peak: the most that was held at once."""
 
     def __init__(self) -> None:
         self.now: Counter[str] = Counter()
@@ -49,7 +45,7 @@ class Memory:
         self.counting = True
 
     def add(self, kind: str, count: int) -> None:
-        """Add `count` bytes of this kind; negative: remove them."""
+        """Add `count` bytes of this kind; a negative count removes bytes."""
         self.now[kind] += count
         if self.counting and self.now[kind] > self.peak[kind]:
             self.peak[kind] = self.now[kind]
@@ -60,13 +56,13 @@ class Memory:
         return array
 
     def hold_until_freed(self, kind: str, array: np.ndarray) -> np.ndarray:
-        """Count an array until it is garbage-collected, such as a send buffer; return it."""
+        """Count an array, such as a send buffer, until it is garbage-collected; return it."""
         weakref.finalize(array, self.add, kind, -array.nbytes)
         return self.hold(kind, array)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Context whose allocations do not count for the peaks."""
+        """Context whose allocations do not count for `peak`."""
         before, self.counting = self.counting, False
         try:
             yield

@@ -1,14 +1,10 @@
-"""What programs there are, and what each says of itself in the first lines of its file.
-
-A script opens with a sentence, the command that runs it, and what else there is to say:
+"""The programs of hpcdl, and the help in the first lines of their files. A script opens with:
 
     '''Train by gossip on a sparse graph: mpiexec -n 4 python scripts/train_gossip.py --topology ring
 
     More of it ...'''
 
-Its `main` knows its options (hpcdl/launch/start.py). A strategy needs no script: its file, which opens in the same way,
-is the program that its `STRATEGY` names.
-"""
+A strategy needs no script: its file, which opens in the same way, is the program that its `STRATEGY` names."""
 
 import contextlib
 import functools
@@ -30,7 +26,7 @@ TRAINS = "train-"  # begins the name of a program that trains
 
 
 class About(NamedTuple):
-    """A program's docstring: its first sentence, the commands that run it as examples, and the rest."""
+    """A program's docstring: its first sentence, the example commands that run it, and the rest."""
 
     sentence: str
     commands: list[str]
@@ -38,7 +34,7 @@ class About(NamedTuple):
 
 
 def about(docstring: str) -> About:
-    """Take a docstring apart; where it opens with no command, there are none."""
+    """Split a program's docstring; `commands` is empty if the first paragraph has no command."""
     first, _, rest = docstring.partition("\n\n")
     found = COMMAND.search(first)
     if found is not None:
@@ -51,20 +47,15 @@ def about(docstring: str) -> About:
     return About(" ".join(sentence.split()), commands, f"{more}\n\n{rest}".strip("\n"))
 
 
-def folder() -> Path:
-    """Where the scripts lie, in a clone or as installed."""
-    return folder_of("hpcdl.scripts")
-
-
 def folder_of(package: str) -> Path:
-    """Where a package lies."""
+    """Return the folder of a package, in a clone or installed."""
     return Path(find_spec(package).origin).parent  # type: ignore[union-attr, arg-type]
 
 
 @functools.cache
 def files() -> dict[str, Path]:
-    """The files of programs by their names, which have dashes: the scripts, and strategies without a script."""
-    scripts = {path.stem.replace("_", "-"): path for path in sorted(folder().glob("[a-z]*.py"))}
+    """Return the files of programs by name (with dashes): the scripts, and the strategies without a script."""
+    scripts = {path.stem.replace("_", "-"): path for path in sorted(folder_of("hpcdl.scripts").glob("[a-z]*.py"))}
     strategies = {
         found[1]: path
         for path in sorted(folder_of("hpcdl.strategies").glob("*.py"))
@@ -75,20 +66,20 @@ def files() -> dict[str, Path]:
 
 @functools.cache
 def programs() -> dict[str, About]:
-    """All programs, by name, as the first lines of their files say."""
+    """Return the docstrings of all programs, by name."""
     return {name: about(docstring(path)) for name, path in files().items()}
 
 
 def docstring(path: Path) -> str:
-    """That of a script, which opens with it; its lines are not indented, and it holds no escapes."""
+    """Return the docstring at the beginning of a file, else "". It must have no indentation and no escapes."""
     opening = DOCSTRING.match(path.read_text())
     return opening[1].strip() if opening else ""
 
 
 def script(name: str) -> ModuleType | SimpleNamespace:
-    """The module of a program, or what stands for it, with its `main`; its import starts nothing."""
+    """Return the module of a script, or a namespace for a strategy without a script; `main` in it runs the program."""
     path = files()[name]
-    if path.parent == folder():
+    if path.parent == folder_of("hpcdl.scripts"):
         return importlib.import_module(f"hpcdl.scripts.{path.stem}")
     strategy = importlib.import_module(f"hpcdl.strategies.{path.stem}").STRATEGY
     start = importlib.import_module("hpcdl.launch.start")
@@ -97,12 +88,12 @@ def script(name: str) -> ModuleType | SimpleNamespace:
 
 @functools.cache
 def own_options() -> dict[str, dict[str, type]]:
-    """For each program that trains, the types of the defaults of the options that it adds to the common ones."""
+    """Return, by name of a program that trains, the type of each option that it adds to the common ones."""
     return {name: script(name).main.own_options for name in files() if name.startswith(TRAINS)}
 
 
 def of_strategy(strategy: str) -> str | None:
-    """The program that trains by a strategy, as a run calls it: train-allreduce for all_reduce; None: there is none."""
+    """Return the program that trains by a strategy, as train-allreduce for all_reduce; None: there is no program."""
 
     def letters(name: str) -> str:
         return "".join(filter(str.isalnum, name))
@@ -111,14 +102,14 @@ def of_strategy(strategy: str) -> str | None:
 
 
 def first_process() -> bool:
-    """True for the process that prints for all that a launcher has started; before MPI is, its variables tell."""
+    """True on rank 0, which prints for all. Read from a launcher's variables, before MPI starts; without any, True."""
     ranks = [os.environ.get(key) for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")]
     return next((rank for rank in ranks if rank is not None), "0") == "0"
 
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """What the body prints is for a reader that may have seen enough: as `head` has, it then closes the pipe."""
+    """Context for output to a reader, such as `head`, that may close the pipe early."""
     try:
         try:
             yield

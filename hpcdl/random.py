@@ -1,8 +1,8 @@
 """Counter-based random numbers that depend on their purpose, not on the rank that draws them.
 
 A generator is keyed by (seed, purpose, index...): the order of epoch 3 is the same for any number of ranks, and a run
-that resumes at step k needs no saved random state, because its generator is created from the key.
-"""
+that resumes needs no saved random state. The key is a BLAKE2 digest, the generator Philox4x64 (Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011), so equal keys give equal streams on every machine."""
 
 import hashlib
 
@@ -10,11 +10,7 @@ import numpy as np
 
 
 class Random:
-    """`Random(seed)(purpose, *index)` is an independent numpy Generator for that purpose and index.
-
-    The key is a BLAKE2 digest of (seed, purpose, index), the generator the counter-based Philox4x64 (Salmon et al.,
-    "Parallel random numbers: as easy as 1, 2, 3", SC 2011), so equal keys give equal streams on every machine.
-    """
+    """`Random(seed)(purpose, *index)` is an independent numpy Generator for that purpose and index."""
 
     def __init__(self, seed: int):
         self.seed = int(seed)

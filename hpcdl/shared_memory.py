@@ -1,10 +1,8 @@
 """Shared memory of the ranks of a node: an unlinked file in /dev/shm that all of them map.
 
-Each rank reserves its own part before any write, so a lack of room gives one warning and a fall-back, whereas an MPI
-window of that size would kill the job at the first write. The pages lie in the memory of the core that reserves them,
-and are freed with the last array over them. The file is unlinked before the pages are reserved: a killed job leaves at
-worst an empty file.
-"""
+Each rank reserves its own part before any write, so a lack of room gives one warning and a fall-back; an MPI window
+would kill the job at the first write. The pages lie in the memory of the core that reserves them, and are freed with
+the last array over them. The file is unlinked before pages are reserved: a killed job leaves an empty file at most."""
 
 import contextlib
 import ctypes
@@ -20,31 +18,26 @@ import numpy as np
 log = logging.getLogger("hpcdl")
 FOLDER = "/dev/shm"
 
-
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-def unlink_mpich_files() -> None:
-    """Unlink MPICH's files in /dev/shm, after all ranks of the job have mapped them.
-
-    MPICH unlinks them itself only at a regular end; a killed job would leave a MiB for each rank for ever. The mappings
-    stay valid, and the library does not open the names again. Open MPI's launcher removes its files; they stay only if
-    the launcher is killed, too.
-    """
+def unlink_mapped(names: str = r"mpich_shm_\w+") -> None:
+    """Unlink the files in /dev/shm that this process has mapped and whose names match `names`; the mappings stay valid.
+    MPICH unlinks its files (mpich_shm_...) only at a regular end; a killed job would leave a MiB for each rank. So call
+    this when all ranks of the job have mapped the files, which MPICH does not open again. A job that is to end without
+    MPI_Finalize calls it for all names. Open MPI's launcher removes its files, unless the launcher is killed, too."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        for path in set(re.findall(rf"({FOLDER}/mpich_shm_\w+)$", maps.read(), re.MULTILINE)):
+        for path in set(re.findall(rf" ({FOLDER}/{names})$", maps.read(), re.MULTILINE)):
             with contextlib.suppress(OSError):  # another rank has unlinked it
                 os.unlink(path)
 
 
 class Mapping:
-    """A shared mapping of a file that lives as long as a numpy array over it.
-
-    Unlike Python's mmap it keeps no file descriptor: a process has a thousand descriptors, but any number of vectors.
-    """
+    """A shared mapping of a file. The mapping lives as long as a numpy array over it.
+    It keeps no file descriptor, unlike Python's mmap; a process has only a thousand descriptors."""
 
     def __init__(self, file: int, size: int):
         self.size = size
@@ -60,11 +53,8 @@ class Mapping:
 
 
 def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] | None:
-    """Return the memory of each rank of a node (zero bytes), `size` for this one; collective over the node.
-
-    None, on all ranks, if there is no room; rank 0 then warns that `what` needs it, and of the fall-back `otherwise`.
-    Parts are aligned to pages.
-    """
+    """Return an array of zero bytes for each rank of a node, of at least that rank's `size`; collective over `node`.
+    Without room: None on all ranks; rank 0 warns that `what` needs room, and names the fall-back, `otherwise`."""
     sizes = node.allgather(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     total, start = sum(sizes), sum(sizes[: node.rank])
     path = node.bcast(os.path.join(FOLDER, f"hpcdl-{uuid.uuid4().hex}") if node.rank == 0 else None)
@@ -97,15 +87,6 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
         return None
     memory, ends = np.asarray(mapped), np.cumsum(sizes)
     return [memory[end - length : end] for end, length in zip(ends, sizes, strict=True)]
-
-
-def remove_mapped() -> None:
-    """Unlink the shared-memory files that this process has mapped, for a job that ends without MPI_Finalize."""
-    with open("/proc/self/maps") as maps:
-        names = {line.rstrip("\n").partition(f" {FOLDER}/")[2] for line in maps}
-    for name in names - {""}:
-        with contextlib.suppress(OSError):  # another rank has unlinked it
-            os.unlink(os.path.join(FOLDER, name))
 
 
 def first_problem(node: Any, problem: str | None) -> str | None:

@@ -1,14 +1,6 @@
 """Atomic operations on memory that several threads or processes share, and a spin lock. CPU only.
 
-    exchange(address, value)                   write an int64, return the old one
-    compare_and_swap(address, old, new)        write the float `new` if the bits of `old` are there; True if they were
-    atomic_add(address, value)                 add to a number
-    read(address, like)                        return a float, read from memory at each call
-    lock, unlock                               a word that is 1 while a thread holds the lock
-
-Addresses are int64; another process may map the same memory to other addresses. `load` and `store` of flags are in
-shared.py.
-"""
+Addresses are int64; another process may map the same memory to other addresses. `load` and `store`: shared.py."""
 
 import numpy as np
 from numba import types
@@ -21,7 +13,7 @@ from hpcdl.kernels.shared import load, sched_yield, store
 
 @intrinsic
 def exchange(context, address, value):
-    """Write an int64 and return the old value; memory order: acquire and release."""
+    """Write an int64 to this address and return the old value there; memory order: acquire and release."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], arguments[1].type.as_pointer())
@@ -32,7 +24,7 @@ def exchange(context, address, value):
 
 @intrinsic
 def compare_and_swap(context, address, old, new):
-    """Write `new` if the bits of `old` are there; return True if they were. NaNs with the same bits are equal."""
+    """Write `new` if this address has the bits of `old`; return True if it had. NaNs with the same bits are equal."""
 
     def generate(context, builder, signature, arguments):
         integer = ir.IntType(old.bitwidth)
@@ -58,10 +50,7 @@ def read(context, address, like):
 
 @intrinsic
 def atomic_add(context, address, value):
-    """Add `value` to the number of its type at this address, atomically.
-
-    Memory order: relaxed. Where a processor has no atomic addition of this type, it is a loop of compare-and-swap.
-    """
+    """Add `value` to the number of its type at this address, atomically (relaxed), if need be by compare-and-swap."""
 
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], arguments[1].type.as_pointer())
@@ -80,7 +69,7 @@ def place(array, i):
 
 @function
 def lock(address, spins):
-    """Spin until the lock is this thread's; after every `spins` polls yield the core to other threads."""
+    """Spin until this thread holds the lock; after every `spins` polls yield the core to other threads."""
     polls = 0
     while exchange(address, 1) != 0:
         while load(address) != 0:

@@ -2,13 +2,12 @@
 
     p_j = exp(scale s_j - top) / sum_k exp(scale s_k - top)     for keys j, k <= position, top the largest scale s_k
     p_j = 0                                                     for keys j > position, which lie in the future
-
     ds_j = scale p_j (dp_j - sum_k p_k dp_k)                    0 for j > position
 
 scores is (matrices * length, length): for each sequence and head a matrix (queries, keys), stacked by rows; row i is
-the query at position i mod length. Scores of future keys are never read, so they have no influence. NaN or +infinity
-among the other keys makes the row NaN.
-"""
+the query at position i mod length. Scores of future keys are never read. NaN or +infinity among the other scores makes
+the row NaN. Per element of b bytes the softmax moves 3b/2 bytes (an exponential for half of the elements bounds it),
+its gradient 2b (memory bandwidth bounds it; half of p and dp are read)."""
 
 from hpcdl.kernels.bind import block
 from hpcdl.kernels.elementary import exp
@@ -17,10 +16,7 @@ from hpcdl.kernels.largest import largest
 
 @block("T[:, ::1], int64, T")
 def causal_softmax(scores, length, scale):
-    """scores <- the softmax over the keys up to each query's position, zeros beyond.
-
-    Bytes moved per element of b bytes: 3b/2; arithmetic bounds it, an exponential for half of the elements.
-    """
+    """scores <- the softmax of scale * scores over the keys up to the position i mod length of row i, zeros beyond."""
     zero, one = scores.dtype.type(0), scores.dtype.type(1)
     for i in range(scores.shape[0]):
         count = i % length + 1
@@ -40,10 +36,7 @@ def causal_softmax(scores, length, scale):
 
 @block("T[:, ::1], T[:, ::1], int64, T")
 def causal_softmax_backward(p, dp, length, scale):
-    """dp <- scale p (dp - sum p dp), zeros beyond each query's position.
-
-    Bytes moved per element of b bytes: 2b (half of p and dp are read); memory bandwidth bounds it.
-    """
+    """dp <- scale p (dp - the row's sum of p dp), zeros beyond the position i mod length of row i."""
     zero = p.dtype.type(0)
     for i in range(p.shape[0]):
         count, total = i % length + 1, zero

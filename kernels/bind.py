@@ -4,23 +4,21 @@
     @rowwise("T[:, ::1], T[::1]")           body(i, j, z, b): one element of a matrix; sums=True: see below
     @block("T[::1]")                        a whole loop, which may return values; its CUDA twin is written separately
 
-Each makes one callable, a kernel. Its first array chooses what runs: compiled code for a numpy array, a CUDA launch for
+Each makes a callable, a kernel. Its first array selects what runs: compiled code for a numpy array, a CUDA launch for
 an array on a GPU (gpu.py). T is the element type of that array. A kernel compiles itself for a type (float32, float64,
-int64, ...) at its first call with that type; numbers whose declared type is T are narrowed to T in the call. A body
-uses i and j as indices only (they are signed in some loops, unsigned in others); what it calls is made by `function`.
+int64, ...) at its first call with that type; numbers declared as T are narrowed to T in the call. A body uses i and j
+as indices only (they are signed in some loops, unsigned in others), and calls functions made by `function`.
 
                   CPU                                               CUDA, the same body
     elementwise   for i in range(first.size): body(i, ...)          a grid-stride loop over i
     rowwise       for i, for j: body(i, j, ...)                     a grid-stride loop over (i, j)
       sums=True   for i, for j: last[j] += body(i, j, ...)          blocks sum columns, then the blocks' sums are added
     block         body(...)                                         what @name.device(...) decorates, in gpu_MODULE.py
-    on_cpu        body(...)                                         none
+    on_cpu        body(...), in which no operation is reordered     none
 
-Compiled code is cached on disk beside the module (or in NUMBA_CACHE_DIR). Numba's cache is not safe when processes
-compile different types of one function at the same time: both pick the same file number. And N ranks with an empty
-cache would each compile every kernel. So a kernel is compiled under a lock of this machine: one process compiles it,
-then all others load it, and different processes compile different kernels.
-"""
+Compiled code is cached on disk beside the module (or in NUMBA_CACHE_DIR). Numba's cache is not safe if processes
+compile different types of one function at once: both pick the same file number. And N ranks with an empty cache would
+each compile every kernel. So a kernel has a lock on this machine: one process compiles it, then all others load it."""
 
 import ast
 import contextlib
@@ -96,11 +94,8 @@ INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "sums only": 2, "block": 0
 
 @contextlib.contextmanager
 def compile_lock(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold this user's lock of a kernel on this machine; the system frees it when the process ends, however it ends.
-
-    name: the kernel's name; kernels share the 16 lock files.
-    kind: LOCK_EX (one process) to compile, or LOCK_SH (many processes) to load.
-    """
+    """Hold this user's lock of the kernel `name` on this machine; the system frees it when the process ends.
+    kind: LOCK_EX (one process) to compile, or LOCK_SH (many processes) to load. Kernels share 16 lock files."""
     user = os.geteuid()
     path = os.path.join(tempfile.gettempdir(), f"hpcdl-compile-{user}-{zlib.crc32(name.encode()) % 16}.lock")
     with contextlib.ExitStack() as stack:
@@ -115,7 +110,7 @@ def compile_lock(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 def stamp() -> int:
-    """Return a checksum of names, sizes and times of this folder's files: bodies call functions of other files."""
+    """Return a checksum of names, sizes and times of this folder's files: a kernel may call functions of any file."""
     files = sorted(
         (file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in Path(__file__).parent.glob("*.py")
     )
@@ -132,23 +127,20 @@ def numba_types(signature: str, dtype: DTypeLike) -> tuple[Any, ...]:
 
 
 def function(body: Callable) -> Any:
-    """Decorator: a scalar function that the bodies of kernels call, on CPU and GPU."""
+    """Decorator: compile a scalar function that the bodies of kernels call, on CPU and GPU."""
     return numba.njit(fastmath=FASTMATH, forceinline=True, **OPTIONS)(body)  # a loop with a call does not vectorize
 
 
 def exact(body: Callable) -> Any:
-    """Decorator: a function whose operations the compiler may not reorder: every kernel that calls it gets its bits."""
+    """Decorator: compile a function without reordering its operations; it gives the same bits in every kernel."""
     # fastmath=False is needed: without it, Numba takes over the flags of the caller.
     return numba.njit(fastmath=False, forceinline=True, **OPTIONS)(body)
 
 
 def generate(kind: str, text: str, body: Callable, more: tuple[str, ...] = (), /, **names: Any) -> Callable:
-    """Return a function of the body's arguments that runs the loop `text` around the body.
-
-    more: arguments after those of the body; names: values of the names in the text. The function has the file, line and
-    name of the body: so Numba's cache lies beside that file, and is renewed when the file changes. STAMP stands for the
-    other files: it is a value of the closure, and these are part of the cache's key.
-    """
+    """Return a function of the body's arguments that runs the loop `text` around the body. kind: a key of INDICES.
+    more: names of further arguments. names: the text's globals. The function has the body's file and name, so Numba's
+    cache lies beside that file. Its closure, a part of Numba's cache key, holds STAMP, which stands for all files."""
     arguments = list(inspect.signature(body).parameters)[INDICES[kind] :]
     text = text.format(first=arguments[0], last=arguments[-1], names=", ".join(arguments))
     lines = "\n".join(f"  {line}" for line in ["stamp", *text.split("\n")])
@@ -164,7 +156,7 @@ def generate(kind: str, text: str, body: Callable, more: tuple[str, ...] = (), /
 
 
 def converted(arg: Any, wanted: Any) -> Any:
-    """Return the argument as the wanted type: a number converted, an array as a read-only view if that is wanted."""
+    """Return the argument in the wanted type: a number converted, an array as a read-only view if the type says so."""
     if not isinstance(wanted, numba.types.Array):
         return as_dtype(wanted).type(arg)
     if isinstance(arg, np.ndarray) and not wanted.mutable:
@@ -174,10 +166,8 @@ def converted(arg: Any, wanted: Any) -> Any:
 
 
 def narrowing_lines(kind: str, body: Callable, signature: str) -> str:
-    """Return lines of code that narrow float64 numbers to T, for the numbers whose type is T in the signature.
-
-    Callers pass Python's numbers, which are float64, and Numba is fastest where no argument needs a conversion.
-    """
+    """Return lines of code that narrow to T the float64 numbers that the signature declares as T.
+    Callers pass Python's numbers, which are float64, and Numba is fastest if no argument needs a conversion."""
     names = list(inspect.signature(body).parameters)[INDICES[kind] :]
     pairs = zip(names, numba_types(signature, "float32"), numba_types(signature, "float64"), strict=True)
     numbers = [name for name, a, b in pairs if a != b and not isinstance(a, numba.types.Array)]
@@ -187,18 +177,28 @@ def narrowing_lines(kind: str, body: Callable, signature: str) -> str:
 KERNELS: list["Kernel"] = []  # all kernels of the process
 
 
-class Kernel(CPUDispatcher):
-    """A loop with a compiled version for each element type of its first array, and its CUDA twin.
+class Loop(CPUDispatcher):
+    """A compiled loop, cached on disk; a dispatcher of Numba's, whose call costs as little as a numpy function's."""
 
-    It is a dispatcher of Numba's: a call costs as little as that of a numpy function. Numba calls `_compile_for_args`
-    when no version fits the arguments: either the version is not compiled yet, or the array lies on a GPU.
-    """
+    def __init__(self, loop: Callable, **flags: Any):
+        super().__init__(loop, targetoptions={"nopython": True, "boundscheck": None, **OPTIONS, **flags})
+        self.enable_caching()
+
+    def compile(self, types: Any) -> Any:
+        """Compile the version for these Numba types, or load it; Numba replaces the cache's index atomically."""
+        key = self._cache._index_key(types, self.targetctx.codegen())
+        cached = key in self._cache._cache_file._load_index()
+        with compile_lock(self.__name__, fcntl.LOCK_SH if cached else fcntl.LOCK_EX):
+            return super().compile(types)
+
+
+class Kernel(Loop):
+    """A loop with a compiled version for each element type of its first array, and its CUDA twin.
+    Numba calls `_compile_for_args` if no version fits the arguments: the type is new, or the array lies on a GPU."""
 
     def __init__(self, kind: str, body: Callable, signature: str):
         text = narrowing_lines(kind, body, signature) + LOOPS[kind]
-        options = {"nopython": True, "boundscheck": None, "fastmath": FASTMATH, **OPTIONS}
-        super().__init__(generate(kind, text, body, body=function(body), np=np), targetoptions=options)
-        self.enable_caching()
+        super().__init__(generate(kind, text, body, body=function(body), np=np), fastmath=FASTMATH)
         self.kind, self.body, self.signature = kind, body, signature
         self.compiled: dict[np.dtype, Kernel] = {}
         self.twins: dict[np.dtype, Callable] = {}
@@ -216,25 +216,16 @@ class Kernel(CPUDispatcher):
 
     def compile(self, dtype: DTypeLike) -> "Kernel":
         """Compile the CPU version for this element type, or load it from the cache; return the kernel."""
-        types = self.types(dtype)
-        with compile_lock(self.__name__, fcntl.LOCK_SH if self.cached(types) else fcntl.LOCK_EX):
-            super().compile(types)
+        super().compile(self.types(dtype))
         self.compiled[np.dtype(dtype)] = self
         return self
 
     def version(self, dtype: DTypeLike) -> Any:
-        """Return the CPU version for this element type, compiled if need be; a call of it takes a third less time.
-
-        It checks no types: the caller passes the types of the signature, and writable arrays where it writes.
-        """
+        """Return the CPU version for this element type, compiled if need be; calls take a third less than the kernel's.
+        The version checks no types: the caller passes the signature's types, and writable arrays if it writes them."""
         if np.dtype(dtype) not in self.compiled:
             self.compile(dtype)
         return self.get_overload(self.types(dtype))
-
-    def cached(self, types: tuple[Any, ...]) -> bool:
-        """True if the version for these types is in the cache on disk; Numba replaces the cache's index atomically."""
-        key = self._cache._index_key(types, self.targetctx.codegen())
-        return key in self._cache._cache_file._load_index()
 
     def typeof_pyval(self, value: Any) -> Any:
         """Return Numba's type of an argument; pyobject for an array on a GPU, which no CPU version accepts."""
@@ -243,7 +234,7 @@ class Kernel(CPUDispatcher):
         return super().typeof_pyval(value)
 
     def _compile_for_args(self, *args: Any) -> Callable:
-        """Return the callable for these arguments, which no compiled version accepts."""
+        """Return the callable for arguments that no version accepts; TypeError if they do not fit the signature."""
         array = args[0]
         if hasattr(array, "__cuda_array_interface__"):
             return self.on_device
@@ -258,18 +249,16 @@ class Kernel(CPUDispatcher):
 
     def on_device(self, array: Any, *rest: Any) -> Any:
         """Launch the CUDA twin; for a meta array, which has no memory, compute nothing."""
-        if hasattr(array, "outlined"):  # hpcdl/planning/meta_arrays.py
+        if hasattr(array, "outlined"):  # hpcdl/models/meta_arrays.py
             return array.outlined
-        try:
-            twin = self.twins[array.dtype]
-        except KeyError:
+        if array.dtype not in self.twins:
             from hpcdl.kernels import gpu  # imports CUDA, which a machine without a GPU does not need
 
-            twin = self.twins[array.dtype] = gpu.twin(self, array.dtype)
-        return twin(array, *rest)
+            self.twins[array.dtype] = gpu.twin(self, array.dtype)
+        return self.twins[array.dtype](array, *rest)
 
     def device(self, *launches: Any) -> Callable[[Callable], "Kernel"]:
-        """Decorator: makes a function of the same arguments and results the CUDA twin; it launches `launches`."""
+        """Decorator: register a function of the kernel's arguments and results as twin; launches: its CUDA kernels."""
 
         def register(launch: Callable) -> Kernel:
             self.launch, self.launches = launch, list(launches)
@@ -279,38 +268,27 @@ class Kernel(CPUDispatcher):
 
 
 def on_cpu(body: Callable) -> Any:
-    """Decorator: a loop without CUDA twin, for threads of a rank or for arrays that are always on the host.
-
-    The compiler may not reorder its operations, and it runs without the interpreter's lock. `prepare` compiles it.
-    """
-    return numba.njit(cache=True, **OPTIONS)(generate("block", LOOPS["block"], body, body=exact(body)))
+    """Decorator: compile a loop for host arrays; it reorders no operation, has no CUDA twin, and releases the GIL."""
+    return Loop(generate("block", LOOPS["block"], body, body=exact(body)))
 
 
 def prepare(loop: Any, *like: Any) -> Any:
-    """Compile a loop of `on_cpu`, or load it from the cache; `like`: example arguments, or their Numba types.
-
-    Called before a run's clock starts: else the first call would compile, and its time would count. One process of a
-    machine compiles at a time.
-    """
-    with compile_lock(loop.__name__):
-        loop.compile(tuple(each if isinstance(each, numba.types.Type) else numba.typeof(each) for each in like))
+    """Compile a loop of `on_cpu` before a run's clock starts; return it. like: arguments, or their Numba types."""
+    loop.compile(tuple(each if isinstance(each, numba.types.Type) else numba.typeof(each) for each in like))
     return loop
 
 
 def elementwise(signature: str) -> Callable[[Callable], Kernel]:
-    """Decorator: makes a kernel of body(i, ...), one element; `signature` names the types of the arguments after i."""
+    """Decorator: make a kernel of body(i, ...), which computes element i; `signature` names the types after i."""
     return lambda body: Kernel("elementwise", body, signature)
 
 
 def rowwise(signature: str, sums: bool | str = False) -> Callable[[Callable], Kernel]:
-    """Decorator: makes a kernel of body(i, j, ...), one element of a matrix.
-
-    sums: the body returns a number; their sum over the rows is added to the last argument, one number for each column.
-    "only": the body writes nothing.
-    """
+    """Decorator: make a kernel of body(i, j, ...), which computes element (i, j) of a matrix. signature: types after j.
+    sums: True if the body's result is added to element j of the last argument; "only" if it also writes nothing."""
     return lambda body: Kernel({False: "rowwise", True: "sums", "only": "sums only"}[sums], body, signature)
 
 
 def block(signature: str) -> Callable[[Callable], Kernel]:
-    """Decorator: compile a whole loop."""
+    """Decorator: make a kernel of a whole loop; `signature` names the types of its arguments."""
     return lambda body: Kernel("block", body, signature)

@@ -6,8 +6,7 @@
     case.reference(*args)       does the same to the same arguments, as a user of numpy would write it
     case.traffic(*args)         bytes that one call reads and writes
 
-A vector kernel gets rows * columns elements. A call may be repeated any number of times: values stay in range.
-"""
+A vector kernel gets rows * columns elements. A call may be repeated any number of times: values stay in range."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,15 +36,12 @@ from hpcdl.kernels.bind import Kernel
 
 @dataclass(frozen=True)
 class KernelCase:
-    """A kernel and how to call it.
-
-    limit: what bounds its speed, "memory" or "arithmetic"; columns: a usual width of its matrix; nan: True if its
-    result for NaN is defined; main: position of the argument whose size is the size of the call.
-    """
+    """A kernel with arguments to call it; its reference is the function of references.py with the kernel's name.
+    limit: "memory" or "arithmetic", which bounds the kernel's speed. columns: usual width of its matrix. nan: True if
+    its result for NaN is defined. main: position of the argument whose shape counts as the shape of the call."""
 
     kernel: Kernel
     make: Callable[..., tuple]
-    reference: Callable
     traffic: Callable[..., int]
     limit: str = "memory"
     columns: int = 256
@@ -53,14 +49,23 @@ class KernelCase:
     nan: bool = True
     main: int = 0
 
+    @property
+    def reference(self) -> Callable:
+        return getattr(references, self.kernel.__name__.removeprefix("_"))
+
 
 def bytes_of(*positions: int) -> Callable[..., int]:
-    """Return traffic(*args): bytes of the arguments at these positions; a position is given once per read or write."""
+    """Return traffic(*args), the sum of bytes of the args at these positions; give each once per read or write."""
     return lambda *args: sum(args[k].nbytes for k in positions)
 
 
+def signed(random, shape, dtype="float32"):
+    """Return an array of random elements between -1 and 1, the same for every type up to rounding."""
+    return (2 * random.random(shape, np.float32) - 1).astype(dtype)
+
+
 def vectors(count: int, *numbers: float):
-    """Arguments: `count` vectors with elements between 0 and 1 (second moments are not negative), then `numbers`."""
+    """Return make(...) of `count` vectors of elements from 0 to 1 (second moments are not negative) and `numbers`."""
 
     def make(rows, columns, dtype, random):
         return *(random.random(rows * columns, np.float32).astype(dtype) for _ in range(count)), *numbers
@@ -69,65 +74,54 @@ def vectors(count: int, *numbers: float):
 
 
 def coded(order: str, kind: str):
-    """Arguments, a letter each: v a vector of elements between -1 and 1, c a vector of their 16-bit codes."""
+    """Return make(...) of an argument for each letter: v numbers between -1 and 1, c 16-bit codes of such numbers."""
 
     def make(rows, columns, dtype, random):
-        numbers = ((2 * random.random(rows * columns, np.float32) - 1) for _ in order)
         code = {"float16": lambda x: x.astype("f2").view("u2"), "bfloat16": lambda x: (x.view("u4") >> 16).astype("u2")}
-        return tuple(
-            x.astype(dtype) if letter == "v" else code[kind](x) for letter, x in zip(order, numbers, strict=True)
-        )
+        numbers = (signed(random, rows * columns) for _ in order)
+        return tuple(code[kind](x) if k == "c" else x.astype(dtype) for k, x in zip(order, numbers, strict=True))
 
     return make
 
 
 def fixed(rows, columns, dtype, random):
-    """Arguments: elements between -1 and 1, the factor 2^40, fixed-point numbers."""
-    v = (2 * random.random(rows * columns, np.float32) - 1).astype(dtype)
+    """Make arguments: numbers between -1 and 1, the factor 2^40, fixed-point numbers."""
+    v = signed(random, rows * columns, dtype)
     return v, 2.0**40, random.integers(-(2**40), 2**40, v.size)
 
 
 def matrices(shapes: str):
-    """Arguments, a letter each: m a matrix (rows, columns), r a row (columns,); elements between -1 and 1."""
-
-    def make(rows, columns, dtype, random):
-        sizes = ((rows, columns) if letter == "m" else columns for letter in shapes)
-        return tuple((2 * random.random(size, np.float32) - 1).astype(dtype) for size in sizes)
-
-    return make
+    """Return make(...) of an argument for each letter: m (rows, columns), r (columns,); numbers between -1 and 1."""
+    return lambda rows, columns, dtype, random: tuple(
+        signed(random, (rows, columns) if letter == "m" else columns, dtype) for letter in shapes
+    )
 
 
 def mask_and_keys(rows, columns, dtype, random):
-    """Arguments: a mask, a key for each row, the share of zeros in units of 2^-24, the value of the other elements."""
+    """Make arguments: mask to write, a key for each row, the share of zeros in units of 2^-24, the nonzero value."""
     return np.empty((rows, columns), dtype), random.integers(-(2**63), 2**63, rows), dropout.STEPS // 4, 4 / 3
 
 
 def class_labels(rows, columns, dtype, random):
-    """Arguments: outputs (rows, columns), labels (rows,), the gradient to write."""
+    """Make arguments: outputs (rows, columns), labels (rows,), the gradient to write."""
     z = (6 * random.random((rows, columns), np.float32) - 3).astype(dtype)
     return z, random.integers(0, columns, rows), np.empty_like(z)
 
 
 def binary_labels(rows, columns, dtype, random):
-    """Arguments: outputs (rows * columns, 1), labels 0 or 1, the gradient to write."""
+    """Make arguments: outputs (rows * columns, 1), labels 0 or 1, the gradient to write."""
     z, _, dz = class_labels(rows * columns, 1, dtype, random)
     return z, random.integers(0, 2, len(z)), dz
 
 
-def regression_targets(rows, columns, dtype, random):
-    """Arguments: outputs (rows * columns, 1), values to predict, the gradient to write."""
+def regression_targets(rows, columns, dtype, random, *delta):
+    """Make arguments: outputs (rows * columns, 1), values to predict, `delta` if given, the gradient to write."""
     z, labels, dz = binary_labels(rows, columns, dtype, random)
-    return z, labels.astype(dtype), dz
-
-
-def huber_arguments(rows, columns, dtype, random):
-    """Arguments: as `regression_targets`, with delta = 1 before the gradient: beyond, Huber's loss is linear."""
-    z, y, dz = regression_targets(rows, columns, dtype, random)
-    return z, y, 1.0, dz
+    return z, labels.astype(dtype), *delta, dz
 
 
 def images(rows, columns, dtype, random, move=False):
-    """Arguments: bytes, indices of rows, a factor; with `move` the images' shape, shifts and mirroring."""
+    """Make arguments: rows of bytes, indices of rows, a factor; if `move`: shape, shifts, mirroring; rows to write."""
     source = random.integers(0, 256, (max(1, rows), columns), np.uint8)
     source.flags.writeable = False
     index, out = random.integers(0, len(source), rows), np.empty((rows, columns), dtype)
@@ -141,72 +135,64 @@ def images(rows, columns, dtype, random, move=False):
 
 
 def tokens(order: str, part: float = 1.0):
-    """Arguments of the embeddings: tokens (rows, 1), then a letter each: t a table or its gradient, m a matrix
-    (rows, columns), f the table's first row, v the size of the vocabulary. part: the table's share of all rows.
-    """
+    """Return make(...) of tokens (rows, 1) and an argument for each letter: m a matrix (rows, columns), t a table or
+    its gradient, f the token of the table's first row, v the vocabulary's size. part: t's share of the vocabulary."""
 
     def make(rows, columns, dtype, random):
         vocabulary = max(8, rows)
         held = int(part * vocabulary)
         shapes, numbers = {"t": (held, columns), "m": (rows, columns)}, {"f": (vocabulary - held) // 2, "v": vocabulary}
         token = random.integers(0, vocabulary, (rows, 1)).astype(dtype)
-        return token, *(
-            numbers[letter] if letter in numbers else (2 * random.random(shapes[letter], np.float32) - 1).astype(dtype)
-            for letter in order
-        )
+        return token, *(numbers[k] if k in numbers else signed(random, shapes[k], dtype) for k in order)
 
     return make
 
 
 def positions(offset: int):
-    """Arguments of the position embeddings: a matrix, a table longer than the sequences, their length, the offset."""
+    """Return make(...) of a matrix, a table of more positions than a sequence has, a sequence's length, `offset`."""
 
     def make(rows, columns, dtype, random):
         length = 5 + columns // 8
-        x, table = ((2 * random.random((n, columns), np.float32) - 1).astype(dtype) for n in (rows, length + 2))
+        x, table = (signed(random, (n, columns), dtype) for n in (rows, length + 2))
         return x, table, length, offset
 
     return make
 
 
 def normalized(rows, columns, dtype, random):
-    """Arguments: x, gain, bias; to write: y, mean, rstd."""
+    """Make arguments: x, gain, bias; to write: y, mean, rstd."""
     x, gain, bias, y = matrices("mrrm")(rows, columns, dtype, random)
     return 3 * x + 1, gain, bias, y, np.empty(rows, dtype), np.empty(rows, dtype)
 
 
 def normalized_backward(rows, columns, dtype, random):
-    """Arguments: dy, x, gain, mean and rstd of each row; to write: dx; to add to: dgain, dbias."""
+    """Make arguments: dy, x, gain, mean and rstd of each row; to write: dx; to add to: dgain, dbias."""
     dy, x, gain, dx, dgain, dbias = matrices("mmrmrr")(rows, columns, dtype, random)
     mean, rstd = x.mean(axis=1), 1 / np.sqrt(x.var(axis=1) + np.asarray(layer_norm.EPS, dtype))
     return dy, x, gain, mean, rstd, dx, dgain, dbias
 
 
 def scores(rows, columns, dtype, random):
-    """Arguments: scores (rows, columns), the length of a sequence (columns), a scale."""
+    """Make arguments: scores (rows, columns), the length of a sequence (columns), a scale."""
     return *matrices("m")(rows, columns, dtype, random), columns, 1.5
 
 
 def probabilities(rows, columns, dtype, random):
-    """Arguments: p, dp, length, scale; p is 0 or 1 / scale, so that repeated calls neither grow nor vanish."""
+    """Make arguments: p, dp, length, scale; p is 0 or 1 / scale, so that dp neither grows nor vanishes over calls."""
     scale = 2.0 ** np.ceil(np.log2(columns))
-    return (
-        (random.integers(0, 2, (rows, columns)) / scale).astype(dtype),
-        *matrices("m")(rows, columns, dtype, random),
-        columns,
-        scale,
-    )
+    p = (random.integers(0, 2, (rows, columns)) / scale).astype(dtype)
+    return p, *matrices("m")(rows, columns, dtype, random), columns, scale
 
 
 def shard(rows, columns, dtype, random):
-    """Arguments: outputs of half of the classes, labels of all, the first class, tops; to write: dz, sums."""
+    """Make arguments: outputs of half of the classes, labels of all classes, first class, tops; to write: dz, sums."""
     z = (6 * random.random((rows, columns), np.float32) - 3).astype(dtype)
     tops, sums = np.full(rows, 3, dtype), np.empty((rows, 2), dtype)
     return z, random.integers(0, 2 * columns, rows), columns // 2, tops, np.empty_like(z), sums
 
 
 def shard_sums(rows, columns, dtype, random):
-    """Arguments: dz, labels, the first class, the number of classes, sums near 1 (a call divides dz by them)."""
+    """Make arguments: dz, labels, the first class, the number of classes, sums near 1 (a call divides dz by them)."""
     z, labels, first, *_ = shard(rows, columns, dtype, random)
     sums = np.empty((rows, 2), dtype)
     sums[:, 0] = 1 + random.choice([-1, 1], rows) * 2.0**-13
@@ -215,40 +201,35 @@ def shard_sums(rows, columns, dtype, random):
 
 
 def sparse_rows(outputs: int, order: str):
-    """Arguments: sparse rows of 8 * columns features, then a letter each: w a matrix (features, outputs), z one (rows,
-    outputs). Even rows have `columns` elements, odd rows one less.
-    """
+    """Return make(...) of sparse rows of 8 * columns features, and an argument for each letter of `order`.
+    Even rows have `columns` elements, odd rows one less. w: a matrix (features, outputs), z: one (rows, outputs)."""
 
     def make(rows, columns, dtype, random):
         features, full = 8 * columns, np.ones((rows, columns), bool)
         full[1::2, -1:] = False
         indices = (8 * np.arange(columns) + random.integers(0, 8, (rows, columns))).astype(np.int32)[full]
         indptr = np.append(0, np.cumsum(full.sum(axis=1)))
-        shapes = {"w": (features, outputs), "z": (rows, outputs)}
-        data, *others = (
-            (2 * random.random(shape, np.float32) - 1).astype(dtype)
-            for shape in (len(indices), *(shapes[letter] for letter in order))
-        )
-        return data, indices, indptr, *others
+        shapes, data = {"w": (features, outputs), "z": (rows, outputs)}, signed(random, len(indices), dtype)
+        return data, indices, indptr, *(signed(random, shapes[letter], dtype) for letter in order)
 
     return make
 
 
 def picked_rows(rows, columns, dtype, random):
-    """Arguments: sparse rows, a permutation of them, a factor; to write: the rows in that order."""
+    """Make arguments: sparse rows, a permutation of them, a factor; to write: the rows in that order."""
     source, indices, indptr = sparse_rows(1, "")(rows, columns, dtype, random)
     room = np.zeros(len(source), dtype), np.zeros_like(indices), np.zeros_like(indptr)
     return source, indices, indptr, random.permutation(rows), 1 / 16, *room
 
 
 def products(data, indices, indptr, a, b):
-    """Return bytes of a product with sparse rows; for each element, a row of the matrix (features, outputs) counts."""
+    """Return bytes of a product with sparse rows; each element moves a row of the matrix (features, outputs)."""
     features, rows = (a, b) if len(b) == len(indptr) - 1 else (b, a)
     return data.nbytes + indices.nbytes + indptr.nbytes + rows.nbytes + data.size * features.shape[1] * data.itemsize
 
 
 def gathered(source, index, *rest):
-    """Return bytes of the indices, and of the rows that are read and written."""
+    """Return the bytes of the indices, and of the rows that are read and written."""
     return index.nbytes + rest[-1].size * source.itemsize + rest[-1].nbytes
 
 
@@ -258,120 +239,67 @@ ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # ..., shrink, bet
 YOGI = *STEP, 0.9, 1 - 0.9, 1 - 0.99, 1e-3
 
 CASES = {
-    "add_into": KernelCase(reduce.add_into, vectors(2), references.add_into, bytes_of(0, 0, 1)),
-    "max_into": KernelCase(reduce.max_into, vectors(2), references.max_into, bytes_of(0, 0, 1)),
-    "min_into": KernelCase(reduce.min_into, vectors(2), references.min_into, bytes_of(0, 0, 1)),
-    "add_scaled": KernelCase(reduce.add_scaled, vectors(2, 1e-3), references.add_scaled, bytes_of(0, 0, 1)),
-    "scale": KernelCase(reduce.scale, vectors(1, -1.0), references.scale, bytes_of(0, 0)),
-    "sum_of_squares": KernelCase(norm.sum_of_squares, vectors(1), references.sum_of_squares, bytes_of(0)),
-    "sgd": KernelCase(updates.sgd, vectors(2, *STEP), references.sgd, bytes_of(0, 0, 1)),
-    "momentum": KernelCase(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, bytes_of(0, 0, 1, 2, 2)),
-    "nesterov": KernelCase(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, bytes_of(0, 0, 1, 2, 2)),
-    "adam": KernelCase(updates.adam, vectors(4, *ADAM), references.adam, bytes_of(0, 0, 1, 2, 2, 3, 3)),
-    "yogi": KernelCase(updates.yogi, vectors(4, *YOGI), references.yogi, bytes_of(0, 0, 1, 2, 2, 3, 3)),
-    "average": KernelCase(updates.average, vectors(2, 0.25), references.average, bytes_of(0, 0, 1)),
-    "adagrad": KernelCase(updates.adagrad, vectors(3, *STEP, 1e-10), references.adagrad, bytes_of(0, 0, 1, 2, 2)),
-    "langevin": KernelCase(noise.langevin, vectors(2, *LANGEVIN), references.langevin, bytes_of(0, 0, 1), "arithmetic"),
-    "dropout_mask": KernelCase(
-        dropout.dropout_mask, mask_and_keys, references.dropout_mask, bytes_of(0, 1), "arithmetic"
-    ),
-    "proximal": KernelCase(updates.proximal, vectors(3, 1e-4), references.proximal, bytes_of(0, 0, 1, 2)),
-    "add_bias": KernelCase(activation.add_bias, matrices("mr"), references.add_bias, bytes_of(0, 0, 1)),
-    "add_bias_relu": KernelCase(activation.add_bias_relu, matrices("mr"), references.add_bias_relu, bytes_of(0, 0, 1)),
-    "add_bias_tanh": KernelCase(
-        activation.add_bias_tanh, matrices("mr"), references.add_bias_tanh, bytes_of(0, 0, 1), "arithmetic"
-    ),
-    "add_bias_gelu": KernelCase(
-        activation.add_bias_gelu, matrices("mrm"), references.add_bias_gelu, bytes_of(0, 1, 2), "arithmetic"
-    ),
-    "add_rows": KernelCase(activation.add_rows, matrices("mr"), references.add_rows, bytes_of(0, 1, 1)),
-    "relu_backward": KernelCase(
-        activation.relu_backward, matrices("mmr"), references.relu_backward, bytes_of(0, 0, 1, 2, 2)
-    ),
-    "tanh_backward": KernelCase(
-        activation.tanh_backward, matrices("mmr"), references.tanh_backward, bytes_of(0, 0, 1, 2, 2)
-    ),
-    "gelu_backward": KernelCase(
-        activation.gelu_backward, matrices("mrmr"), references.gelu_backward, bytes_of(0, 0, 1, 2, 3, 3), "arithmetic"
-    ),
-    "softmax_cross_entropy": KernelCase(
-        loss.softmax_cross_entropy, class_labels, references.softmax_cross_entropy, bytes_of(0, 1, 2), "arithmetic", 10
-    ),
-    "row_max": KernelCase(
-        loss.row_max, lambda *args: (shard(*args)[0], shard(*args)[3]), references.row_max, bytes_of(0, 1)
-    ),
-    "partial_softmax": KernelCase(
-        loss.partial_softmax, shard, references.partial_softmax, bytes_of(0, 1, 3, 4, 5), "arithmetic"
-    ),
-    "finish_softmax": KernelCase(loss.finish_softmax, shard_sums, references.finish_softmax, bytes_of(0, 0, 1, 4)),
-    "embed": KernelCase(embedding.embed, tokens("tfvm"), references.embed, bytes_of(0, 4, 4), main=4),
-    "embed part": KernelCase(embedding.embed, tokens("tfvm", part=0.5), references.embed, bytes_of(0, 4), main=4),
-    "embed_backward": KernelCase(
-        embedding.embed_backward, tokens("mft"), references.embed_backward, bytes_of(0, 1, 1, 1), main=1
-    ),
-    "embed_backward part": KernelCase(
-        embedding.embed_backward, tokens("mft", part=0.5), references.embed_backward, bytes_of(0, 1), main=1
-    ),
-    "add_positions": KernelCase(embedding.add_positions, positions(3), references.add_positions, bytes_of(0, 0)),
-    "add_positions_backward": KernelCase(
-        embedding.add_positions_backward, positions(3), references.add_positions_backward, bytes_of(0)
-    ),
-    "layer_norm": KernelCase(layer_norm.layer_norm, normalized, references.normalize, bytes_of(0, 3, 4, 5)),
-    "layer_norm_backward": KernelCase(
-        layer_norm.layer_norm_backward, normalized_backward, references.normalize_backward, bytes_of(0, 1, 3, 4, 5)
-    ),
-    "causal_softmax": KernelCase(
-        attention.causal_softmax, scores, references.causal_softmax, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64
-    ),
-    "causal_softmax_backward": KernelCase(
-        attention.causal_softmax_backward, probabilities, references.causal_softmax_backward, bytes_of(0, 1), columns=64
-    ),
-    "logistic": KernelCase(loss.logistic, binary_labels, references.logistic, bytes_of(0, 1, 2), "arithmetic", 1),
-    "hinge": KernelCase(loss.hinge, binary_labels, references.hinge, bytes_of(0, 1, 2), columns=1),
-    "squared": KernelCase(loss.squared, regression_targets, references.squared, bytes_of(0, 1, 2), columns=1),
-    "huber": KernelCase(loss.huber, huber_arguments, references.huber, bytes_of(0, 1, 3), columns=1),
+    "add_into": KernelCase(reduce.add_into, vectors(2), bytes_of(0, 0, 1)),
+    "max_into": KernelCase(reduce.max_into, vectors(2), bytes_of(0, 0, 1)),
+    "min_into": KernelCase(reduce.min_into, vectors(2), bytes_of(0, 0, 1)),
+    "add_scaled": KernelCase(reduce.add_scaled, vectors(2, 1e-3), bytes_of(0, 0, 1)),
+    "scale": KernelCase(reduce.scale, vectors(1, -1.0), bytes_of(0, 0)),
+    "sum_of_squares": KernelCase(norm.sum_of_squares, vectors(1), bytes_of(0)),
+    "sgd": KernelCase(updates.sgd, vectors(2, *STEP), bytes_of(0, 0, 1)),
+    "momentum": KernelCase(updates.momentum, vectors(3, *STEP, 0.9), bytes_of(0, 0, 1, 2, 2)),
+    "nesterov": KernelCase(updates.nesterov, vectors(3, *STEP, 0.9), bytes_of(0, 0, 1, 2, 2)),
+    "adam": KernelCase(updates.adam, vectors(4, *ADAM), bytes_of(0, 0, 1, 2, 2, 3, 3)),
+    "yogi": KernelCase(updates.yogi, vectors(4, *YOGI), bytes_of(0, 0, 1, 2, 2, 3, 3)),
+    "average": KernelCase(updates.average, vectors(2, 0.25), bytes_of(0, 0, 1)),
+    "adagrad": KernelCase(updates.adagrad, vectors(3, *STEP, 1e-10), bytes_of(0, 0, 1, 2, 2)),
+    "langevin": KernelCase(noise.langevin, vectors(2, *LANGEVIN), bytes_of(0, 0, 1), "arithmetic"),
+    "dropout_mask": KernelCase(dropout.dropout_mask, mask_and_keys, bytes_of(0, 1), "arithmetic"),
+    "proximal": KernelCase(updates.proximal, vectors(3, 1e-4), bytes_of(0, 0, 1, 2)),
+    "add_bias": KernelCase(activation.add_bias, matrices("mr"), bytes_of(0, 0, 1)),
+    "add_bias_relu": KernelCase(activation.add_bias_relu, matrices("mr"), bytes_of(0, 0, 1)),
+    "add_bias_tanh": KernelCase(activation.add_bias_tanh, matrices("mr"), bytes_of(0, 0, 1), "arithmetic"),
+    "add_bias_gelu": KernelCase(activation.add_bias_gelu, matrices("mrm"), bytes_of(0, 1, 2), "arithmetic"),
+    "add_rows": KernelCase(activation.add_rows, matrices("mr"), bytes_of(0, 1, 1)),
+    "relu_backward": KernelCase(activation.relu_backward, matrices("mmr"), bytes_of(0, 0, 1, 2, 2)),
+    "tanh_backward": KernelCase(activation.tanh_backward, matrices("mmr"), bytes_of(0, 0, 1, 2, 2)),
+    "gelu_backward": KernelCase(activation.gelu_backward, matrices("mrmr"), bytes_of(0, 0, 1, 2, 3, 3), "arithmetic"),
+    "softmax_cross_entropy": KernelCase(loss.softmax_cross_entropy, class_labels, bytes_of(0, 1, 2), "arithmetic", 10),
+    "row_max": KernelCase(loss.row_max, lambda *args: (shard(*args)[0], shard(*args)[3]), bytes_of(0, 1)),
+    "partial_softmax": KernelCase(loss.partial_softmax, shard, bytes_of(0, 1, 3, 4, 5), "arithmetic"),
+    "finish_softmax": KernelCase(loss.finish_softmax, shard_sums, bytes_of(0, 0, 1, 4)),
+    "embed": KernelCase(embedding.embed, tokens("tfvm"), bytes_of(0, 4, 4), main=4),
+    "embed part": KernelCase(embedding.embed, tokens("tfvm", part=0.5), bytes_of(0, 4), main=4),
+    "embed_backward": KernelCase(embedding.embed_backward, tokens("mft"), bytes_of(0, 1, 1, 1), main=1),
+    "embed_backward part": KernelCase(embedding.embed_backward, tokens("mft", part=0.5), bytes_of(0, 1), main=1),
+    "add_positions": KernelCase(embedding.add_positions, positions(3), bytes_of(0, 0)),
+    "add_positions_backward": KernelCase(embedding.add_positions_backward, positions(3), bytes_of(0)),
+    "layer_norm": KernelCase(layer_norm.layer_norm, normalized, bytes_of(0, 3, 4, 5)),
+    "layer_norm_backward": KernelCase(layer_norm.layer_norm_backward, normalized_backward, bytes_of(0, 1, 3, 4, 5)),
+    "causal_softmax": KernelCase(attention.causal_softmax, scores, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64),
+    "causal_softmax_backward": KernelCase(attention.causal_softmax_backward, probabilities, bytes_of(0, 1), columns=64),
+    "logistic": KernelCase(loss.logistic, binary_labels, bytes_of(0, 1, 2), "arithmetic", 1),
+    "hinge": KernelCase(loss.hinge, binary_labels, bytes_of(0, 1, 2), columns=1),
+    "squared": KernelCase(loss.squared, regression_targets, bytes_of(0, 1, 2), columns=1),
+    "huber": KernelCase(loss.huber, lambda *args: regression_targets(*args, 1.0), bytes_of(0, 1, 3), columns=1),
 }
 for kind in ("float16", "bfloat16"):
     for action, order, passes in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
         name = f"{action}_{kind}"
-        CASES[name] = KernelCase(
-            getattr(convert, name), coded(order, kind), getattr(references, name), bytes_of(*passes)
-        )
-CASES["encode_fixed"] = KernelCase(fixed_point.encode, fixed, references.encode_fixed, bytes_of(0, 2), nan=False)
+        CASES[name] = KernelCase(getattr(convert, name), coded(order, kind), bytes_of(*passes))
+CASES["encode_fixed"] = KernelCase(fixed_point.encode, fixed, bytes_of(0, 2), nan=False)
 CASES["decode_fixed"] = KernelCase(
-    fixed_point.decode,
-    lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]),
-    references.decode_fixed,
-    bytes_of(0, 2),
+    fixed_point.decode, lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]), bytes_of(0, 2)
 )
-CASES["standardize"] = KernelCase(
-    gather.standardize, matrices("mrr"), references.standardize, bytes_of(0, 0, 1, 2), columns=784
-)
+CASES["standardize"] = KernelCase(gather.standardize, matrices("mrr"), bytes_of(0, 0, 1, 2), columns=784)
 for kind in ("float32", "float64"):
-    CASES[f"gather {kind}"] = KernelCase(
-        gather.gather[kind], images, references.pick, gathered, columns=784, dtypes=(kind,)
-    )
+    CASES[f"gather {kind}"] = KernelCase(gather.gather[kind], images, gathered, columns=784, dtypes=(kind,))
     CASES[f"gather_images {kind}"] = KernelCase(
-        gather.gather_images[kind],
-        partial(images, move=True),
-        references.pick_images,
-        gathered,
-        columns=784,
-        dtypes=(kind,),
+        gather.gather_images[kind], partial(images, move=True), gathered, columns=784, dtypes=(kind,)
     )
 for outputs in (1, 10):
-    CASES[f"sparse_dot {outputs}"] = KernelCase(
-        sparse.sparse_dot, sparse_rows(outputs, "wz"), references.sparse_dot, products, columns=64
-    )
-    CASES[f"scatter_add {outputs}"] = KernelCase(
-        sparse.scatter_add, sparse_rows(outputs, "zw"), references.scatter_add, products, columns=64
-    )
+    CASES[f"sparse_dot {outputs}"] = KernelCase(sparse.sparse_dot, sparse_rows(outputs, "wz"), products, columns=64)
+    CASES[f"scatter_add {outputs}"] = KernelCase(sparse.scatter_add, sparse_rows(outputs, "zw"), products, columns=64)
 for kind in ("float32", "float64"):
     CASES[f"gather_sparse {kind}"] = KernelCase(
-        sparse.gather_sparse[kind],
-        picked_rows,
-        references.pick_sparse,
-        bytes_of(0, 1, 2, 3, 5, 6, 7),
-        columns=64,
-        dtypes=(kind,),
+        sparse.gather_sparse[kind], picked_rows, bytes_of(0, 1, 2, 3, 5, 6, 7), columns=64, dtypes=(kind,)
     )

@@ -3,18 +3,17 @@
     float16     1 sign, 5 exponent, 10 mantissa bits    up to 65,504, down to 2^-24    rounding error <= 2^-11 |v|
     bfloat16    1 sign, 8 exponent, 7 mantissa bits     float32's range                rounding error <= 2^-8 |v|
 
-(float16 below 2^-14: the error is up to 2^-25; bfloat16 below 2^-126: up to 2^-134.) Both round to the nearest value, a
-tie to the even one, as IEEE 754 has it: what is too large becomes infinite, a NaN stays a NaN. All arithmetic is in the
-type of the values; float64 is narrowed to float32 first.
+(float16 below 2^-14: error up to 2^-25; bfloat16 below 2^-126: up to 2^-134.) Both round to nearest, ties to even (IEEE
+754): too large a value becomes infinite, NaN stays NaN. float64 is narrowed to float32 before it is rounded.
 
 Encoding has error feedback in the same pass (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014): the
 rounding error goes into a residual, which is added to the next value that is encoded,
 
-    v = x + residual        code = round16(v)        residual = v - decode(code)        (the last exact in float32)
+    v = x + residual        code = round16(v)        residual = v - decode(code)     (a difference exact in float32)
 
-so that over many calls nothing is lost. float16 is converted by the processor's instruction, or, if it has none, by
-integer operations on the bits with the same results.
-"""
+so that nothing is lost over many calls. float16 is converted by the processor's instruction or, without one, by
+equivalent integer operations. Memory bandwidth bounds all; bytes moved per element of b bytes: encoding 3b + 2,
+decoding b + 2, addition 2b + 2."""
 
 import platform
 
@@ -107,10 +106,7 @@ def _from_float16(code):
 
 @elementwise("T[::1], T[::1], uint16[::1]")
 def encode_float16(i, x, residual, code):
-    """v = x[i] + residual[i]; code[i] = float16(v); residual[i] = v - decode(code[i])
-
-    Bytes moved per element of b bytes: 3b + 2; memory bandwidth bounds it.
-    """
+    """v = x[i] + residual[i]; code[i] = float16(v); residual[i] = v - decode(code[i])"""
     v = x[i] + residual[i]
     rounded = to_float16(v)
     code[i] = rounded
@@ -119,28 +115,19 @@ def encode_float16(i, x, residual, code):
 
 @elementwise("T[::1], uint16[::1]")
 def decode_float16(i, into, code):
-    """into[i] = decode(code[i])
-
-    Bytes moved per element of b bytes: b + 2; memory bandwidth bounds it.
-    """
+    """into[i] = decode(code[i])"""
     into[i] = from_float16(code[i])
 
 
 @elementwise("T[::1], uint16[::1]")
 def add_float16(i, into, code):
-    """into[i] += decode(code[i])
-
-    Bytes moved per element of b bytes: 2b + 2; memory bandwidth bounds it.
-    """
+    """into[i] += decode(code[i])"""
     into[i] += from_float16(code[i])
 
 
 @elementwise("T[::1], T[::1], uint16[::1]")
 def encode_bfloat16(i, x, residual, code):
-    """v = x[i] + residual[i]; code[i] = bfloat16(v); residual[i] = v - decode(code[i])
-
-    Bytes moved per element of b bytes: 3b + 2; memory bandwidth bounds it.
-    """
+    """v = x[i] + residual[i]; code[i] = bfloat16(v); residual[i] = v - decode(code[i])"""
     v = x[i] + residual[i]
     rounded = to_bfloat16(v)
     code[i] = rounded
@@ -149,17 +136,11 @@ def encode_bfloat16(i, x, residual, code):
 
 @elementwise("T[::1], uint16[::1]")
 def decode_bfloat16(i, into, code):
-    """into[i] = decode(code[i])
-
-    Bytes moved per element of b bytes: b + 2; memory bandwidth bounds it.
-    """
+    """into[i] = decode(code[i])"""
     into[i] = from_bfloat16(code[i])
 
 
 @elementwise("T[::1], uint16[::1]")
 def add_bfloat16(i, into, code):
-    """into[i] += decode(code[i])
-
-    Bytes moved per element of b bytes: 2b + 2; memory bandwidth bounds it.
-    """
+    """into[i] += decode(code[i])"""
     into[i] += from_bfloat16(code[i])

@@ -1,7 +1,6 @@
 """Stochastic dual coordinate ascent (SDCA) for linear models: each step updates the dual variable of one example.
 
-With examples x_i (their last feature is the constant 1), targets y_i (labels: s_i = -1 or 1), and a dual variable a_i
-for each example,
+With examples x_i (their last feature is 1), targets y_i (labels: s_i = -1 or 1), and a dual variable a_i for each,
 
     v = 1/(lambda n) sum of a_i x_i        w_j = sign(v_j) max(|v_j| - t, 0)        t = l1 / lambda, the threshold
 
@@ -14,26 +13,20 @@ a step sets a_i to the a that maximizes, for z = w x_i and q = |x_i|^2 / (lambda
     HINGE     max(0, 1 - s z)           -b, for b = s a in [0, 1]                        s clip(s a_i + (1 - s z) / q)
     LOGISTIC  log(1 + exp(-s z))        b log b + (1 - b) log(1 - b), b = s a in (0, 1)  s / (1 + exp(u)), below
 
-and adds its change to v. (Shalev-Shwartz and Zhang, "Stochastic dual coordinate ascent methods for regularized loss
-minimization", JMLR 2013; with the threshold "Accelerated proximal stochastic dual coordinate ascent ...", 2014)
+and adds its change to v. (Shalev-Shwartz and Zhang, JMLR 2013; with the threshold: the same authors, 2014)
 
-For LOGISTIC the derivative is zero at b = 1 / (1 + exp(u)), where u = s z + q (b - b_i) is the margin after the step.
-So u is the root of u - s z + q (b_i - b(u)). This function has slopes from 1 to 1 + q/4, and its root lies between
-s z - q b_i and s z + q (1 - b_i). Newton's method from s z finds it; a bisection of these bounds replaces a step that
-would leave them, or that is more than half as long as the step before. Convergence is quadratic, for the second
-derivative is at most twice the first; and b is exact to all its digits, however near to 0 it is.
+For LOGISTIC u = s z + q (b - b_i) is the margin after the step, where b = b(u) = 1 / (1 + exp(u)): the root of
+u - s z + q (b_i - b(u)), which has slopes from 1 to 1 + q/4 and its root between s z - q b_i and s z + q (1 - b_i).
+Newton's method from s z finds it; a step that would leave these bounds, or is more than half as long as the step
+before, is replaced by a bisection. Convergence is quadratic, and b is exact to all its digits, however near to 0.
 
-Several threads may update one v, each with its own examples. Without `atomic`, of two additions to one v_j at the same
-time one may be lost; with it, every addition counts. (Hsieh, Yu, Dhillon, "PASSCoDe: parallel asynchronous stochastic
-dual coordinate descent", ICML 2015)
-
-These kernels run on the CPU only. Arithmetic is in float64, whatever the type of the rows.
+Several threads may update one v, each with its own examples. Without `atomic`, one of two simultaneous additions to a
+v_j may be lost. (Hsieh, Yu, Dhillon, "PASSCoDe", ICML 2015) The kernels run on the CPU, in float64 for all rows.
 
     a row                sparse (CSR): scale * data[e] in column indices[e]         dense: factor[j] x[i, j] + shift[j]
     v, w                 (outputs, features + 1), the bias last
     dual, target         (examples, outputs), of this caller's examples; source[i]: the row of example i
-    norms                (examples,): |x_i|^2
-"""
+    norms                (examples,): |x_i|^2"""
 
 import math
 
@@ -69,7 +62,7 @@ def logistic_and_rest(u):
 
 @exact
 def logistic_dual(b, margin, q):
-    """Return the b of a step of LOGISTIC from this b; margin: s z."""
+    """Return the new b of a step of LOGISTIC from `b`; margin: s z; q: see `dual_step`."""
     low, high = margin - q * b, margin + q * (1.0 - b)
     u, apart = margin, np.inf
     for _ in range(MOST):
@@ -116,7 +109,7 @@ def conjugate(kind, a, y):
 
 @exact
 def dual_step(kind, a, z, y, q):
-    """Return the dual variable a after its step."""
+    """Return the dual variable after its step from a, for output z, target y and q = step |x|^2 (`sparse_pass`)."""
     if kind == SQUARED:
         return a + (y - z - a) / (1.0 + q)
     if kind == HINGE:
@@ -173,7 +166,7 @@ def at(v, k, j):
 
 @on_cpu
 def sparse_norms(data, indices, indptr, scale, source, norms):
-    """norms[i] = |x_i|^2."""
+    """norms[i] = |x_i|^2 for each example i: the row source[i] times `scale`, and the 1 of the bias."""
     for i in range(source.size):
         total = 0.0
         for e in range(indptr[source[i]], indptr[source[i] + 1]):
@@ -184,7 +177,7 @@ def sparse_norms(data, indices, indptr, scale, source, norms):
 
 @on_cpu
 def dense_norms(x, factor, shift, source, norms):
-    """norms[i] = |x_i|^2."""
+    """norms[i] = |x_i|^2 for each example i: factor x[source[i]] + shift, and the 1 of the bias."""
     row = np.empty(x.shape[1])
     for i in range(source.size):
         read_row(row, x, source[i], factor, shift)
@@ -194,12 +187,8 @@ def dense_norms(x, factor, shift, source, norms):
 @on_cpu
 def sparse_pass(data, indices, indptr, scale, source, target, norms, dual, v, order, kind, step, threshold, atomic):
     """Take a step for each example of `order`, on sparse rows; return the sum of their losses, each before its step.
-
-    step: 1/(lambda n), times CoCoA's sigma' if other ranks take steps at the same time (hpcdl/strategies).
-
-    Bytes moved per element: its own and 4 for the column, twice, and 24 of v; memory latency bounds it where v is in no
-    cache.
-    """
+    step: 1/(lambda n), times CoCoA's sigma' if other ranks take steps at the same time. Bytes moved per element of k
+    bytes: 2 (k + 4), and 24 of v; memory latency bounds the speed if v is in no cache."""
     total, last_column = 0.0, v.shape[1] - 1
     for at_example in range(order.size):
         i = order[at_example]
@@ -226,10 +215,7 @@ def sparse_pass(data, indices, indptr, scale, source, target, norms, dual, v, or
 
 @on_cpu
 def dense_pass(x, factor, shift, source, target, norms, dual, v, order, kind, step, threshold, atomic):
-    """Take a step for each example of `order`, on dense rows; see `sparse_pass`.
-
-    Bytes moved per element: its own and 48 that stay in the caches; arithmetic bounds it.
-    """
+    """Take a step for each example of `order`, on dense rows; see `sparse_pass`. Arithmetic bounds the speed."""
     total, features = 0.0, x.shape[1]
     row = np.empty(features)
     for at_example in range(order.size):
@@ -258,9 +244,7 @@ def dense_pass(x, factor, shift, source, target, norms, dual, v, order, kind, st
 @on_cpu
 def sparse_certificate(data, indices, indptr, scale, source, target, dual, w, first, last, kind, step, back):
     """Return (sum of losses at w, sum of conjugates) of the examples first to last - 1; back += step * sum of a_i x_i.
-
-    step: 1/(lambda n). Bytes moved per element: its own and 4, twice, and 24 of w and back.
-    """
+    step: 1/(lambda n). Bytes moved per element of k bytes: 2 (k + 4), and 24 of w and back."""
     losses, conjugates, bias = 0.0, 0.0, w.shape[1] - 1
     for i in range(first, last):
         begin, end = indptr[source[i]], indptr[source[i] + 1]
@@ -278,10 +262,7 @@ def sparse_certificate(data, indices, indptr, scale, source, target, dual, w, fi
 
 @on_cpu
 def dense_certificate(x, factor, shift, source, target, dual, w, first, last, kind, step, back):
-    """Return the sums of `sparse_certificate`, and change `back`, for dense rows.
-
-    Bytes moved per element: its own and 48 that stay in the caches.
-    """
+    """Do as `sparse_certificate`, with the same results, for dense rows. Bytes moved per element of k bytes: k + 48."""
     losses, conjugates, features = 0.0, 0.0, x.shape[1]
     row = np.empty(features)
     for i in range(first, last):

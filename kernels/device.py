@@ -1,18 +1,17 @@
 """Devices: the CPU with numpy arrays, or a GPU with CuPy arrays and the CUDA twins of the kernels.
 
     member                   CPU                          Cuda
-    xp                       numpy                        cupy: matrix products, exp, ... on this device's arrays
-    empty, zeros             in the host's memory         in the GPU's memory
+    xp                       numpy                        cupy, for matrix products, exp, ... of this device's arrays
+    empty, zeros             from a cache line on         in the GPU's memory, aligned to 512 bytes
     array(host)              the array itself             a copy on the GPU
     host(array)              the array itself             a copy in the host's memory
     pinned                   as empty                     page-locked host memory, which copies at full speed
-    copy_in, copy_out        copy between an array here and one on the host; done when the call returns
+    copy_in, copy_out        copy from or to a host array of the same shape and type, after all earlier launches
     synchronize              nothing                      wait until all launches are done
 
 Code that allocates calls its device; code that computes calls a kernel or `device.xp`, and need not know where an array
-lies. A GPU computes in the background, in the order of the launches: CuPy and Numba share the default stream. A kernel
-that returns a number waits for it.
-"""
+lies. A GPU computes in the background, in the order of the launches: CuPy and Numba share the default stream. Copies,
+and kernels that return a number, return when they are done."""
 
 import functools
 import importlib
@@ -42,33 +41,26 @@ class Cpu:
         return np.ndarray(shape, dtype, memory, start)
 
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """Return an array of zeros that begins with a cache line."""
         result = self.empty(shape, dtype)
         result[...] = 0
         return result
 
-    def pinned(self, shape: Shape, dtype: DTypeLike) -> np.ndarray:
-        """Return a host array for fast copies to this device."""
-        return self.empty(shape, dtype)
+    pinned = empty
 
     def array(self, host: np.ndarray) -> Array:
-        """Return this host array on this device: the array itself."""
         return host
 
     def host(self, array: Array) -> np.ndarray:
-        """Return this array in the host's memory: the array itself."""
         return array
 
     def copy_in(self, array: Array, host: np.ndarray) -> None:
-        """array[...] = host; shapes and types are the same."""
         array[...] = host
 
     def copy_out(self, array: Array, host: np.ndarray) -> None:
-        """host[...] = array; shapes and types are the same."""
         host[...] = array
 
     def synchronize(self) -> None:
-        """Wait until all launches are done."""
+        pass
 
     def holds(self, array: Array) -> bool:
         """True if this array lies on this device."""
@@ -83,7 +75,7 @@ class Cpu:
 
 
 class Cuda:
-    """GPU number `index` of those visible to this process, with CuPy arrays. `open_device` makes one for each GPU."""
+    """GPU number `index` of those visible to this process, with CuPy arrays; `open_device` makes one for each GPU."""
 
     name = "cuda"
 
@@ -98,11 +90,9 @@ class Cuda:
         self.xp.cuda.Device(self.index).use()
 
     def empty(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """Return an uninitialized array, aligned to 512 bytes."""
         return self.xp.empty(shape, dtype)
 
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """Return an array of zeros."""
         return self.xp.zeros(shape, dtype)
 
     def pinned(self, shape: Shape, dtype: DTypeLike) -> np.ndarray:
@@ -113,28 +103,23 @@ class Cuda:
         return np.ndarray(shape, dtype, memory)
 
     def array(self, host: np.ndarray) -> Array:
-        """Return a copy on this GPU."""
         result = self.empty(host.shape, host.dtype)
         self.copy_in(result, host)
         return result
 
     def host(self, array: Any) -> np.ndarray:
-        """Return a copy in the host's memory; it waits for all earlier launches."""
         return array.get()
 
     def copy_in(self, array: Any, host: np.ndarray) -> None:
-        """array[...] = host; the host array may change when the call returns."""
         if host.size:
             array.set(host)  # in the background, when the host array is pinned
             self.synchronize()
 
     def copy_out(self, array: Any, host: np.ndarray) -> None:
-        """host[...] = array, after all earlier launches."""
         if host.size:
             array.get(out=host)
 
     def synchronize(self) -> None:
-        """Wait until all launches are done."""
         self.xp.cuda.get_current_stream().synchronize()
 
     def memory(self) -> int:
@@ -170,30 +155,27 @@ def device_of(array: Any) -> Device:
 
 
 def open_device(name: str, local_rank: int = 0) -> Device:
-    """Return the device `cpu`, or for `cuda` the GPU number local_rank mod their count, made the current one.
-
-    local_rank: rank of this process on its machine; so its processes spread over the GPUs. Raises UsageError, which
-    says what is missing, if there is no GPU or a package is missing.
-    """
+    """Return the CPU for the name cpu; for cuda GPU number (local_rank mod number of GPUs), made the current one.
+    local_rank: rank of this process on its machine. UsageError for another name, without a GPU or without a package."""
     if name == "cpu":
         return CPU
     if name != "cuda":
         raise unknown("device", name, ("cpu", "cuda"))
-    refusal, install = "device cuda cannot be used", "pip install 'hpcdl[cuda]'"
+    refusal, package = "device cuda cannot be used", "CuPy"
     try:
         import cupy
-    except ImportError as error:
-        raise UsageError(f"{refusal}: CuPy is missing ({one_line(error)}); {install}") from None
-    try:
+
+        package = "numba-cuda"
         import_compiler()
     except ImportError as error:
-        raise UsageError(f"{refusal}: numba-cuda is missing ({one_line(error)}); {install}") from None
+        lines = (line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line)))
+        reason = next(lines, "no reason given")
+        raise UsageError(f"{refusal}: {package} is missing ({reason}); pip install 'hpcdl[cuda]'") from None
+    count, reason = 0, ""
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        count, reason = 0, f" ({error})"
-    else:
-        reason = ""
+        reason = f" ({error})"
     if count == 0:
         raise UsageError(f"{refusal}: this process sees no GPU{reason}; look at nvidia-smi and CUDA_VISIBLE_DEVICES")
     device = cuda(local_rank % count)
@@ -208,8 +190,3 @@ def import_compiler() -> None:
     if not numba.config.ENABLE_CUDASIM:
         importlib.import_module("numba_cuda")
     importlib.import_module("hpcdl.kernels.gpu")
-
-
-def one_line(error: Exception) -> str:
-    """Return the first line of an error's message that has a letter or digit."""
-    return next((line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))), "no reason given")

@@ -4,9 +4,7 @@
         z <- (z ^ z >> 30) 0xBF58476D1CE4E5B9;         z <- (z ^ z >> 27) 0x94D049BB133111EB;      z <- z ^ z >> 31
     mask                                               value where the first 24 bits of z are at least `least`, else 0
 
-So each row gets the same mask, however a batch is divided. (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014; Srivastava et al., "Dropout", JMLR 2014)
-"""
+So each row gets the same mask in any division of a batch. (Steele et al., OOPSLA 2014; Srivastava et al., JMLR 2014)"""
 
 import numpy as np
 
@@ -36,7 +34,4 @@ def dropout_mask(i, j, mask, keys, least, value):
 def row_keys(key: int, rows: np.ndarray) -> np.ndarray:
     """Return the keys, int64 (rows,), of the rows with these numbers: SplitMix64 with the seed `key` at each number."""
     with np.errstate(over="ignore"):
-        z = (rows.astype(np.uint64) + ONE) * STEP + np.uint64(key)
-        z = (z ^ (z >> A)) * FIRST
-        z = (z ^ (z >> B)) * SECOND
-        return (z ^ (z >> C)).view(np.int64)
+        return split_mix.py_func((rows.astype(np.uint64) + ONE) * STEP + np.uint64(key)).view(np.int64)

@@ -7,15 +7,13 @@
 
 exp(r) - 1 is a Taylor series, to r^7 for float32 and r^13 for float64: the next term is below the type's rounding.
 n log 2 is subtracted in two parts; the first part of log 2 is so short that its product with n is exact (Cody and
-Waite, "Software manual for the elementary functions", 1980). Adding 1.5 2^p, for p bits of mantissa, rounds to an
-integer and leaves that integer in the lowest bits of the sum: no conversion is needed, and NaN stays NaN. atanh(w) is
-w + w^3/3 + w^5/5 + ..., to w^15 and w^31. P and Q are minimax: the largest relative error (6e-9 before rounding) is the
-least possible; they come from least squares, reweighted by the remaining error (Lawson, 1961).
+Waite, 1980). Adding 1.5 2^p, for p bits of mantissa, rounds to an integer and leaves it in the lowest bits of the sum:
+no conversion is needed, and NaN stays NaN. atanh(w) is w + w^3/3 + w^5/5 + ..., to w^15 and w^31. P and Q are minimax:
+their largest relative error, 6e-9 before rounding, is the least possible (by reweighted least squares: Lawson, 1961).
 
-Errors are below 3 units in the last place; below 5 for float32's tanh, which costs half of float64's formula. exp(x) is
-infinite above the type's largest number, and 0 below exp(-86.9) = 2e-38 for float32 and exp(-707.5) = 5e-308 for
-float64: smaller results would lose digits. On a GPU these names mean CUDA's own functions.
-"""
+Errors are below 3 units in the last place; below 5 for float32's tanh, which costs half of float64's formula. exp(x)
+overflows to infinity, and is 0 for x < -86.9 (2e-38, float32) or x < -707.5 (5e-308, float64): smaller results would
+lose digits. On a GPU these names mean CUDA's own functions."""
 
 import math
 
@@ -45,10 +43,8 @@ def log1p(x):
 
 
 def exponential(real, integer, p: int, high: float, low: float, smallest: float, largest: float, series):
-    """Return exp for `real` numbers with p bits of mantissa, and the two functions it calls.
-
-    log 2 = high + low; series(r) = exp(r) - 1; between `smallest` and `largest` exp is neither 0 nor infinite.
-    """
+    """Return exp for `real` numbers with p bits of mantissa, and the two functions that it calls. integer: type of as
+    many bits. log 2 = high + low. series(r): exp(r) - 1. Below `smallest` exp is 0, above `largest` infinite."""
     inverse, high, low, magic = real(1 / math.log(2)), real(high), real(low), real(1.5 * 2.0**p)
     shift, bias = integer(p), integer(2 ** (8 * integer().itemsize - 2 - p) - 1)
     smallest, largest, zero, two = real(smallest), real(largest), real(0), real(2)
@@ -143,16 +139,11 @@ def log1p64(x):
     return 2.0 * w * (1.0 + v * (d3 + v * (d5 + v * (d7 + v * (d9 + v * (d11 + v * (d13 + v * (d15 + v * tail))))))))
 
 
-@overload(exp, target="cpu", jit_options=FLAGS)
-def _exp(x):
-    return {types.float32: lambda x: exp32(x), types.float64: lambda x: exp64(x)}[x]
+def compile_as(function, by_type):
+    """Let compiled code on the CPU call the function by_type[type of x] in place of `function`."""
+    overload(function, target="cpu", jit_options=FLAGS)(lambda x: by_type[x])
 
 
-@overload(tanh, target="cpu", jit_options=FLAGS)
-def _tanh(x):
-    return {types.float32: lambda x: tanh32(x), types.float64: lambda x: tanh64(x)}[x]
-
-
-@overload(log1p, target="cpu", jit_options=FLAGS)
-def _log1p(x):
-    return {types.float32: lambda x: log1p32(x), types.float64: lambda x: log1p64(x)}[x]
+compile_as(exp, {types.float32: lambda x: exp32(x), types.float64: lambda x: exp64(x)})
+compile_as(tanh, {types.float32: lambda x: tanh32(x), types.float64: lambda x: tanh64(x)})
+compile_as(log1p, {types.float32: lambda x: log1p32(x), types.float64: lambda x: log1p64(x)})

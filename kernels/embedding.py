@@ -8,12 +8,10 @@ tokens (sequences, length) are integers from 0 to vocabulary - 1 in the element 
 to 2^24); k counts them row by row, and out, dy are (tokens, width).
 
 A table of `own` rows holds the rows first .. first + own - 1 of the vocabulary's table. A token of another rank's rows
-gives a row of zeros and changes no gradient: so the sum over the ranks that hold the parts is the result of the whole
-table (Shoeybi et al., "Megatron-LM", 2019). A value that is no token, as 0.5 or NaN, gives zeros too, and the kernel
-returns -1, which the caller reports; nothing is read out of bounds.
-
-The order of additions follows from the shapes and the tokens, on the GPU too, so the same call gives the same bits.
-"""
+gives a row of zeros and changes no gradient, so the sum over the ranks that hold the parts is the result of the whole
+table (Shoeybi et al., "Megatron-LM", 2019). An invalid token, such as 0.5 or NaN, gives zeros too, and the kernel
+returns -1, which the caller reports; nothing is read out of bounds. The order of additions is fixed, on the GPU too.
+Bytes moved per element of b bytes: embed and add_positions 2b, embed_backward 3b, add_positions_backward b."""
 
 import numpy as np
 
@@ -31,10 +29,7 @@ def row_of(token, first, own):
 
 @block("T[:, ::1], T[:, ::1], int64, int64, T[:, ::1]")
 def embed(tokens, table, first, vocabulary, out):
-    """out[k] = table[token k - first], zeros if the table has no such row; return -1 if a value is no token, else 0.
-
-    Bytes moved per element of b bytes: 2b; memory bandwidth bounds it, above all that of writing.
-    """
+    """out[k] = table[token k - first], zeros if the table has no such row; return -1 if a value is no token, else 0."""
     flat, invalid, zero, end = tokens.reshape(tokens.size), False, tokens.dtype.type(0), tokens.dtype.type(vocabulary)
     for k in range(flat.size):  # a loop of its own, which vectorizes
         invalid |= not ((flat[k] >= zero) & (flat[k] < end) & (np.floor(flat[k]) == flat[k]))
@@ -52,10 +47,7 @@ def embed(tokens, table, first, vocabulary, out):
 
 @block("T[:, ::1], T[:, ::1], int64, T[:, ::1]")
 def embed_backward(tokens, dy, first, gradient):
-    """gradient[token k - first] += dy[k], for the tokens whose row is here.
-
-    Bytes moved per element of b bytes: 3b; memory bandwidth bounds it.
-    """
+    """gradient[token k - first] += dy[k], for the tokens k whose rows the gradient has."""
     flat, (own, width) = tokens.reshape(tokens.size), gradient.shape
     for k in range(flat.size):
         row = row_of(flat[k], first, own)
@@ -66,19 +58,13 @@ def embed_backward(tokens, dy, first, gradient):
 
 @rowwise("T[:, ::1], T[:, ::1], int64, int64")
 def add_positions(i, j, x, table, length, offset):
-    """x[i] += table[(i + offset) mod length], for every row; `offset`: the position of the first row.
-
-    Bytes moved per element of b bytes: 2b; memory bandwidth bounds it.
-    """
+    """x[i] += table[(i + offset) mod length], for every row; offset: the position of the first row."""
     x[i, j] += table[(np.int64(i) + offset) % length, j]
 
 
 @block("T[:, ::1], T[:, ::1], int64, int64")
 def add_positions_backward(dy, gradient, length, offset):
-    """gradient[(i + offset) mod length] += dy[i].
-
-    Bytes moved per element of b bytes: b; memory bandwidth bounds it.
-    """
+    """gradient[(i + offset) mod length] += dy[i]."""
     whole = dy.shape[0] // (4 * length) * 4 * length
     for start in range(0, whole, 4 * length):  # four sequences at once: a fourth of the gradient's traffic
         for i in range(start, start + length):

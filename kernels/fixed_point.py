@@ -3,8 +3,8 @@
     encode  q = round(v 2^F)         for |v| < 2^(63-F); larger values are not representable
     decode  v = q 2^-F               |v - decode(encode(v))| <= 2^-F / 2, plus the rounding of v's own type
 
-Sums of int64 wrap around modulo 2^64: intermediate sums may overflow if the final sum does not.
-"""
+Sums wrap around modulo 2^64: intermediate sums may overflow if the final sum does not. Both kernels move b + 8 bytes
+per element of b bytes; memory bandwidth bounds them."""
 
 import math
 
@@ -15,17 +15,11 @@ from hpcdl.kernels.bind import elementwise
 
 @elementwise("T[::1], float64, int64[::1]")
 def encode(i, values, factor, fixed):
-    """fixed[i] = round(factor * values[i]), ties upwards; the product is computed in float64.
-
-    Bytes moved per element of b bytes: b + 8; memory bandwidth bounds it.
-    """
+    """fixed[i] = round(factor * values[i]), ties upwards; the product is computed in float64."""
     fixed[i] = np.int64(math.floor(factor * np.float64(values[i]) + 0.5))
 
 
 @elementwise("T[::1], float64, int64[::1]")
 def decode(i, into, factor, fixed):
-    """into[i] = factor * fixed[i]; the product is computed in float64.
-
-    Bytes moved per element of b bytes: b + 8; memory bandwidth bounds it.
-    """
+    """into[i] = factor * fixed[i]; the product is computed in float64."""
     into[i] = factor * np.float64(fixed[i])

@@ -2,10 +2,8 @@
 
     out[i, j] = scale * source[index[i], j]
 
-The data set keeps its own type in memory (a byte for a pixel, say), so rows are converted only when they are gathered.
-`gather_images` also shifts and mirrors images in the same pass. `standardize` is a pass of its own over the batch in
-the cache: means belong to the pixels of the shifted image.
-"""
+The data set keeps its own type in memory (a byte for a pixel, say). `gather_images` also shifts and mirrors images in
+the same pass. `standardize` is another pass, over the batch in the cache: means belong to pixels after the shift."""
 
 import numpy as np
 from numba import types
@@ -21,7 +19,7 @@ NEAR = 1 << 20  # bytes of a data set that lies in a cache: no prefetch
 
 @intrinsic
 def prefetch(context, address):
-    """Prefetch the cache line at this address; an address without memory is no error."""
+    """Prefetch the cache line at this address; an invalid address is no error."""
 
     def generate(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -36,10 +34,7 @@ def prefetch(context, address):
 
 def _gather(source, index, scale, out):
     """Write scale * source[index] into out (rows, columns); every index must lie inside source.
-
-    Bytes moved per element: one of the source, one of out; memory bandwidth bounds it, above all that of writing. A
-    processor cannot predict the next row, so rows of a large source are prefetched.
-    """
+    Memory bandwidth bounds it: an element of the source and one of out. Rows of a large source are prefetched."""
     factor, base = out.dtype.type(scale), np.uintp(source.ctypes.data)
     width = np.uintp(source.shape[1] * source.itemsize)
     prefetched = out.shape[0] - AHEAD if source.size * source.itemsize > NEAR else 0
@@ -54,10 +49,8 @@ def _gather(source, index, scale, out):
 
 
 def _gather_images(source, index, scale, height, width, channels, down, right, mirrored, out):
-    """Gather images (height, width, channels): image i is shifted by (down[i], right[i]), then mirrored if mirrored[i].
-
-    Pixels from outside the image are 0. Mirroring exchanges left and right.
-    """
+    """Gather images (height, width, channels): shift image i by (down[i], right[i]), then mirror it if mirrored[i].
+    Pixels from outside the image are 0. Mirroring exchanges left and right."""
     # np.uintp: an unsigned index needs no check for negative values, and without it the loops vectorize.
     factor, line = out.dtype.type(scale), width * channels
     for i in range(len(index)):
@@ -89,8 +82,5 @@ gather_images = {out: block(f"{_ROWS}, float64, {_MOVES}, {out}[:, ::1]")(_gathe
 
 @rowwise("T[:, ::1], T[::1], T[::1]")
 def standardize(i, j, x, mean, factor):
-    """x <- (x - mean) * factor, for every row.
-
-    Bytes moved per element of k bytes: 2k; memory bandwidth bounds it.
-    """
+    """x <- (x - mean) * factor, for every row; memory bandwidth bounds it, 2k bytes per element of k bytes."""
     x[i, j] = (x[i, j] - mean[j]) * factor[j]

@@ -1,26 +1,18 @@
 """CUDA kernels: compilation, launches and sums. bind.py imports it when a kernel first gets an array on a GPU.
 
-    twin(kernel, dtype)          return a function that launches the CUDA twin of a kernel, for bind.py
-    @cuda_kernel("T[::1]")       make a CUDA kernel, for the twins of block kernels (gpu_*.py)
-    functions(kernel)            return the CUDA kernels that a kernel launches
-    cuda_kernel.ptx(dtype)       return its assembly for sm_90; no GPU is needed
-
 Only this module imports Numba's CUDA. Grids are one-dimensional, of THREADS threads a block; every kernel strides over
-its grid, so any number of blocks is correct. The order of a sum depends only on the shapes of the arrays: THREADS
-partial sums are added as a tree within a block, then the blocks' sums in their order. So the same call gives the same
-bits; gpu_sparse.py has the one exception.
-
-Launches go to CUDA's default stream, which is CuPy's too: so they run in order, without further synchronization.
-
-With NUMBA_ENABLE_CUDASIM=1, set before Numba is imported, the kernels run in Numba's simulator.
-"""
+its grid, so any number of blocks is correct. The order of a sum depends only on the shapes of the arrays (THREADS
+partial sums as a tree within a block, then the blocks' sums in order): a call always gives the same bits, except in
+gpu_sparse.py. Launches go to CUDA's default stream, like CuPy's: they run in order without further synchronization.
+With NUMBA_ENABLE_CUDASIM=1, set before Numba is imported, the kernels run in Numba's simulator."""
 
 import contextlib
 import dis
+import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator
-from types import FunctionType, SimpleNamespace
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -81,10 +73,7 @@ for _k in range(cuda.blockIdx.x, _tiles * _chunks, cuda.gridDim.x):
 
 
 class CudaKernel:
-    """A CUDA kernel with one compiled version for each element type of its first array.
-
-    make(T): the Python function, T the Numba type of the elements.
-    """
+    """A CUDA kernel, compiled for each element type of its first array; make(T): its function for the Numba type T."""
 
     def __init__(self, name: str, make: Callable[[Any], Callable], signature: str):
         self.name, self.make, self.signature = name, make, signature
@@ -92,75 +81,39 @@ class CudaKernel:
 
     def __call__(self, dtype: np.dtype, blocks: int, *args: Any) -> None:
         """Launch `blocks` blocks, at most BLOCKS; every array must have the declared type and be C-contiguous."""
-        try:
-            compiled, types = self.compiled[dtype]
-        except KeyError:
-            compiled, types = self.compile(dtype)
+        compiled, types = self.compiled.get(dtype) or self.compile(dtype)
         fitted = [converted(self.name, arg, wanted) for arg, wanted in zip(args, types, strict=True)]
         if blocks > 0:
             compiled[min(int(blocks), BLOCKS), THREADS](*fitted)
 
     def compile(self, dtype: DTypeLike) -> tuple[Any, tuple[Any, ...]]:
-        """Return the version for this element type, compiled or loaded from the cache, and its types."""
+        """Return the version for this element type, compiled or loaded from the cache, and its arguments' types."""
         types = numba_types(self.signature, dtype)
         with compile_lock(self.name):
             compiled = cuda.jit(numba.types.void(*types), cache=not SIMULATED)(self.make(types[0].dtype))
         self.compiled[np.dtype(dtype)] = compiled, types
         return compiled, types
 
-    def ptx(self, dtype: DTypeLike) -> str:
-        """Return the kernel's assembly for compute capability 9.0; no GPU is needed."""
-        types = numba_types(self.signature, dtype)
-        with without_a_gpu():
-            text, _ = cuda.compile(
-                self.make(types[0].dtype), numba.types.void(*types), cc=(9, 0), device=False, abi="numba", output="ptx"
-            )
-        return text
-
 
 def cuda_kernel(signature: str) -> Callable[[Callable], CudaKernel]:
-    """Decorator: a CUDA kernel; `signature` names the types of its arguments, T the first array's element type.
-
-    The body's global T is that type; functions of this folder that it calls become device functions.
-    """
+    """Decorator: make a CUDA kernel; `signature` names the types of its arguments, T the first array's element type.
+    The body's global T is that type; functions of this folder that it calls become device functions."""
     return lambda body: CudaKernel(body.__name__, lambda kind: with_device_functions(body, T=kind), signature)
 
 
-@contextlib.contextmanager
-def without_a_gpu() -> Iterator[None]:
-    """Let Numba compile without a GPU: it would ask the current device for its compute capability."""
-    dispatcher: Any = importlib.import_module("numba.cuda.dispatcher")
-    before = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
-    try:
-        yield
-    finally:
-        dispatcher.get_current_device = before
-
-
-def no_compiler() -> str:
-    """Return why kernels cannot be compiled for a GPU here (NVIDIA's libnvvm is missing), or "" if they can."""
-    try:
-        importlib.import_module("numba.cuda.cudadrv.nvvm").NVVM()
-    except ImportError as error:  # Numba's NvvmSupportError is one
-        return " ".join(str(error).split())
-    return ""
-
-
 def converted(name: str, arg: Any, wanted: Any) -> Any:
-    """Return the argument with the wanted type; TypeError for an array of another type, dimension or layout."""
+    """Return a number in the wanted type, or the array; TypeError for an array of another type, dimension or layout."""
     if not isinstance(wanted, numba.types.Array):
         return as_dtype(wanted).type(arg)
     if arg.dtype != as_dtype(wanted.dtype) or arg.ndim != wanted.ndim or not arg.flags["C_CONTIGUOUS"]:
-        raise TypeError(f"{name} takes a C-contiguous array of {wanted.ndim} dimensions of {wanted.dtype} here")
+        fitting = f"a C-contiguous {wanted.dtype} array of {wanted.ndim} dimensions"
+        raise TypeError(f"{name} takes {fitting}, not a {arg.dtype} array of shape {arg.shape}")
     return arg
 
 
 def with_device_functions(body: Any, space: dict[str, Any] | None = None, **names: Any) -> FunctionType:
-    """Return the function with `names` among its globals and CUDA device functions in place of compiled functions.
-
-    The simulator replaces the global `cuda` while a kernel runs; so there all share the kernel's globals, `space`.
-    """
+    """Return `body` with `names` among its globals, and compiled functions there replaced by device functions. The
+    simulator replaces the global `cuda` while a kernel runs, so all functions share the kernel's globals, `space`."""
     space = {} if space is None else space
     for name, value in (body.__globals__ | names).items():
         space.setdefault(name, value)
@@ -186,20 +139,16 @@ def functions(kernel: Kernel) -> list[CudaKernel]:
         if kernel.kind == "block":
             room, _, module = kernel.__module__.rpartition(".")
             importlib.import_module(f"{room}.gpu_{module}")
+        elif kernel.kind.startswith("sums"):
+            kernel.launches = [cuda_sums(kernel.signature)(kernel.body), add_partial]
         else:
-            kernel.launches = generated(kernel)
+            kernel.launches = [looped(kernel.kind, kernel.body, kernel.signature)]
     return kernel.launches
 
 
-def generated(kernel: Kernel) -> list[CudaKernel]:
-    """Return the CUDA kernels made of the body of an elementwise or rowwise kernel."""
-    if kernel.kind.startswith("sums"):
-        return [cuda_sums(kernel.signature)(kernel.body), add_partial]
-    return [looped(kernel.kind, kernel.body, kernel.signature)]
-
-
 def looped(kind: str, body: Callable, signature: str, more: tuple[str, ...] = (), over: str = "{first}") -> CudaKernel:
-    """Return the CUDA kernel that runs a body in the loop GRIDS[kind]; over: the argument whose elements it visits."""
+    """Return the CUDA kernel that runs a body in the loop GRIDS[kind]; more: names of further arguments of the loop.
+    over: the argument whose elements the loop visits, one call of the body for each."""
 
     def make(element: Any) -> Callable:
         names = {"body": device_function(body), "cuda": cuda, "THREADS": THREADS, "LANES": LANES, "T": element}
@@ -209,12 +158,12 @@ def looped(kind: str, body: Callable, signature: str, more: tuple[str, ...] = ()
 
 
 def cuda_sums(signature: str) -> Callable[[Callable], CudaKernel]:
-    """Decorator: a CUDA kernel for `add_column_sums` of body(i, j, ...), which returns a number and writes nothing."""
+    """Decorator: make a CUDA kernel for `add_column_sums`; body(i, j, ...) returns a number and writes nothing."""
     return lambda body: looped("sums", body, signature + ", T[:, ::1]", more=("partial",))
 
 
 def cuda_rowwise(signature: str, over: str) -> Callable[[Callable], CudaKernel]:
-    """Decorator: a CUDA kernel that runs body(i, j, ...) for every element of the matrix named `over`, an argument."""
+    """Decorator: make a CUDA kernel that runs body(i, j, ...) for each element of the argument named `over`."""
     return lambda body: looped("rowwise", body, signature, over=over)
 
 
@@ -228,18 +177,17 @@ def add_partial(partial, into):
         into[j] += total
 
 
-def group_sum(value, lanes):
-    """Return, to all threads of a group of `lanes` neighbours, the sum of their float64 values.
-
-    lanes: a power of two. All threads of the block must call it.
-    """
+def group_total(value, lanes, largest):
+    """Return, to all threads of a group of `lanes` neighbours, the sum or the largest of their float64 values.
+    lanes: power of two. largest: 1 for the largest (no NaN), 0 for the sum. All threads of a block must call it."""
     shared = cuda.shared.array(THREADS, numba.float64)
     thread, half = cuda.threadIdx.x, lanes // 2
     shared[thread] = value
     while half > 0:
         cuda.syncthreads()
         if thread % lanes < half:
-            shared[thread] += shared[thread + half]
+            mine, other = shared[thread], shared[thread + half]
+            shared[thread] = (other if other > mine else mine) if largest else mine + other
         half //= 2
     cuda.syncthreads()
     total = shared[thread - thread % lanes]
@@ -247,20 +195,12 @@ def group_sum(value, lanes):
     return total
 
 
+def group_sum(value, lanes):
+    return group_total(value, lanes, 0)
+
+
 def group_max(value, lanes):
-    """Return, to all threads of a group of `lanes` neighbours, the largest of their float64 values, none NaN."""
-    shared = cuda.shared.array(THREADS, numba.float64)
-    thread, half = cuda.threadIdx.x, lanes // 2
-    shared[thread] = value
-    while half > 0:
-        cuda.syncthreads()
-        if thread % lanes < half and shared[thread + half] > shared[thread]:
-            shared[thread] = shared[thread + half]
-        half //= 2
-    cuda.syncthreads()
-    top = shared[thread - thread % lanes]
-    cuda.syncthreads()  # before the next call writes to `shared`
-    return top
+    return group_total(value, lanes, 1)
 
 
 def block_sum(value):
@@ -292,7 +232,7 @@ SCRATCH: dict[np.dtype, Any] = {}
 
 
 def scratch(dtype: DTypeLike, *shape: int) -> Any:
-    """Return a reused, uninitialized device array for partial sums of one call: an allocation waits for the GPU."""
+    """Return an uninitialized device array for a call's partial sums, reused as an allocation waits for the GPU."""
     size = int(np.prod(shape))
     array = SCRATCH.get(np.dtype(dtype))
     if array is None or array.size < size:
@@ -300,23 +240,48 @@ def scratch(dtype: DTypeLike, *shape: int) -> Any:
     return array[:size].reshape(shape)
 
 
-def total_of(partial: Any) -> np.ndarray:
-    """Return the column sums of float64 partial sums (blocks, columns) on the host; zeros if no block ran."""
-    if not partial.shape[0]:
-        return np.zeros(partial.shape[1])
-    result = cuda.device_array(partial.shape[1], np.float64)
+def sums_of(kernel: CudaKernel, threads: int, columns: int, array: Any, *rest: Any) -> list[float]:
+    """Launch a kernel on `threads` threads; return the sums over its blocks, float64, one for each column.
+    Block k of the kernel writes row k of its last argument, partial (blocks, columns)."""
+    blocks = min(BLOCKS, -(-threads // THREADS))
+    if not blocks:
+        return [0.0] * columns
+    partial, result = scratch("float64", blocks, columns), cuda.device_array(columns, np.float64)
+    kernel(array.dtype, blocks, array, *rest, partial)
     add_up(np.dtype(np.float64), 1, partial, result)
-    return result.copy_to_host()
+    return result.copy_to_host().tolist()
+
+
+def launch_rows(kernel: CudaKernel, array: Any, *rest: Any) -> None:
+    """Launch a kernel in which `lanes` neighbouring threads share a row of `array`; lanes is its last argument."""
+    lanes = lanes_of(array.shape[1])
+    kernel(array.dtype, -(-array.shape[0] * lanes // THREADS), array, *rest, lanes)
+
+
+def rows_twin(kernel: Kernel) -> Callable[[Callable], CudaKernel]:
+    """Decorator: make a CUDA kernel for `launch_rows`, and register its launch as the CUDA twin of a block kernel."""
+
+    def register(body: Callable) -> CudaKernel:
+        rows = cuda_kernel(kernel.signature + ", int64")(body)
+        kernel.device(rows)(functools.partial(launch_rows, rows))
+        return rows
+
+    return register
+
+
+def launch_over(kernel: CudaKernel, over: Any, array: Any, *rest: Any) -> None:
+    """Launch a kernel with a thread for each element of the array `over`."""
+    kernel(array.dtype, -(-over.size // THREADS), array, *rest)
 
 
 def add_column_sums(kernel: CudaKernel, array: Any, *rest: Any) -> None:
-    """Add to the last argument the sums over the rows of the body's results for each element of `array`."""
+    """Launch a kernel of `cuda_sums`: add to element j of the last argument the sum of body(i, j, ...) over rows i."""
     rows, columns = array.shape
     chunks = min(64, -(-rows * LANES // (8 * THREADS)))  # a thread sums 8 rows or more, if there are as many
     partial = scratch(array.dtype, max(1, chunks), columns)
     kernel(array.dtype, chunks * -(-columns // LANES), array, *rest, partial)
     if chunks:
-        add_partial(array.dtype, -(-columns // THREADS), partial, rest[-1])
+        launch_over(add_partial, rest[-1], partial, rest[-1])
 
 
 def twin(kernel: Kernel, dtype: np.dtype) -> Callable:
@@ -326,4 +291,4 @@ def twin(kernel: Kernel, dtype: np.dtype) -> Callable:
         return kernel.launch
     if kernel.kind.startswith("sums"):
         return lambda array, *rest: add_column_sums(first, array, *rest)
-    return lambda array, *rest: first(dtype, -(-array.size // THREADS), array, *rest)
+    return lambda array, *rest: launch_over(first, array, array, *rest)

@@ -4,12 +4,12 @@ import math
 
 from hpcdl.kernels import attention
 from hpcdl.kernels.elementary import exp
-from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, group_max, group_sum, lanes_of
+from hpcdl.kernels.gpu import THREADS, cuda, group_max, group_sum, rows_twin
 
 
-@cuda_kernel("T[:, ::1], int64, T, int64")
+@rows_twin(attention.causal_softmax)
 def softmax_rows(scores, length, scale, lanes):
-    """Softmax of each row, by `lanes` neighbouring threads."""
+    """Compute the causal softmax of each row by `lanes` neighbouring threads."""
     thread, rows = cuda.threadIdx.x, scores.shape[0]
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -30,9 +30,9 @@ def softmax_rows(scores, length, scale, lanes):
                 scores[i, j] = scores[i, j] * inverse if j < count else T(0)  # noqa: F821
 
 
-@cuda_kernel("T[:, ::1], T[:, ::1], int64, T, int64")
+@rows_twin(attention.causal_softmax_backward)
 def backward_rows(p, dp, length, scale, lanes):
-    """Gradient of each row, by `lanes` neighbouring threads."""
+    """Compute the gradient by the scores of each row, with `lanes` neighbouring threads for a row."""
     thread, rows = cuda.threadIdx.x, p.shape[0]
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -44,17 +44,3 @@ def backward_rows(p, dp, length, scale, lanes):
         if i < rows:
             for j in range(lane, length, lanes):
                 dp[i, j] = scale * p[i, j] * (dp[i, j] - total) if j < count else T(0)  # noqa: F821
-
-
-@attention.causal_softmax.device(softmax_rows)
-def causal_softmax(scores, length, scale):
-    """scores <- the softmax over the keys up to each query's position, zeros beyond."""
-    lanes = lanes_of(length)
-    softmax_rows(scores.dtype, -(-scores.shape[0] * lanes // THREADS), scores, length, scale, lanes)
-
-
-@attention.causal_softmax_backward.device(backward_rows)
-def causal_softmax_backward(p, dp, length, scale):
-    """dp <- scale p (dp - sum p dp), zeros beyond each query's position."""
-    lanes = lanes_of(length)
-    backward_rows(p.dtype, -(-p.shape[0] * lanes // THREADS), p, dp, length, scale, lanes)

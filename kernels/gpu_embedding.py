@@ -1,28 +1,14 @@
 """CUDA twins of embedding.py.
 
-Each element of a gradient belongs to one thread, which adds to it in the order of the rows: so threads do not conflict,
-and the order of additions is fixed. For embed_backward a block takes LANES columns, and its threads form groups of
-LANES. Of the groups with the same columns, group g owns the rows of the table whose number, modulo the
-number of groups, is g. All groups read all tokens, and each adds those of its rows.
-"""
+One thread adds to an element of a gradient, in the order of the rows: no conflicts, and a fixed order of additions. For
+embed_backward a block takes LANES columns, and its threads form groups of LANES. Of the G groups with the same columns,
+group g owns the rows g, g + G, ... of the table. Each group reads all tokens, and adds dy for tokens of its rows."""
 
 import numba
-import numpy as np
 
-from hpcdl.kernels import embedding
+from hpcdl.kernels import embedding, gpu
 from hpcdl.kernels.embedding import row_of
-from hpcdl.kernels.gpu import (
-    BLOCKS,
-    LANES,
-    THREADS,
-    add_up,
-    block_sum,
-    cuda,
-    cuda_kernel,
-    cuda_rowwise,
-    scratch,
-    total_of,
-)
+from hpcdl.kernels.gpu import BLOCKS, LANES, THREADS, block_sum, cuda, cuda_kernel, cuda_rowwise
 
 
 @cuda_rowwise("T[:, ::1], T[:, ::1], int64, T[:, ::1]", over="out")
@@ -34,7 +20,7 @@ def copy_rows(i, j, tokens, table, first, out):
 
 @cuda_kernel("T[:, ::1], int64, float64[:, ::1]")
 def count_invalid(tokens, vocabulary, partial):
-    """partial[k, 0] = number of invalid tokens that block k has read."""
+    """partial[k, 0] = the number of invalid tokens that block k reads."""
     invalid, length = 0.0, tokens.shape[1]
     for k in range(cuda.grid(1), tokens.shape[0] * length, cuda.gridsize(1)):
         if row_of(tokens[k // length, k % length], 0, vocabulary) < 0:
@@ -46,7 +32,8 @@ def count_invalid(tokens, vocabulary, partial):
 
 @cuda_kernel("T[:, ::1], T[:, ::1], int64, T[:, ::1], int64")
 def add_tokens(tokens, dy, first, gradient, parts):
-    """Block (tile, part): LANES columns, and THREADS // LANES of the groups of rows; parts is a power of two."""
+    """Add dy[k] of all tokens k to their rows of the gradient. A block has LANES columns, and THREADS // LANES groups
+    of threads. parts: number of blocks that share the columns, a power of two."""
     shared = cuda.shared.array(THREADS, numba.int64)
     thread, groups, length = cuda.threadIdx.x, parts * (THREADS // LANES), tokens.shape[1]
     own, width = gradient.shape
@@ -77,19 +64,14 @@ def add_sequences(dy, gradient, length, offset):
         gradient[position, j] += total
 
 
-@embedding.embed.device(copy_rows, count_invalid, add_up)
+@embedding.embed.device(copy_rows, count_invalid, gpu.add_up)
 def embed(tokens, table, first, vocabulary, out):
-    """out[k] = table[token k - first]; return -1 if a value is no token, else 0."""
-    blocks = min(BLOCKS, -(-tokens.size // THREADS))
-    partial = scratch("float64", blocks, 1)
-    copy_rows(tokens.dtype, -(-out.size // THREADS), tokens, table, first, out)
-    count_invalid(tokens.dtype, blocks, tokens, vocabulary, partial)
-    return -1 if np.any(total_of(partial)) else 0
+    gpu.launch_over(copy_rows, out, tokens, table, first, out)
+    return -1 if gpu.sums_of(count_invalid, tokens.size, 1, tokens, vocabulary)[0] else 0
 
 
 @embedding.embed_backward.device(add_tokens)
 def embed_backward(tokens, dy, first, gradient):
-    """gradient[token k - first] += dy[k], for the tokens whose row is here."""
     own, width = gradient.shape
     tiles, parts = -(-width // LANES), 1
     # More groups share the additions, but each reads all tokens: so at most half of BLOCKS, and no group without rows.
@@ -100,5 +82,4 @@ def embed_backward(tokens, dy, first, gradient):
 
 @embedding.add_positions_backward.device(add_sequences)
 def add_positions_backward(dy, gradient, length, offset):
-    """gradient[(i + offset) mod length] += dy[i]."""
     add_sequences(dy.dtype, -(-length * dy.shape[1] // THREADS), dy, gradient, length, offset)

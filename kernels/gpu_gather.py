@@ -1,7 +1,7 @@
-"""CUDA twins of gather.py: a grid-stride loop over the elements of out computes the source of each."""
+"""CUDA twins of gather.py: a grid-stride loop over the elements of out, which copies each from its source."""
 
 from hpcdl.kernels.gather import gather, gather_images
-from hpcdl.kernels.gpu import THREADS, cuda_rowwise
+from hpcdl.kernels.gpu import cuda_rowwise, launch_over
 
 _ROWS = "T[:, ::1], int64[::1]"
 _MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
@@ -13,10 +13,8 @@ def copy_element(i, j, source, index, scale, out):
 
 
 def copy_pixel(i, j, source, index, scale, height, width, channels, down, right, mirrored, out):
-    """out[i, j], which is pixel (v, h) and channel c of image i, = pixel (v - down, h - right) of its source.
-
-    Mirrored, h is counted from the right. A pixel from outside the source is 0.
-    """
+    """Set out[i, j], pixel (v, h) and channel c of image i, to pixel (v - down, h - right) of its source; outside: 0.
+    Mirrored, h is counted from the right."""
     line = width * channels
     v, c = j // line - down[i], j % channels
     h = j % line // channels
@@ -31,9 +29,7 @@ def register(kernel, body, signature: str):
     """Make `body` the CUDA twin of a gather kernel."""
     rows = cuda_rowwise(signature, over="out")(body)
 
-    @kernel.device(rows)
-    def launch(source, *rest):
-        rows(source.dtype, -(-rest[-1].size // THREADS), source, *rest)
+    kernel.device(rows)(lambda *args: launch_over(rows, args[-1], *args))
 
 
 for kind in gather:

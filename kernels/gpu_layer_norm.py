@@ -1,22 +1,13 @@
-"""CUDA twins of layer_norm.py: a group of neighbouring threads for each row; sums over rows by columns."""
+"""CUDA twins of layer_norm.py: neighbouring threads share a row; column sums over the rows give dgain and dbias."""
 
 import math
 
-from hpcdl.kernels import activation, layer_norm
-from hpcdl.kernels.gpu import (
-    THREADS,
-    add_column_sums,
-    add_partial,
-    cuda,
-    cuda_kernel,
-    cuda_sums,
-    group_sum,
-    lanes_of,
-)
+from hpcdl.kernels import activation, gpu, layer_norm
+from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, cuda_sums, group_sum, rows_twin
 from hpcdl.kernels.layer_norm import EPS
 
 
-@cuda_kernel("T[:, ::1], T[::1], T[::1], T[:, ::1], T[::1], T[::1], int64")
+@rows_twin(layer_norm.layer_norm)
 def normalize_rows(x, gain, bias, y, mean, rstd, lanes):
     """Normalize each row, by `lanes` neighbouring threads."""
     thread, (rows, n) = cuda.threadIdx.x, x.shape
@@ -41,7 +32,7 @@ def normalize_rows(x, gain, bias, y, mean, rstd, lanes):
 
 @cuda_kernel("T[:, ::1], T[:, ::1], T[::1], T[::1], T[::1], T[:, ::1], int64")
 def backward_rows(dy, x, gain, mean, rstd, dx, lanes):
-    """dx of each row, by `lanes` neighbouring threads."""
+    """Write dx of each row, by `lanes` neighbouring threads."""
     thread, (rows, n) = cuda.threadIdx.x, x.shape
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -61,21 +52,13 @@ def backward_rows(dy, x, gain, mean, rstd, dx, lanes):
 
 @cuda_sums("T[:, ::1], T[:, ::1], T[::1], T[::1], T[::1]")
 def along_h(i, j, dy, x, mean, rstd, dgain):
-    """Return dy h; its sums over the rows are added to dgain."""
+    """Return dy h; its sum over the rows is added to dgain."""
     return dy[i, j] * ((x[i, j] - mean[i]) * rstd[i])
 
 
-@layer_norm.layer_norm.device(normalize_rows)
-def normalize(x, gain, bias, y, mean, rstd):
-    """y = (x - mean) rstd gain + bias; mean and rstd of each row are written too."""
-    lanes = lanes_of(x.shape[1])
-    normalize_rows(x.dtype, -(-x.shape[0] * lanes // THREADS), x, gain, bias, y, mean, rstd, lanes)
-
-
-@layer_norm.layer_norm_backward.device(along_h, add_partial, backward_rows)
+@layer_norm.layer_norm_backward.device(along_h, gpu.add_partial, backward_rows)
 def normalize_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
-    """Write dx, add to dgain and dbias; dx comes last, for it may be dy itself."""
-    add_column_sums(along_h, dy, x, mean, rstd, dgain)
+    """Write dx, and add to dgain and dbias; dx is written last, since it may be the array dy itself."""
+    gpu.add_column_sums(along_h, dy, x, mean, rstd, dgain)
     activation.add_rows(dy, dbias)
-    lanes = lanes_of(x.shape[1])
-    backward_rows(x.dtype, -(-x.shape[0] * lanes // THREADS), dy, x, gain, mean, rstd, dx, lanes)
+    gpu.launch_rows(backward_rows, dy, x, gain, mean, rstd, dx)

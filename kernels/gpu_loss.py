@@ -1,33 +1,17 @@
-"""CUDA twins of loss.py: each block sums loss, score and invalid labels of its rows; one block adds the blocks' sums.
-
-partial is (blocks, 3): the three sums of each block.
-"""
+"""CUDA twins of loss.py: each block writes its sums (loss, score, invalid labels) to a row; one block adds the rows."""
 
 import math
 
 import numba
 
-from hpcdl.kernels import loss
+from hpcdl.kernels import gpu, loss
 from hpcdl.kernels.elementary import exp
-from hpcdl.kernels.gpu import (
-    BLOCKS,
-    THREADS,
-    add_up,
-    block_sum,
-    cuda,
-    cuda_kernel,
-    cuda_rowwise,
-    group_max,
-    group_sum,
-    lanes_of,
-    scratch,
-    total_of,
-)
+from hpcdl.kernels.gpu import THREADS, block_sum, cuda, cuda_kernel, cuda_rowwise, group_max, group_sum, rows_twin
 from hpcdl.kernels.loss import hinge_row, huber_row, logistic_row
 
 
 def write_sums(partial, loss, score, invalid):
-    """Write a block's three sums to `partial`; all its threads must call it."""
+    """Write the sums of a block's three numbers to `partial`; all threads of the block must call this function."""
     loss, score, invalid = block_sum(loss), block_sum(score), block_sum(invalid)
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x, 0] = loss
@@ -35,12 +19,10 @@ def write_sums(partial, loss, score, invalid):
         partial[cuda.blockIdx.x, 2] = invalid
 
 
-@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1], int64")
-def softmax_rows(z, labels, dz, partial, lanes):
-    """Softmax, loss and gradient of each row, by `lanes` neighbouring threads: a power of two, at most one for a class.
-
-    The largest element and the sum of exponentials are reduced as trees over a row's lanes, in shared memory.
-    """
+@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], int64, float64[:, ::1]")
+def softmax_rows(z, labels, dz, lanes, partial):
+    """Compute softmax, loss and gradient of each row by `lanes` neighbouring threads: a power of two, <= classes.
+    The largest element and the sum of exponentials are reduced as trees over a row's lanes, in shared memory."""
     tops = cuda.shared.array(THREADS, numba.int64)  # one array on a line: the simulator tells them apart by their lines
     totals = cuda.shared.array(THREADS, T)  # noqa: F821 - see cuda_kernel
     thread, (rows, classes) = cuda.threadIdx.x, z.shape
@@ -96,32 +78,19 @@ def softmax_rows(z, labels, dz, partial, lanes):
     write_sums(partial, losses, correct, invalid)
 
 
-@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1]")
-def logistic_rows(z, labels, dz, partial):
-    """One thread for each row."""
+@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], int64, float64[:, ::1]")
+def binary_rows(z, labels, dz, hinge, partial):
+    """Compute the logistic loss, or with `hinge` the hinge loss, by one thread for each row."""
     losses, correct, invalid = 0.0, 0.0, 0.0
     for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
         label = labels[i]
         if label < 0 or label > 1:
             invalid += 1.0
         else:
-            row, gradient, hit = logistic_row(z[i, 0], label, T(1))  # noqa: F821
-            dz[i, 0] = gradient
-            losses += row
-            correct += 1.0 if hit else 0.0
-    write_sums(partial, losses, correct, invalid)
-
-
-@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1]")
-def hinge_rows(z, labels, dz, partial):
-    """One thread for each row."""
-    losses, correct, invalid = 0.0, 0.0, 0.0
-    for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
-        label = labels[i]
-        if label < 0 or label > 1:
-            invalid += 1.0
-        else:
-            row, gradient, hit = hinge_row(z[i, 0], label, T(1))  # noqa: F821
+            if hinge != 0:
+                row, gradient, hit = hinge_row(z[i, 0], label, T(1))  # noqa: F821
+            else:
+                row, gradient, hit = logistic_row(z[i, 0], label, T(1))  # noqa: F821
             dz[i, 0] = gradient
             losses += row
             correct += 1.0 if hit else 0.0
@@ -130,7 +99,7 @@ def hinge_rows(z, labels, dz, partial):
 
 @cuda_kernel("T[:, ::1], T[::1], T[:, ::1], float64[:, ::1]")
 def squared_rows(z, y, dz, partial):
-    """One thread for each row."""
+    """Compute the squared loss by one thread for each row."""
     score = 0.0
     for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
         error = z[i, 0] - y[i]
@@ -139,9 +108,9 @@ def squared_rows(z, y, dz, partial):
     write_sums(partial, 0.5 * score, score, 0.0)
 
 
-@cuda_kernel("T[:, ::1], T[::1], T[:, ::1], float64[:, ::1], float64")
-def huber_rows(z, y, dz, partial, delta):
-    """One thread for each row."""
+@cuda_kernel("T[:, ::1], T[::1], T[:, ::1], float64, float64[:, ::1]")
+def huber_rows(z, y, dz, delta, partial):
+    """Compute Huber's loss by one thread for each row."""
     losses, score = 0.0, 0.0
     for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
         error = float(z[i, 0] - y[i])
@@ -152,7 +121,7 @@ def huber_rows(z, y, dz, partial, delta):
     write_sums(partial, losses, score, 0.0)
 
 
-@cuda_kernel("T[:, ::1], T[::1], int64")
+@rows_twin(loss.row_max)
 def tops_of_rows(z, tops, lanes):
     """tops[i] = the largest element of row i, by `lanes` neighbouring threads."""
     thread, (rows, classes) = cuda.threadIdx.x, z.shape
@@ -169,9 +138,9 @@ def tops_of_rows(z, tops, lanes):
             tops[i] = top
 
 
-@cuda_kernel("T[:, ::1], int64[::1], int64, T[::1], T[:, ::1], T[:, ::1], int64")
+@rows_twin(loss.partial_softmax)
 def partial_rows(z, labels, first, tops, dz, sums, lanes):
-    """dz = exp(z - top) and the sums of each row, by `lanes` neighbouring threads."""
+    """Write dz and sums (rows, 2), as loss.partial_softmax does, by `lanes` neighbouring threads for a row."""
     thread, (rows, own) = cuda.threadIdx.x, z.shape
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -197,7 +166,7 @@ def finish_elements(i, j, dz, labels, first, sums):
 
 @cuda_kernel("T[:, ::1], int64[::1], int64, float64[:, ::1]")
 def finish_rows(sums, labels, classes, partial):
-    """One thread for each row; the result does not depend on how the ranks share the classes."""
+    """Compute finish_softmax's loss by one thread for each row; how the ranks share the classes does not change it."""
     losses, correct, invalid = 0.0, 0.0, 0.0
     for i in range(cuda.grid(1), sums.shape[0], cuda.gridsize(1)):
         if labels[i] < 0 or labels[i] >= classes:
@@ -209,69 +178,39 @@ def finish_rows(sums, labels, classes, partial):
     write_sums(partial, losses, correct, invalid)
 
 
-def launch_loss(kernel, rows_per_block: int, z, y, dz, *settings):
-    """Launch a loss; return (sum of losses, sum of scores, number of invalid labels)."""
-    blocks = min(BLOCKS, -(-z.shape[0] // rows_per_block))
-    partial = scratch("float64", blocks, 3)
-    kernel(z.dtype, blocks, z, y, dz, partial, *settings)
-    return (float(value) for value in total_of(partial))
-
-
-def loss_and_correct(total: float, correct: float, invalid: float) -> tuple[float, int]:
-    """Return (sum of losses, number correct); -1 in place of the number if a label is not a class."""
+def loss_and_correct(kernel, threads: int, *args) -> tuple[float, int]:
+    """Launch a loss kernel; return (sum of losses, number correct: -1 if a label is not a class)."""
+    total, correct, invalid = gpu.sums_of(kernel, threads, 3, *args)
     return total, -1 if invalid else int(correct)
 
 
-@loss.softmax_cross_entropy.device(softmax_rows, add_up)
+@loss.softmax_cross_entropy.device(softmax_rows, gpu.add_up)
 def softmax_cross_entropy(z, labels, dz):
-    """Softmax and cross-entropy of z (rows, classes) against labels (rows,)."""
-    lanes = lanes_of(z.shape[1])
-    return loss_and_correct(*launch_loss(softmax_rows, THREADS // lanes, z, labels, dz, lanes))
+    lanes = gpu.lanes_of(z.shape[1])
+    return loss_and_correct(softmax_rows, z.shape[0] * lanes, z, labels, dz, lanes)
 
 
-@loss.logistic.device(logistic_rows, add_up)
+@loss.logistic.device(binary_rows, gpu.add_up)
 def logistic(z, labels, dz):
-    """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
-    return loss_and_correct(*launch_loss(logistic_rows, THREADS, z, labels, dz))
+    return loss_and_correct(binary_rows, z.size, z, labels, dz, False)
 
 
-@loss.hinge.device(hinge_rows, add_up)
+@loss.hinge.device(binary_rows, gpu.add_up)
 def hinge(z, labels, dz):
-    """Hinge loss of z (rows, 1) against labels 0 or 1 (rows,)."""
-    return loss_and_correct(*launch_loss(hinge_rows, THREADS, z, labels, dz))
+    return loss_and_correct(binary_rows, z.size, z, labels, dz, True)
 
 
-@loss.squared.device(squared_rows, add_up)
+@loss.squared.device(squared_rows, gpu.add_up)
 def squared(z, y, dz):
-    """Half the squared error of z (rows, 1) against y (rows,)."""
-    return tuple(launch_loss(squared_rows, THREADS, z, y, dz))[:2]
+    return tuple(gpu.sums_of(squared_rows, z.size, 3, z, y, dz)[:2])
 
 
-@loss.huber.device(huber_rows, add_up)
+@loss.huber.device(huber_rows, gpu.add_up)
 def huber(z, y, delta, dz):
-    """Huber's loss of z (rows, 1) against y (rows,)."""
-    return tuple(launch_loss(huber_rows, THREADS, z, y, dz, float(delta)))[:2]
+    return tuple(gpu.sums_of(huber_rows, z.size, 3, z, y, dz, delta)[:2])
 
 
-@loss.row_max.device(tops_of_rows)
-def row_max(z, tops):
-    """tops[i] = the largest z[i, j]."""
-    lanes = lanes_of(z.shape[1])
-    tops_of_rows(z.dtype, -(-z.shape[0] * lanes // THREADS), z, tops, lanes)
-
-
-@loss.partial_softmax.device(partial_rows)
-def partial_softmax(z, labels, first, tops, dz, sums):
-    """dz = exp(z - top) and the sums of each row."""
-    lanes = lanes_of(z.shape[1])
-    partial_rows(z.dtype, -(-z.shape[0] * lanes // THREADS), z, labels, first, tops, dz, sums, lanes)
-
-
-@loss.finish_softmax.device(finish_elements, finish_rows, add_up)
+@loss.finish_softmax.device(finish_elements, finish_rows, gpu.add_up)
 def finish_softmax(dz, labels, first, classes, sums):
-    """dz <- dz / total - onehot(y); return (sum of losses, number correct)."""
-    blocks = min(BLOCKS, -(-dz.shape[0] // THREADS))
-    partial = scratch("float64", blocks, 3)
-    finish_elements(dz.dtype, -(-dz.size // THREADS), dz, labels, first, sums)
-    finish_rows(dz.dtype, blocks, sums, labels, classes, partial)
-    return loss_and_correct(*map(float, total_of(partial)))
+    gpu.launch_over(finish_elements, dz, dz, labels, first, sums)
+    return loss_and_correct(finish_rows, sums.shape[0], sums, labels, classes)

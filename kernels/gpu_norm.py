@@ -1,7 +1,7 @@
 """CUDA twins of norm.py: every block sums its elements, then one block adds the blocks' sums."""
 
 from hpcdl.kernels import norm
-from hpcdl.kernels.gpu import BLOCKS, THREADS, add_up, block_sum, cuda, cuda_kernel, scratch, total_of
+from hpcdl.kernels.gpu import add_up, block_sum, cuda, cuda_kernel, sums_of
 
 
 @cuda_kernel("T[::1], float64[:, ::1]")
@@ -19,7 +19,4 @@ def squares(x, partial):
 @norm.sum_of_squares.device(squares, add_up)
 def sum_of_squares(x):
     """Return the sum of x[i]^2 as float64."""
-    blocks = min(BLOCKS, -(-x.size // THREADS))
-    partial = scratch("float64", blocks, 1)
-    squares(x.dtype, blocks, x, partial)
-    return float(total_of(partial)[0])
+    return sums_of(squares, x.size, 1, x)[0]

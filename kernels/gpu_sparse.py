@@ -1,18 +1,16 @@
 """CUDA twins of sparse.py: neighbouring threads share a row and read its neighbouring elements.
 
-scatter_add is the one kernel without a fixed order of additions: several rows may add to one column, by atomic
-operations. So its bits may differ from call to call where rows share a column.
-"""
+scatter_add alone has no fixed order of additions: rows that share a column add to it atomically, so bits may vary."""
 
 from hpcdl.kernels import sparse
-from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, cuda_rowwise, group_sum, lanes_of
+from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, cuda_rowwise, group_sum, lanes_of, launch_over
 
 _CSR = "T[::1], int32[::1], int64[::1]"
 
 
 @cuda_rowwise(f"{_CSR}, T[:, ::1], T[:, ::1]", over="z")
 def dots(i, k, data, indices, indptr, w, z):
-    """z[i, k] = sum over e of row i: data[e] w[indices[e], k]."""
+    """z[i, k] = sum of data[e] w[indices[e], k] over the elements e of row i."""
     total = z.dtype.type(0)
     for e in range(indptr[i], indptr[i + 1]):
         total += data[e] * w[indices[e], k]
@@ -21,7 +19,7 @@ def dots(i, k, data, indices, indptr, w, z):
 
 @cuda_kernel(f"{_CSR}, T[:, ::1], T[:, ::1], int64")
 def dots_with_one(data, indices, indptr, w, z, lanes):
-    """z[i, 0] = the same sum for a w of one column, by `lanes` neighbouring threads."""
+    """z[i, 0] = sum of data[e] w[indices[e], 0] over the elements e of row i, by `lanes` neighbouring threads."""
     thread, rows = cuda.threadIdx.x, z.shape[0]
     lane, groups = thread % lanes, THREADS // lanes
     for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
@@ -67,48 +65,34 @@ def copy_rows(source, indices, indptr, index, scale, data, columns, starts, lane
             columns[to + e] = indices[first + e]
 
 
-def lanes_for(elements: int, rows: int) -> int:
-    """Return how many threads share a row: about one for two elements of a mean row, at most 32."""
-    return min(32, lanes_of(4 * elements // max(1, rows)))
-
-
-def blocks_for(rows: int, lanes: int) -> int:
-    """Return the blocks of a grid in which `lanes` threads share a row."""
-    return -(-rows * lanes // THREADS)
+def launch_shared(kernel, elements: int, rows: int, array, *rest):
+    """Launch a kernel in which neighbouring threads share a row: at most 32, with 1 to 2 elements of a mean row each.
+    The number of these threads, `lanes`, is the kernel's last argument."""
+    lanes = min(32, lanes_of(4 * elements // max(1, rows)))
+    kernel(array.dtype, -(-rows * lanes // THREADS), array, *rest, lanes)
 
 
 @sparse.sparse_dot.device(dots, dots_with_one)
 def sparse_dot(data, indices, indptr, w, z):
-    """z <- x w."""
     if w.shape[1] > 1:
-        dots(data.dtype, -(-z.size // THREADS), data, indices, indptr, w, z)
-        return
-    lanes = lanes_for(data.size, z.shape[0])
-    dots_with_one(data.dtype, blocks_for(z.shape[0], lanes), data, indices, indptr, w, z, lanes)
+        launch_over(dots, z, data, indices, indptr, w, z)
+    else:
+        launch_shared(dots_with_one, data.size, z.shape[0], data, indices, indptr, w, z)
 
 
 @sparse.scatter_add.device(add_rows)
 def scatter_add(data, indices, indptr, dz, g):
-    """g <- g + x^T dz."""
-    lanes = lanes_for(data.size * dz.shape[1], dz.shape[0])
-    add_rows(data.dtype, blocks_for(dz.shape[0], lanes), data, indices, indptr, dz, g, lanes)
+    launch_shared(add_rows, data.size * dz.shape[1], dz.shape[0], data, indices, indptr, dz, g)
 
 
 def register(kernel, kind: str):
-    """Make the two kernels the CUDA twin of a gather_sparse."""
-    rows = cuda_kernel(
-        f"T[::1], int32[::1], int64[::1], int64[::1], float64, {kind}[::1], int32[::1], int64[::1], int64"
-    )(copy_rows)
+    """Make sum_lengths and copy_rows the CUDA twin of `kernel`, from gather_sparse; kind: type of the gathered rows."""
+    rows = cuda_kernel(f"{_CSR}, int64[::1], float64, {kind}[::1], int32[::1], int64[::1], int64")(copy_rows)
 
     @kernel.device(sum_lengths, rows)
     def launch(source, indices, indptr, index, scale, data, columns, starts):
-        lanes = lanes_for(data.size, index.size)
         sum_lengths(source.dtype, 1, source, indptr, index, starts)
-        rows(
-            source.dtype,
-            blocks_for(index.size, lanes),
-            *(source, indices, indptr, index, scale, data, columns, starts, lanes),
-        )
+        launch_shared(rows, data.size, index.size, source, indices, indptr, index, scale, data, columns, starts)
 
 
 for kind, kernel in sparse.gather_sparse.items():

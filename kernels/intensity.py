@@ -2,13 +2,10 @@
 
     flops = per_element * elements + per_row * rows       bytes = passes * elements * bytes of an element
 
-One flop: an addition, subtraction, multiplication, division, comparison, square root or logarithm, as often as the
-kernel's text has it; changes of sign, conversions and integer arithmetic count nothing. An exponential counts 26 flops,
-a hyperbolic tangent 21: those of elementary.py for float32. passes: how often an element is read or written; vectors of
-a row's or a column's length are left out.
-
-A causal kernel computes with the keys up to each query's position: on average (length + 1) / 2 of `length` elements.
-"""
+One flop: an addition, subtraction, multiplication, division, comparison, square root or logarithm in the kernel's text;
+changes of sign, conversions and integer arithmetic count nothing. An exponential counts 26 flops, a hyperbolic tangent
+21, as in elementary.py for float32. passes: how often an element is read or written, without vectors of a row's or a
+column's length. A causal kernel computes, on average, with (length + 1) / 2 of `length` elements."""
 
 from typing import NamedTuple
 
@@ -16,7 +13,7 @@ EXP, TANH = 26, 21  # flops, float32
 
 
 class Cost(NamedTuple):
-    """Flops and passes of a kernel; formula: the operations of an element, in order; causal: half of a matrix."""
+    """Flops and passes of a kernel. formula: its operations, in order. causal: True if it computes half a matrix."""
 
     formula: str
     per_element: float

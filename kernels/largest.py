@@ -1,14 +1,12 @@
 """Maximum of the first elements of a row, vectorized.
 
-A compiler vectorizes a maximum of integers, but not of floating-point numbers that may be NaN. The bits of positive
-numbers, read as integers, have the order of the numbers; those of negative numbers have the reverse order. With the
-bits below the sign inverted where the sign is set, the order of the integers is that of the numbers:
+A compiler vectorizes a maximum of integers, but not of floating-point numbers that may be NaN. The bits of numbers,
+read as integers, have the order of the numbers if, for negative ones, all bits but the sign are inverted:
 
     key(x) = b ^ ((b >> all bits but one) & the largest integer),  b the bits of x        value(key(x)) = x
 
-NaN is ignored: its key is the smallest integer, which no other number has. The maximum of no elements is -infinity.
-(-0 is below +0 in this order; callers of `largest` treat them as equal.)
-"""
+NaN is ignored: its key is the smallest integer, which no other number has. The maximum of no elements is -infinity. (-0
+is below +0 in this order; callers of `largest` treat them as equal.)"""
 
 import numba
 import numpy as np
@@ -32,7 +30,7 @@ def make_largest(real, integer):
 
     @compiled
     def key_of(x):
-        """Return the key of x; as a function, for within the loop the two cases would become branches."""
+        """Return the key of x; a function, since the compiler would make branches of two cases within the loop."""
         key = flip(real(x).view(integer))
         return smallest if x != x else key
 

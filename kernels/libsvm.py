@@ -5,23 +5,17 @@
                                             empty lines and lines of a comment alone are no rows
 
 A number of up to 19 digits is read as m 10^e, m < 2^64, |e| <= 22. 10^|e| is exact in float64; if m is exact too, one
-division is rounded correctly (Clinger, "How to read floating point numbers accurately", 1990). For larger m the
-quotient is computed to twice the digits, q + r, and accepted if r's error cannot change the sum (Ziv, "Fast evaluation
-of elementary mathematical functions with correctly rounded last bit", 1991). The positions of all other numbers are
-returned to the caller, which reads them by other means; so every number is rounded correctly.
-"""
-
-from functools import cache
-from typing import Any
+operation is rounded correctly (Clinger, 1990). For larger m the quotient is computed to twice the digits, q + r, and
+accepted if r's error cannot change the sum (Ziv, 1991). The positions of all other numbers are returned, for the caller
+to read them; so every number is rounded correctly."""
 
 import numpy as np
 
-from hpcdl.kernels.bind import exact, numba_types, on_cpu, prepare
+from hpcdl.kernels.bind import exact, on_cpu
 
 # Results of parse: FINE, or the error of the token that begins at state[AT].
-FINE, NO_LABEL, BAD_LABEL, SEVERAL, BAD_PAIR, BAD_INDEX, NEGATIVE, BEYOND, REPEATED, UNSORTED, ZERO, BAD_VALUE = range(
-    12
-)
+FINE, NO_LABEL, BAD_LABEL, SEVERAL, BAD_PAIR, BAD_INDEX = range(6)
+NEGATIVE, BEYOND, REPEATED, UNSORTED, ZERO, BAD_VALUE = range(6, 12)
 
 # Words of the state: AT the position in the text; LINE, ROWS, ELEMENTS of this text so far; HARD numbers that the
 # caller must read; LOW, HIGH the smallest and largest index of all texts so far, WHERE the line of HIGH; QID tokens
@@ -33,20 +27,8 @@ TENS = np.array([10.0**e for e in range(23)])
 MOST_DIGITS = 19  # every number of 19 digits is below 2^64
 EXACT = np.uint64(1) << np.uint64(53)
 
-NEWLINE, RETURN, TAB, SPACE, HASH, PLUS, COMMA, MINUS, DOT, COLON, UPPER_E, LOWER_E = (
-    10,
-    13,
-    9,
-    32,
-    35,
-    43,
-    44,
-    45,
-    46,
-    58,
-    69,
-    101,
-)
+NEWLINE, RETURN, TAB, SPACE, HASH, PLUS, COMMA, MINUS, DOT, COLON, UPPER_E, LOWER_E = b"\n\r\t #+,-.:Ee"
+Q, I, D = b"qid"
 
 
 @exact
@@ -88,32 +70,26 @@ def quotient(m, tens):
 
 @exact
 def number(text, at, stop):
-    """Read the number at text[at]: return (value, its end, True if it is a number, True if the value is exact)."""
+    """Read text[at:]; return (value, the number's end, True if it is a number, True if value is correctly rounded)."""
     start, negative = at, False
     if at < stop and (text[at] == MINUS or text[at] == PLUS):
         negative = text[at] == MINUS
         at += 1
     m, digits, scale, valid, exact = np.uint64(0), 0, 0, False, True
-    while at < stop and is_digit(text[at]):
-        valid = True
-        if digits < MOST_DIGITS:
-            m = m * np.uint64(10) + np.uint64(text[at] - 48)
-            digits += m != 0
-        else:
-            scale += 1
-            exact = exact and text[at] == 48
-        at += 1
-    if at < stop and text[at] == DOT:
-        at += 1
+    for decimals in range(2):  # the digits before the point, then those after it
         while at < stop and is_digit(text[at]):
             valid = True
             if digits < MOST_DIGITS:
                 m = m * np.uint64(10) + np.uint64(text[at] - 48)
                 digits += m != 0
-                scale -= 1
+                scale -= decimals
             else:
+                scale += 1 - decimals
                 exact = exact and text[at] == 48
             at += 1
+        if decimals == 1 or at >= stop or text[at] != DOT:
+            break
+        at += 1
     if valid and at < stop and (text[at] == LOWER_E or text[at] == UPPER_E):
         at += 1
         negative_exponent = False
@@ -144,13 +120,11 @@ def number(text, at, stop):
     return -value if negative else value, at, valid, exact
 
 
-def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state):
+@on_cpu
+def parse(text, stop, limit, base, labels, starts, columns, values, hard, state):
     """Parse text[state[AT] : stop], complete lines, into rows; return FINE, or the error of the token at state[AT].
-
-    limit: the largest index allowed. base: the smallest index allowed, 0 or 1. labels (rows,), starts (rows + 1,),
-    columns, values (elements,): the rows to write; zeros are left out. hard (numbers, 3): of each number that the
-    caller must read, where it begins and ends, and its element, or -1 - row for a label. state (WORDS,): see above.
-    """
+    base (0 or 1), limit: bounds of the indices. To write: labels (rows,), starts (rows + 1,), columns, values
+    (elements,) without zeros; hard (numbers, 3): begin, end, element (label: -1 - row) of numbers not read here."""
     at = state[AT]
     while at < stop:
         state[LINE] += 1
@@ -179,9 +153,9 @@ def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state
                 state[AT] = at
                 if (
                     at + 4 < stop
-                    and text[at] == 113
-                    and text[at + 1] == 105
-                    and text[at + 2] == 100
+                    and text[at] == Q
+                    and text[at + 1] == I
+                    and text[at + 2] == D
                     and text[at + 3] == COLON
                 ):
                     while at < stop and not ends_token(text[at]):
@@ -226,7 +200,8 @@ def _parse(text, stop, limit, base, labels, starts, columns, values, hard, state
     return FINE
 
 
-def _count(text, stop):
+@on_cpu
+def count(text, stop):
     """Return (lines, rows) of text[:stop]; rows are not checked."""
     lines, rows, at = 0, 0, 0
     while at < stop:
@@ -239,24 +214,3 @@ def _count(text, stop):
             at += 1
         at += 1
     return lines, rows
-
-
-_BYTES, _WORDS = "Array(uint8, 1, 'C', True), int64", "int64[::1]"
-_ROWS = "float64[::1], int64[::1], int32[::1], float64[::1], int64[:, ::1], int64[::1]"
-SIGNATURES = {_parse: f"{_BYTES}, int64, int64, {_ROWS}", _count: _BYTES}
-
-
-@cache
-def compiled(body: Any) -> Any:
-    """Return a loop of this file compiled, or loaded from the cache on disk."""
-    return prepare(on_cpu(body), *numba_types(SIGNATURES[body], "float64"))
-
-
-def parse(*arguments: Any) -> int:
-    """Parse a text by `_parse`, compiled."""
-    return compiled(_parse)(*arguments)
-
-
-def count(text: np.ndarray, stop: int) -> tuple[int, int]:
-    """Return (lines, rows) of text[:stop]."""
-    return compiled(_count)(text, stop)

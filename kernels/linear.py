@@ -4,8 +4,7 @@ loss         of an output z and a target y            slope: its derivative by z
 SQUARED      (z - y)^2 / 2                            z - y
 LOGISTIC     log(1 + exp(-s z)),  s = 2y - 1          1 / (1 + exp(-z)) - y
 HINGE        max(0, 1 - s z)                          -s where s z < 1, else 0
-SOFTMAX      of all outputs together: callers use softmax_cross_entropy (loss.py)
-"""
+SOFTMAX      of all outputs together: callers use softmax_cross_entropy (loss.py)"""
 
 from hpcdl.kernels.bind import function
 from hpcdl.kernels.loss import hinge_row, logistic_row

@@ -5,23 +5,24 @@
     logistic (s = 2y - 1)    log(1 + exp(-s z))                 1/(1 + exp(-z)) - y     1 if z > 0 is y = 1
     squared                  (z - y)^2 / 2                      z - y                   (z - y)^2
     huber (d, e = z - y)     e^2 / 2 where |e| <= d,            e within -d .. d        (z - y)^2
-                             else d (|e| - d / 2)
+      (Huber, 1964)          else d (|e| - d / 2)
     hinge (s = 2y - 1)       max(0, 1 - s z)                    -s where s z < 1        1 if z > 0 is y = 1
+      (Cortes and Vapnik, "Support-vector networks", 1995)
 
-Each kernel writes dz and returns (sum of losses, sum of scores); the losses are summed in float64. No exponential
-overflows: the largest z of a row is subtracted first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
-with NaN has a NaN loss and never counts as correct. If a label is not a class, the kernel returns the score -1, which
-the caller reports; nothing is read out of bounds.
+Each kernel writes dz and returns (sum of losses, in float64; sum of scores). No exponential overflows: the largest z of
+a row is subtracted first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row with NaN has a NaN loss and
+is never correct. If a label is not a class, the score is -1, which the caller reports.
 
-Where ranks share the classes (Shoeybi et al., "Megatron-LM", 2019), z (rows, own) holds the classes first .. first +
-own - 1, where own may be 0. softmax_cross_entropy then has three parts, with all-reduces between them:
+If ranks share the classes (Shoeybi et al., "Megatron-LM", 2019), z (rows, own) holds the `own` classes from `first` on;
+own may be 0. softmax_cross_entropy then has three parts, with all-reduces between them:
 
     row_max            top = max_j z_j                                        then all-reduce the tops by max
     partial_softmax    dz = exp(z - top)      sums = (sum_j dz_j, z_y - top)  then all-reduce the sums
     finish_softmax     dz <- dz / sums_0 - onehot(y)      loss = log(sums_0) - sums_1      score: 1 if sums_1 is 0
 
-A rank that does not hold the class y contributes 0 for z_y - top.
-"""
+A rank that does not hold the class y contributes 0 for z_y - top. Bytes moved per element of b bytes: 2b (row_max b);
+per row, if z has one column: 2b + 8 with labels, 3b with values. Exponentials bound the softmaxes and logistic,
+arithmetic bounds row_max in the caches, and memory bandwidth bounds the others."""
 
 import math
 
@@ -34,10 +35,7 @@ from hpcdl.kernels.largest import largest
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
 def softmax_cross_entropy(z, labels, dz):
-    """Softmax and cross-entropy of z (rows, classes) against labels (rows,).
-
-    Bytes moved per element of b bytes: 2b, and 8 for each row; arithmetic bounds it, an exponential for each element.
-    """
+    """dz <- softmax(z) - onehot(labels), z (rows, classes); return (sum of losses, number correct; -1: a bad label)."""
     one, loss, correct = z.dtype.type(1), 0.0, 0
     classes = z.shape[1]
     for i in range(z.shape[0]):
@@ -65,20 +63,14 @@ def softmax_cross_entropy(z, labels, dz):
 
 @block("T[:, ::1], T[::1]")
 def row_max(z, tops):
-    """tops[i] = the largest z[i, j]; NaN is ignored, and the maximum of nothing is -infinity.
-
-    Bytes moved per element of b bytes: b; arithmetic bounds it in the caches, memory bandwidth beyond.
-    """
+    """tops[i] = the largest z[i, j]; NaN is ignored, and the maximum of nothing is -infinity."""
     for i in range(z.shape[0]):
         tops[i] = largest(z, i, z.shape[1])
 
 
 @block("T[:, ::1], int64[::1], int64, T[::1], T[:, ::1], T[:, ::1]")
 def partial_softmax(z, labels, first, tops, dz, sums):
-    """dz = exp(z - top); sums (rows, 2) = the sum of dz over these classes, and z_y - top or, without class y, 0.
-
-    Bytes moved per element of b bytes: 2b; arithmetic bounds it, an exponential for each element.
-    """
+    """dz = exp(z - top); sums (rows, 2) = the sum of dz over these classes, and z_y - top or, without class y, 0."""
     zero, own = z.dtype.type(0), z.shape[1]
     for i in range(z.shape[0]):
         top, total, label = tops[i], zero, labels[i] - first
@@ -93,13 +85,8 @@ def partial_softmax(z, labels, first, tops, dz, sums):
 
 @block("T[:, ::1], int64[::1], int64, int64, T[:, ::1]")
 def finish_softmax(dz, labels, first, classes, sums):
-    """dz <- dz / total - onehot(y); return (sum of losses, number correct), as softmax_cross_entropy of all classes.
-
-    All ranks return the same two numbers. A label is correct if no class has a larger z; among equal ones,
-    softmax_cross_entropy accepts only the first.
-
-    Bytes moved per element of b bytes: 2b; memory bandwidth bounds it.
-    """
+    """dz <- dz / total - onehot(y); return (sum of losses, number correct, or -1), the same on all ranks.
+    A label is correct if no class has a larger z; among equal ones, softmax_cross_entropy accepts only the first."""
     one, own, loss, correct, invalid = dz.dtype.type(1), dz.shape[1], 0.0, 0, 0
     for i in range(dz.shape[0]):  # without dz: so all ranks add in the same order
         invalid += (labels[i] < 0) | (labels[i] >= classes)
@@ -127,10 +114,7 @@ def logistic_row(z, label, one):
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
 def logistic(z, labels, dz):
-    """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,).
-
-    Bytes moved per row, b bytes an element: 2b + 8; arithmetic bounds it, an exponential and a logarithm for each row.
-    """
+    """dz <- gradient by z (rows, 1), labels (rows,) 0 or 1; return (sum of losses, number correct; -1: a bad label)."""
     one, loss, correct, invalid = z.dtype.type(1), 0.0, 0, 0
     for i in range(z.shape[0]):  # without a branch, so that it vectorizes
         label = labels[i]
@@ -154,11 +138,7 @@ def hinge_row(z, label, one):
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
 def hinge(z, labels, dz):
-    """Hinge loss of z (rows, 1) against labels 0 or 1 (rows,).
-
-    (Cortes and Vapnik, "Support-vector networks", 1995.) Bytes moved per row, b bytes an element: 2b + 8; memory
-    bandwidth bounds it.
-    """
+    """dz <- gradient by z (rows, 1), labels (rows,) 0 or 1; return (sum of losses, number correct; -1: a bad label)."""
     one, loss, correct, invalid = z.dtype.type(1), 0.0, 0, 0
     for i in range(z.shape[0]):
         label = labels[i]
@@ -171,10 +151,7 @@ def hinge(z, labels, dz):
 
 @block("T[:, ::1], T[::1], T[:, ::1]")
 def squared(z, y, dz):
-    """Half of the squared error of z (rows, 1) against y (rows,).
-
-    Bytes moved per row, b bytes an element: 3b; memory bandwidth bounds it.
-    """
+    """dz <- z - y, for z (rows, 1), y (rows,); return (half the sum of squared errors, the sum of squared errors)."""
     score = 0.0
     for i in range(z.shape[0]):
         dz[i, 0] = z[i, 0] - y[i]
@@ -184,7 +161,7 @@ def squared(z, y, dz):
 
 @function
 def huber_row(error, delta):
-    """Return (loss, gradient) of one error e: with the gradient g, both branches are g (e - g / 2). NaN stays NaN."""
+    """Return (loss, gradient g) of one error e. In both branches the loss is g (e - g / 2). NaN stays NaN."""
     gradient = delta if error > delta else error
     gradient = -delta if error < -delta else gradient
     return gradient * (error - gradient / 2), gradient
@@ -192,11 +169,7 @@ def huber_row(error, delta):
 
 @block("T[:, ::1], T[::1], T, T[:, ::1]")
 def huber(z, y, delta, dz):
-    """Huber's loss of z (rows, 1) against y (rows,): squared up to an error of delta, linear beyond.
-
-    (Huber, "Robust estimation of a location parameter", 1964.) Bytes moved per row, b bytes an element: 3b; memory
-    bandwidth bounds it.
-    """
+    """dz <- z - y within -delta .. delta, z (rows, 1), y (rows,); return (sum of losses, sum of squared errors)."""
     loss, score = 0.0, 0.0
     for i in range(z.shape[0]):
         error = z[i, 0] - y[i]

@@ -6,9 +6,7 @@
     counter              the coordinate's number and the step's number, two words each
     Box-Muller           u, v uniform with 53 bits, from two words each    z = sqrt(-2 log u) cos(2 pi v)
 
-So each coordinate gets the same noise, however a vector is divided and on any number of ranks. (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", SC 2011; Box and Muller, Annals of Mathematical Statistics 1958)
-"""
+So a coordinate's noise does not depend on the division of a vector. (Salmon et al., SC 2011; Box and Muller, 1958)"""
 
 import math
 
@@ -19,11 +17,7 @@ from hpcdl.kernels.bind import elementwise, function
 WORD, BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 FACTOR0, FACTOR1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 WEYL0, WEYL1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-LOST, UNIT, ONE = (
-    np.uint64(11),
-    2.0**-53,
-    np.uint64(1),
-)  # 64 bits, of which 11 do not fit into a float64 between 0 and 1
+LOST, UNIT, ONE = np.uint64(11), 2.0**-53, np.uint64(1)  # of 64 bits, 11 do not fit into a float64 from 0 to 1
 TURN = 2 * math.pi
 
 
@@ -49,8 +43,6 @@ def normal(coordinate, step, key0, key1):
 @elementwise("T[::1], T[::1], T, T, T, T, int64, int64, int64, int64")
 def langevin(i, w, g, rate, scale, decay, deviation, first, step, key0, key1):
     """w <- w - rate d + deviation z, d = scale g + decay w, z the noise of coordinate first + i at this step.
-
-    key0, key1: numbers below 2^32. Bytes moved per element of b bytes: 3b (w and g read, w written).
-    """
+    key0, key1: numbers below 2^32. Bytes moved per element of b bytes: 3b (w and g read, w written)."""
     z = normal(np.uint64(first) + np.uint64(i), np.uint64(step), np.uint64(key0), np.uint64(key1))
     w[i] = w[i] - rate * (scale * g[i] + decay * w[i]) + deviation * z

@@ -1,16 +1,10 @@
 """Microbenchmarks of a processor: chains of multiply-adds, streams through memory, words passed between cores.
 
-    multiply_add(x, factor, addend, rounds)    x <- x factor + addend, DEPTH times a round; 2 DEPTH flops an element
-    read_stream, copy_stream, triad_stream     sums of a; a <- b; a <- b + factor c
-    ping_pong, meet, take_turns                a cache line between two threads; a barrier; a lock
+Multiply-add: each step needs the result of the step before, so an array of one vector register is a chain that waits
+for the latency of each step. Several registers are as many independent chains: one runs while another waits
+(instruction-level parallelism). Their width follows from the processor for which the loop is compiled.
 
-Multiply-add: each step needs the result of the step before, so each element is a chain of dependent steps. An array of
-one vector register is one chain, which waits for the latency of each step. An array of several registers has as many
-independent chains: steps of one chain run while another waits (instruction-level parallelism). The width of a register
-follows from the processor for which the loop is compiled.
-
-The loops release the interpreter's lock, so that threads run them at the same time. CPU only.
-"""
+The loops release the interpreter's lock, so that threads run them at the same time. CPU only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +13,7 @@ import numba
 import numpy as np
 
 from hpcdl.kernels.atomics import lock, place, unlock
-from hpcdl.kernels.bind import FASTMATH, LOOPS, OPTIONS, function, generate, on_cpu
+from hpcdl.kernels.bind import FASTMATH, LOOPS, OPTIONS, Loop, function, generate, on_cpu
 from hpcdl.kernels.shared import load, sched_yield, store
 
 DEPTH = 16  # steps between two stores; with more, fewer chains fit into the processor's window of instructions
@@ -28,7 +22,7 @@ SPINS = 2000  # polls of a word before the thread yields its core
 
 
 def multiply_add_source(depth: int = DEPTH) -> str:
-    """Return the text of the loop with its steps unrolled: a compiler would not keep a loop of them as it is."""
+    """Return the source of `multiply_add` with its steps unrolled: a compiler would change a loop of them."""
     steps = "   v = v * factor + addend\n" * depth
     return (
         "def multiply_add(x, factor, addend, rounds):\n"
@@ -40,24 +34,21 @@ def multiply_add_source(depth: int = DEPTH) -> str:
 
 
 def multiply_add(depth: int = DEPTH) -> Any:
-    """Return the loop, compiled at its first call for the processor that NUMBA_CPU_NAME names.
-
-    Not cached: the cache's key does not contain Numba's setting for vectorization.
-    """
+    """Return multiply_add(x, factor, addend, rounds): x <- x factor + addend, 2 flops, `depth` times a round. Its first
+    call compiles it for the processor NUMBA_CPU_NAME; uncached, as a cache key lacks Numba's vectorization setting."""
     space = {"np": np}
     exec(multiply_add_source(depth), space)
     return numba.njit(fastmath={"contract"}, **OPTIONS)(space["multiply_add"])
 
 
 def stream(body: Callable) -> Callable:
-    """Decorator: a loop over arrays, compiled with the flags of kernels and cached."""
-    loop = generate("block", LOOPS["block"], body, body=function(body))
-    return numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(loop)
+    """Decorator: compile a loop over arrays with the flags of kernels; cached."""
+    return Loop(generate("block", LOOPS["block"], body, body=function(body)), fastmath=FASTMATH)
 
 
 @stream
 def read_stream(a, rounds):
-    """Return the sum of a, in two chains, so that no load waits for an addition; reads b bytes an element."""
+    """Return the sum of `a`, in two chains, so that no load waits for an addition; a round reads all bytes of `a`."""
     total, half = a[0] - a[0], a.size // 2
     for _ in range(rounds):
         left, right = total - total, total - total
@@ -70,7 +61,7 @@ def read_stream(a, rounds):
 
 @stream
 def copy_stream(a, b, rounds):
-    """a <- b; reads b bytes an element and writes b."""
+    """a <- b, `rounds` times; a round reads k bytes per element of k bytes, and writes k."""
     for _ in range(rounds):
         for i in range(a.size):
             a[np.uintp(i)] = b[np.uintp(i)]
@@ -78,7 +69,7 @@ def copy_stream(a, b, rounds):
 
 @stream
 def triad_stream(a, b, c, factor, rounds):
-    """a <- b + factor c; reads 2 b bytes an element and writes b."""
+    """a <- b + factor c, `rounds` times; a round reads 2k bytes per element of k bytes, and writes k."""
     for _ in range(rounds):
         for i in range(a.size):
             a[np.uintp(i)] = b[np.uintp(i)] + factor * c[np.uintp(i)]
@@ -98,7 +89,7 @@ def ping_pong(words, thread, rounds):
 
 @on_cpu
 def meet(words, thread, threads, rounds, spins):
-    """Run `rounds` barriers: each thread increments its own word and waits until the words of all are as large."""
+    """Run `rounds` barriers: each thread increments its own word and waits until all words are as large."""
     for i in range(1, rounds + 1):
         store(place(words, LINE * thread), i)
         for other in range(threads):

@@ -4,9 +4,8 @@
                             reply waits for the output port and takes s there; latency each way
     ssp                     a worker may begin its clock k only when the slowest worker has made k - bound pushes
 
-All servers hold slices of one size and get requests at the same times, so one server stands for all. It serves first
-come, first served; a heap holds the times of arrival. (ssp: Ho et al., NeurIPS 2013)
-"""
+One server stands for all, since all hold slices of one size and get requests at the same times. It serves first come,
+first served; a heap holds the times of arrival. (ssp: Ho et al., NeurIPS 2013)"""
 
 import numpy as np
 
@@ -31,8 +30,9 @@ def sift_down(times, workers, count):
 
 
 @exact
-def sift_up(times, workers, at):
-    """Restore the order of a heap whose entry `at` was appended."""
+def push(times, workers, at, time, worker):
+    """Add (time, worker) to a heap of `at` entries."""
+    times[at], workers[at] = time, worker
     while at > 0:
         parent = (at - 1) // 2
         if times[parent] <= times[at]:
@@ -48,8 +48,7 @@ def _queue(compute, service, latency, bound, times, workers, clocks, pulled, wai
     inwards = outwards = 0.0  # when the input port and the output port are free
     count, slowest, applied, ended, stale, parked = 0, 0, 0, 0.0, 0.0, 0
     for worker in range(ranks):
-        times[count], workers[count] = compute[worker, 0] + latency, worker
-        sift_up(times, workers, count)
+        push(times, workers, count, compute[worker, 0] + latency, worker)
         count += 1
     counts[0] = ranks
     while count > 0:
@@ -77,11 +76,10 @@ def _queue(compute, service, latency, bound, times, workers, clocks, pulled, wai
             if clock + 1 - slowest > bound:
                 parked += 1
             else:
-                times[count], workers[count] = back + compute[worker, clock + 1] + latency, worker
-                sift_up(times, workers, count)
+                push(times, workers, count, back + compute[worker, clock + 1] + latency, worker)
                 count += 1
         if slowest > released and parked > 0:
-            for other in range(ranks):  # workers that waited for the slowest go on now
+            for other in range(ranks):  # workers that waited for the slowest one continue
                 k = clocks[other]
                 if (
                     other != worker
@@ -92,17 +90,14 @@ def _queue(compute, service, latency, bound, times, workers, clocks, pulled, wai
                 ):
                     parked -= 1
                     pulled[other] = applied
-                    times[count], workers[count] = max(back, waiting[other]) + compute[other, k] + latency, other
-                    sift_up(times, workers, count)
+                    push(times, workers, count, max(back, waiting[other]) + compute[other, k] + latency, other)
                     count += 1
     results[0], results[1], results[2] = ended, stale / max(1, applied), applied
 
 
 def queue(compute: np.ndarray, service: float, latency: float, bound: float) -> tuple[float, float]:
     """Return (seconds until all workers have ended, mean staleness in updates); compute: (ranks, steps) seconds.
-
-    service: seconds of a port for a push, and for a reply. bound: that of ssp in clocks; infinite: asynchronous.
-    """
+    service: a port's seconds for a push or a reply. latency: seconds each way. bound: ssp's, in clocks; inf: async."""
     ranks, steps = compute.shape
     limit = steps if bound == np.inf else int(bound)
     results = np.zeros(3)

@@ -1,7 +1,4 @@
-"""Reductions of two vectors into the first, as an all-reduce does with each message; scaled sums.
-
-Memory bandwidth bounds all of them.
-"""
+"""Reductions of one vector into another, as an all-reduce does them, and scaled sums; memory bandwidth bounds all."""
 
 from hpcdl.kernels.bind import elementwise
 

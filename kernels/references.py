@@ -1,8 +1,8 @@
-"""Each kernel in plain numpy, with the same arguments and results: tests compare with it, and so do benchmarks."""
+"""Each kernel in plain numpy, with the same name, arguments and results, for comparison in tests and benchmarks."""
 
 import numpy as np
 
-from hpcdl.kernels import layer_norm
+from hpcdl.kernels.layer_norm import EPS
 
 
 def standardize(x, mean, factor):
@@ -89,10 +89,6 @@ def adam(w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, roo
     w -= d
 
 
-def add_bias(z, b):
-    z += b
-
-
 def add_bias_relu(z, b):
     z += b
     np.maximum(z, 0, out=z)
@@ -173,20 +169,21 @@ def finish_softmax(dz, labels, first, classes, sums):
     return losses.sum(), np.count_nonzero((sums[:, 1] == 0) & (losses == losses)) if valid else -1
 
 
+def hits(x, labels):
+    return np.count_nonzero(((x > 0) == (labels == 1)) & (x == x))
+
+
 def logistic(z, labels, dz):
     x = z[:, 0]
     dz[:, 0] = 1 / (1 + np.exp(-x)) - labels
-    return np.logaddexp(0, np.where(labels == 1, -x, x), dtype=np.float64).sum(), np.count_nonzero(
-        ((x > 0) == (labels == 1)) & (x == x)
-    )
+    return np.logaddexp(0, np.where(labels == 1, -x, x), dtype=np.float64).sum(), hits(x, labels)
 
 
 def hinge(z, labels, dz):
     x, sign = z[:, 0], np.where(labels == 1, 1, -1).astype(z.dtype)
     short = 1 - sign * x
     dz[:, 0] = np.where(short <= 0, 0, -sign)
-    correct = np.count_nonzero(((x > 0) == (labels == 1)) & (x == x))
-    return np.maximum(short, 0).sum(dtype=np.float64), correct
+    return np.maximum(short, 0).sum(dtype=np.float64), hits(x, labels)
 
 
 def squared(z, y, dz):
@@ -207,27 +204,24 @@ def sum_of_squares(x):
     return np.square(x, dtype=np.float64).sum()
 
 
-def add_into(into, values):
-    into += values
+def in_place(operation):
+    """Return a function that writes the result of `operation` into its first argument."""
+
+    def overwrite(into, *rest):
+        operation(into, *rest, out=into)
+
+    return overwrite
 
 
-def max_into(into, values):
-    np.maximum(into, values, out=into)
-
-
-def min_into(into, values):
-    np.minimum(into, values, out=into)
+add_into = add_bias = in_place(np.add)
+max_into, min_into, scale = in_place(np.maximum), in_place(np.minimum), in_place(np.multiply)
 
 
 def add_scaled(into, values, factor):
     into += factor * values
 
 
-def scale(vector, factor):
-    vector *= factor
-
-
-def pick(source, index, scale, out):
+def gather(source, index, scale, out):
     np.multiply(source[index], out.dtype.type(scale), out=out)
 
 
@@ -240,7 +234,7 @@ def scatter_add(data, indices, indptr, dz, g):
     np.add.at(g, indices, data[:, None] * np.repeat(dz, np.diff(indptr), axis=0))
 
 
-def pick_sparse(source, indices, indptr, index, scale, data, columns, starts):
+def gather_sparse(source, indices, indptr, index, scale, data, columns, starts):
     lengths = indptr[index + 1] - indptr[index]
     starts[1:] = starts[0] + np.cumsum(lengths)
     at = np.repeat(indptr[index] - starts[:-1], lengths) + np.arange(starts[0], starts[-1])
@@ -248,7 +242,7 @@ def pick_sparse(source, indices, indptr, index, scale, data, columns, starts):
     columns[starts[0] : starts[-1]] = indices[at]
 
 
-def pick_images(source, index, scale, height, width, channels, down, right, mirrored, out):
+def gather_images(source, index, scale, height, width, channels, down, right, mirrored, out):
     pixels = source[index].reshape(-1, height, width, channels)
     moved = np.zeros_like(pixels)
     for image, result, v, h, mirror in zip(pixels, moved, down, right, mirrored, strict=True):
@@ -295,11 +289,11 @@ def add_bfloat16(into, code):
     into += wide(code)
 
 
-def encode_fixed(v, factor, fixed):
+def encode(v, factor, fixed):
     fixed[:] = np.floor(v.astype("f8") * factor + 0.5)
 
 
-def decode_fixed(into, factor, fixed):
+def decode(into, factor, fixed):
     into[:] = fixed * factor
 
 
@@ -350,16 +344,16 @@ def add_positions_backward(dy, gradient, length, offset):
     np.add.at(gradient, (np.arange(len(dy)) + offset) % length, dy)
 
 
-def normalize(x, gain, bias, y, mean, rstd):
+def layer_norm(x, gain, bias, y, mean, rstd):
     np.mean(x, axis=1, out=mean)
-    rstd[:] = 1 / np.sqrt(np.var(x, axis=1) + np.asarray(layer_norm.EPS, x.dtype))
+    rstd[:] = 1 / np.sqrt(np.var(x, axis=1) + np.asarray(EPS, x.dtype))
     np.subtract(x, mean[:, None], out=y)
     y *= rstd[:, None]
     y *= gain
     y += bias
 
 
-def normalize_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
+def layer_norm_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
     h = (x - mean[:, None]) * rstd[:, None]
     dgain += np.einsum("ij,ij->j", dy, h)
     dbias += dy.sum(axis=0)

@@ -2,27 +2,21 @@
 
     slot        0      1      2      3      4      5  ...        serial: the number of a frame since the beginning;
     frame       a0     b0     a1     b1     a2    (a3)           its slot is serial modulo the capacity
-    back        0      0      2      2      2      2             distance to the previous frame of the episode; 0: none
-    ahead       4      -      .      .      .      -             distance to the observation n steps later
+    back        0      0      2      2      2      1             distance to the previous frame of the episode; 0: none
+    ahead       4      -      3      -      1      -             distance to the observation n = 2 steps later; -: none
 
-Streams (a, b: one for each environment) share the ring, in the order in which their frames come. An observation is a
-frame, or a stack of the last frames of its episode, found along `back`; before an episode's first frame, that frame is
-repeated. A step becomes a transition, which can be sampled, when its return is complete: n steps later, or at the end
-of its episode:
+Streams (a, b: one for each environment; a is truncated at a3) share the ring, in the order of their frames. An
+observation is a frame, or a stack of its episode's last frames, found along `back`, the first one repeated if needed. A
+step becomes a transition, which can be sampled, when its return is complete, n steps later or at its episode's end:
 
     the episode
     goes on             r_t + ... + gamma^(n-1) r_{t+n-1}, discount = gamma^n, ahead to the frame of step t + n
     was truncated       m <= n rewards, discount = gamma^m, ahead to the true last frame, which takes a slot of its own
     has terminated      m <= n rewards, discount = 0; the next observation has no effect: ahead to the step's own frame
 
-Before a frame is overwritten, the transitions whose observations contain it are removed: its own, and those of the next
-frames (`after`). The frames after a step are younger than the step, so they are not overwritten before it. A step never
-becomes a transition if frames of its observation are overwritten before its return is complete. So all frames of a
-transition are there.
-"""
-
-from functools import cache
-from typing import Any
+All frames of a transition are in the ring: before a frame is overwritten, the transitions whose observations contain it
+(its own, and those of the next frames, along `after`) are removed; a step whose frames are overwritten before its
+return is complete never becomes a transition; the frames after a step are overwritten later than its own."""
 
 import numba
 import numpy as np
@@ -39,17 +33,10 @@ STEP = np.dtype(
         "itemsize": 32,
     }
 )
-WRITTEN, SIZE, TOUCHED, COMPLETED = range(
-    4
-)  # positions in `counts`: frames, transitions; the lengths of the last call's two lists
+# Positions in `counts`: frames, transitions; the lengths of the last call's two lists.
+WRITTEN, SIZE, TOUCHED, COMPLETED = range(4)
 TERMINATED, TRUNCATED = 1, 2  # flags of a step
 AHEAD = 6  # transitions between a prefetch and its use
-
-
-@exact
-def back_by(slot, gap, capacity):
-    """Return the slot `gap` frames before."""
-    return slot - gap if slot >= gap else slot - gap + capacity
 
 
 @exact
@@ -60,7 +47,7 @@ def on_by(slot, gap, capacity):
 
 @exact
 def set_priority(counts, slots, values, slot, value):
-    """List a slot and its new priority; of several entries of a slot the last counts."""
+    """List a slot with its new priority in `slots` and `values`; of a slot's entries the last counts."""
     slots[counts[TOUCHED]] = slot
     values[counts[TOUCHED]] = value
     counts[TOUCHED] += 1
@@ -102,7 +89,7 @@ def write(frames, steps, counts, slots, values, source, row, previous, stack):
 
 @exact
 def frames_are_there(steps, counts, serial, stack):
-    """True if no frame of this observation is overwritten."""
+    """True if no frame is overwritten of the observation whose newest frame has this serial."""
     capacity = len(steps)
     for _ in range(stack - 1):
         gap = steps[serial % capacity].back
@@ -115,15 +102,11 @@ def frames_are_there(steps, counts, serial, stack):
 
 
 @exact
-def next_priority(priorities, counts, priority):
-    """Return the priority of the next complete transition; the caller detects later if `priorities` is too short."""
-    return priorities[min(counts[COMPLETED], len(priorities) - 1)] if len(priorities) else priority
-
-
-@exact
-def complete(steps, counts, slots, values, completed, serial, ahead, total, discount, stack, priority):
-    """Make a step a transition if its frames are there, and list its serial in `completed`; else list -1."""
+def complete(steps, counts, slots, values, completed, serial, ahead, total, discount, stack, priorities, priority):
+    """Make a step a transition if its frames are in the ring, and list its serial in `completed`; else list -1."""
     number = counts[COMPLETED]
+    if len(priorities):  # the caller checks later that there were enough
+        priority = priorities[min(number, len(priorities) - 1)]
     counts[COMPLETED] = number + 1
     completed[number] = -1
     if serial >= counts[WRITTEN] - len(steps) and frames_are_there(steps, counts, serial, stack):
@@ -142,13 +125,10 @@ def add(
 ):  # fmt: skip
     """Add steps of the streams first .. first + streams - 1: row by row, one step of each stream in turn.
 
-    source (rows, bytes): the newest frame of each observation. finals: the true last frames of the truncated episodes,
-    in the order of their rows. actions, rewards, flags (rows,). last, ages: of each stream the serial of its last frame
-    (-1 at the beginning of an episode), and the steps of the episode so far.
-
-    priorities: of the transitions that become complete, in this order; if empty, all get `priority`. The lists to
-    write: slots and values, the changed priorities; completed, the serials of the new transitions.
-    """
+    source (rows, bytes): the newest frame of each observation. finals: the true last frames of truncated episodes, in
+    the rows' order. last, ages: for each stream the serial of its last frame (-1 at an episode's beginning), the steps
+    of the episode. priorities: of the new transitions, in order; if empty, all get `priority`. To write: slots, values
+    (the changed priorities) and completed (serials of the new transitions)."""
     counts[TOUCHED] = counts[COMPLETED] = 0
     capacity, truncated = len(steps), 0
     for row in range(len(actions)):
@@ -163,10 +143,9 @@ def add(
                     total, discount = step_back(total, discount, np.float64(steps[start % capacity].reward), gamma)
                     if k < n - 1:
                         start -= steps[start % capacity].back
-            value = next_priority(priorities, counts, priority)
             complete(
                 steps, counts, slots, values, completed, start if there else -1, serial - start, total, discount,
-                stack, value,
+                stack, priorities, priority,
             )  # fmt: skip
         steps[serial % capacity].action, steps[serial % capacity].reward = actions[row], rewards[row]
         last[stream], ages[stream] = serial, age + 1
@@ -183,10 +162,9 @@ def add(
                     step = steps[start % capacity]
                     total, discount = step_back(total, discount, np.float64(step.reward), gamma)
                     gap = np.int64(step.back)
-                value = next_priority(priorities, counts, priority)
                 complete(
                     steps, counts, slots, values, completed, start if there else -1, 0 if terminated else end - start,
-                    total, 0.0 if terminated else discount, stack, value,
+                    total, 0.0 if terminated else discount, stack, priorities, priority,
                 )  # fmt: skip
                 start -= gap
             last[stream], ages[stream] = -1, 0
@@ -200,12 +178,13 @@ def copy_stack(frames, steps, slot, stack, out, row):
         for b in range(width):
             out[np.uintp(row), np.uintp(k * width + b)] = frames[np.uintp(slot), np.uintp(b)]
         if k > 0:
-            slot = back_by(slot, np.int64(steps[slot].back), len(steps))
+            slot -= np.int64(steps[slot].back)
+            slot += len(steps) if slot < 0 else 0
 
 
 @on_cpu
 def gather(frames, steps, counts, index, stack, serial, x, actions, returns, discounts, y):
-    """Gather the transitions in the slots `index` (n,): x and y (n, bytes) are the observations before and after."""
+    """Copy the transitions of slots `index` (n,) to serial ... y; x, y (n, bytes): observations before and after."""
     capacity, n = len(steps), len(index)
     newest = counts[WRITTEN] - 1
     for i in range(n):
@@ -225,14 +204,11 @@ def gather(frames, steps, counts, index, stack, serial, x, actions, returns, dis
         copy_stack(frames, steps, on_by(slot, np.int64(step.ahead), capacity), stack, y, i)
 
 
-@cache
-def loops() -> tuple[Any, Any]:
-    """Return `add` and `gather`, compiled."""
+def ready() -> None:
+    """Compile the loops, before a run's clock starts."""
     t = numba.types
     steps, i8, f8, frames = numba.from_dtype(STEP)[::1], t.int64, t.float64, t.uint8[:, ::1]
-    flags, f4s = t.uint8[::1], t.float32[::1]
-    i8s, f8s = i8[::1], f8[::1]
-    adding = prepare(
-        add, frames, steps, i8s, i8s, i8s, frames, frames, i8s, f4s, flags, i8, i8, i8, i8, f8, f8s, f8, i8s, f8s, i8s
-    )
-    return adding, prepare(gather, frames, steps, i8s, i8s, i8, i8s, frames, i8s, f4s, f4s, frames)
+    i8s, f8s, f4s, lists = i8[::1], f8[::1], t.float32[::1], (i8[::1], f8[::1], i8[::1])
+    drawn = i8s, f4s, t.uint8[::1]
+    prepare(add, frames, steps, i8s, i8s, i8s, frames, frames, *drawn, i8, i8, i8, i8, f8, f8s, f8, *lists)
+    prepare(gather, frames, steps, i8s, i8s, i8, i8s, frames, i8s, f4s, f4s, frames)

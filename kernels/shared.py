@@ -1,9 +1,8 @@
 """All-reduce in shared memory of the ranks of a node: flags, waits, and sums over all ranks' vectors.
 
 Each rank owns a line of 64 bytes that all ranks can read: a flag, which only increases, and the position of the vector
-that the rank offers. A rank posts by incrementing its flag (a release store: a rank that reads the flag sees what was
-written before it), and waits until the flags of all ranks are as large (acquire loads). One post and one wait are a
-sync: a barrier without message and lock.
+that the rank offers. A rank posts by incrementing its flag (a release store, so readers of the flag see all earlier
+writes), and waits until all flags are as large (acquire loads). A post and a wait are a sync: a barrier without a lock.
 
     word of a line    0 flag    1 window, or 0: the rank's own scratch block    2 offset in bytes    3 pieces complete
                       4, 5 the rank's call (length, type and operation) at syncs with an even or an odd number
@@ -18,13 +17,9 @@ Two algorithms, by length; n bytes in the vector, N ranks:
     larger, by blocks   2        n                 n        every rank adds its 1/N of all and writes it to all
     not in a window              + 2 n             + 2 n    copy to the rank's scratch block first, and back
 
-The second algorithm's N n reads and N n writes, over all ranks, are the minimum that leaves the sum in all vectors.
-Memory bandwidth bounds it, or in a cache the movement of lines between cores. An element is added by one rank, or by
-all in the same order, so all ranks get the same bits.
-
-Short vectors use two buffers in turn: a rank that posts sync c has finished sync c - 1, so after the wait of sync c no
-rank reads the buffer of c - 1.
-"""
+The N n reads and N n writes of the second algorithm are the minimum. Memory bandwidth bounds it, or in a cache the
+movement of lines between cores. All ranks get the same bits: one rank adds an element, or all do in the same order.
+Short vectors use two buffers in turn: after the wait of sync c, all ranks have read the buffer of c - 1."""
 
 import numpy as np
 from numba import carray, types
@@ -148,10 +143,8 @@ def call_word(line, count):
 @function
 def yield_core(state, since):
     """Yield the core to other processes; since: time of the last yield (ns). Return the time of this one.
-
     For a while after another process has taken the core, sleep instead: Linux's autogroups ignore a yield to a process
-    of another session, and a process that has slept gets a core first.
-    """
+    of another session, and a process that has slept gets a core first."""
     if state[NAPS] > 0:
         state[NAPS] -= 1
         usleep(NAP)
@@ -165,10 +158,8 @@ def yield_core(state, since):
 
 @function
 def await_flags(places, state, patience):
-    """Wait until all flags are as large as this rank's: return DONE, or DIFFER if the ranks' calls differ.
-
-    Return WAITING after `patience` polls.
-    """
+    """Wait until all flags are as large as this rank's; return DONE, or DIFFER if the ranks' calls differ.
+    Return WAITING after `patience` polls."""
     count, spins, polls = state[COUNT], state[SPINS], 0
     start = since = 0
     same = True
@@ -191,7 +182,7 @@ def await_flags(places, state, patience):
 
 @function
 def post(places, state):
-    """Write this rank's call and increment its flag."""
+    """Write this rank's call to its line, then increment its flag."""
     state[COUNT] += 1
     line = peer(places, state[RANK])
     store(call_word(line, state[COUNT]), state[CALL])
@@ -200,7 +191,7 @@ def post(places, state):
 
 @function
 def share(size, lines_of, parts, part):
-    """Return [first, last), the elements of `size` in a part: whole cache lines of `lines_of` elements each."""
+    """Return (first, end) of a part's share of `size` elements, in whole cache lines of `lines_of` elements each."""
     lines = (size + lines_of - 1) // lines_of
     length = (lines + parts - 1) // parts * lines_of
     return min(part * length, size), min((part + 1) * length, size)
@@ -208,7 +199,7 @@ def share(size, lines_of, parts, part):
 
 @function
 def offer(places, state, address, size):
-    """Write to this rank's line where its `size` bytes at this address lie; return False if they are in no window."""
+    """Offer by this rank's line the `size` bytes at this address; if in no window, offer scratch and return False."""
     line = peer(places, state[RANK])
     for segment in range(1, places.shape[0]):
         offset = address - places[segment, 1 + state[RANK]]
@@ -229,16 +220,8 @@ def offered(places, rank):
 
 
 @function
-def add_all(vector, places, op, buffer):
-    """vector <- the combination of all ranks' short vectors, in the order of the ranks."""
-    copy(vector, at(peer(places, 0) + buffer, vector.size, vector))
-    for rank in range(1, ranks_of(places)):
-        combine(vector, at(peer(places, rank) + buffer, vector.size, vector), op)
-
-
-@function
 def add_share(size, like, places, rank, op):
-    """Combine this rank's share of all ranks' blocks of `size` elements, write it to all; return bytes written."""
+    """Combine this rank's share of all ranks' blocks of `size` elements and write it to all; return bytes written."""
     item, ranks = like.itemsize, ranks_of(places)
     first, last = share(size, LINE // item, ranks, rank)
     own = offered(places, rank)
@@ -255,17 +238,8 @@ def add_share(size, like, places, rank, op):
 
 
 @function
-def all_offer(places):
-    """True if the vectors of all ranks lie in windows."""
-    missing = 0
-    for rank in range(ranks_of(places)):
-        missing += load(peer(places, rank) + 8) == 0
-    return missing == 0
-
-
-@function
 def offer_block(vector, start, places, state):
-    """Offer the vector from element `start` on, or a copy of its next block; increment the flag."""
+    """Offer the vector from element `start` on, or, outside windows, a copy of its next block; increment the flag."""
     item, rest = vector.itemsize, vector.size - start
     address = np.int64(vector.ctypes.data) + start * item
     if not offer(places, state, address, rest * item):
@@ -277,22 +251,21 @@ def offer_block(vector, start, places, state):
 
 @function
 def block_size(vector, start, places):
-    """Return the elements of the next block, after all ranks have offered: all the rest if no rank needs scratch."""
+    """Return the elements of the next block, after all ranks' offers: the whole rest if all vectors are in windows."""
     rest = vector.size - start
-    return rest if all_offer(places) else min(BLOCK // vector.itemsize, rest)
+    for rank in range(ranks_of(places)):
+        if load(peer(places, rank) + 8) == 0:  # in no window
+            return min(BLOCK // vector.itemsize, rest)
+    return rest
 
 
 @block("T[::1], int64[:, ::1], int64[::1], int64, int64")
 def all_reduce(vector, places, state, call, patience):
     """Advance the all-reduce of `vector`; return DONE, WAITING for other ranks, or DIFFER if the ranks' calls differ.
 
-    After DIFFER the caller resets PHASE and START.
-
     places (1 + windows, 1 + ranks): row 0 has the addresses of all ranks' memory, each other row those of a window's
-    parts, both from column 1 on; column 0 has the bytes of a window's part. state: this rank's state. call: length,
-    type and operation in one number, the operation in its two lowest bits. patience: polls before WAITING is returned;
-    0: one.
-    """
+    parts, both from column 1 on; column 0 the bytes of a window's part. state: this rank's; the caller resets PHASE and
+    START after DIFFER. call: length, type, operation (the two lowest bits). patience: polls before WAITING; 0: one."""
     item, op = vector.itemsize, call & 3
     state[CALL] = call
     if vector.size * item <= SMALL:
@@ -304,7 +277,10 @@ def all_reduce(vector, places, state, call, patience):
             state[PHASE] = OFFERED
         status = await_flags(places, state, patience)
         if status == DONE:
-            add_all(vector, places, op, LINE + SMALL * ((state[COUNT] - 1) % 2))
+            buffer = LINE + SMALL * ((state[COUNT] - 1) % 2)
+            copy(vector, at(peer(places, 0) + buffer, vector.size, vector))
+            for rank in range(1, ranks_of(places)):
+                combine(vector, at(peer(places, rank) + buffer, vector.size, vector), op)
             state[PHASE] = BEGIN
         return status
     while state[START] < vector.size:
@@ -333,26 +309,15 @@ def all_reduce(vector, places, state, call, patience):
 
 
 # Kernels of the hierarchical all-reduce (hpcdl/comm/allreduce/hierarchical.py); rank 0 of a node is the leader.
-
-
-@block("T[::1], int64, int64[:, ::1], int64[::1]")
-def offer_from(vector, start, places, state):
-    """Offer the vector from element `start` on, or a copy of its next block; increment the flag."""
-    offer_block(vector, start, places, state)
-
-
-@block("T[::1], int64, int64[:, ::1]")
-def offered_size(vector, start, places):
-    """Return how many elements from `start` on all ranks have offered."""
-    return block_size(vector, start, places)
+offer_from = block("T[::1], int64, int64[:, ::1], int64[::1]")(offer_block.py_func)
+offered_size = block("T[::1], int64, int64[:, ::1]")(block_size.py_func)
+raise_flag = block("T[:, ::1], T[::1]")(post.py_func)
 
 
 @block("T[::1], int64, int64, int64[:, ::1], int64[::1], int64")
 def add_to_leader(vector, first, size, places, state, op):
-    """Combine this rank's share of `size` elements into the leader's vector; increment the flag.
-
-    first: their first element in the offered vectors. All ranks but the leader add; the leader communicates meanwhile.
-    """
+    """Combine this rank's share of `size` elements, from `first` on, into the leader's vector; increment the flag.
+    All ranks except the leader call it; the leader communicates meanwhile."""
     item, ranks = vector.itemsize, ranks_of(places)
     low, high = share(size, LINE // item, ranks - 1, state[RANK] - 1)
     for start in range(first + low, first + high, TILE // item):
@@ -366,7 +331,7 @@ def add_to_leader(vector, first, size, places, state, op):
 
 @block("T[::1], int64, int64[:, ::1], int64[::1]")
 def copy_from_leader(into, first, places, state):
-    """into <- the leader's values, from element `first` of its offered vector on."""
+    """into <- the values from element `first` on of the vector that the leader offers."""
     copy(into, at(offered(places, 0) + first * into.itemsize, into.size, into))
     state[WRITTEN] += into.nbytes
 
@@ -375,12 +340,6 @@ def copy_from_leader(into, first, places, state):
 def arrived(places, state, patience):
     """Wait for the flags of all ranks; arguments and result as for `await_flags`."""
     return await_flags(places, state, patience)
-
-
-@block("T[:, ::1], T[::1]")
-def raise_flag(places, state):
-    """Increment this rank's flag."""
-    post(places, state)
 
 
 @block("T[:, ::1], T[::1]")

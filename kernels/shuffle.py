@@ -3,12 +3,7 @@
     for i from n - 1 down to 1:    j <- a uniform number from 0 to i;    swap the elements i and j
 
 j is the first 32-bit random word that, masked to the bits of i, is at most i. All words are drawn in one call.
-
-(Durstenfeld, "Algorithm 235: random permutation", CACM 1964)
-"""
-
-from functools import cache
-from typing import Any
+(Durstenfeld, "Algorithm 235: random permutation", CACM 1964)"""
 
 import numpy as np
 
@@ -21,7 +16,7 @@ SPARE = 1 << 10  # words of 64 bits that are drawn beyond the expected number, t
 
 @on_cpu
 def swaps(order, words, last):
-    """Swap the elements last, last - 1, ... as the words say; return the next element to swap, or 0 if all are."""
+    """Swap the elements last, last - 1, ... by the random words; return the next element to swap, 0 if all are done."""
     i, mask = last, 0xFFFFFFFF
     for word in words:
         if i == 0:
@@ -36,23 +31,18 @@ def swaps(order, words, last):
     return i
 
 
-@cache
-def loop() -> Any:
-    return prepare(swaps, np.empty(0, np.int32), np.empty(0, np.uint32), 0)
-
-
 def ready(n: int) -> None:
     """Compile the loop for permutations of n, before a run's clock starts."""
     if LONG <= n < MOST:
-        loop()
+        prepare(swaps, np.empty(0, np.int32), np.empty(0, np.uint32), 0)
 
 
 def permutation(random: np.random.Generator, n: int) -> np.ndarray:
     """Return random.permutation(n): the numbers 0 to n - 1 in random order, int64 (n,)."""
     if not LONG <= n < MOST:
         return random.permutation(n)
-    order, last, swap = np.arange(n, dtype=np.int32), n - 1, loop()
+    order, last = np.arange(n, dtype=np.int32), n - 1
     while last > 0:  # again, if too many words were rejected
         words = random.bit_generator.random_raw(last * 3 // 4 + SPARE).astype("<u8", copy=False).view("<u4")
-        last = swap(order, words, last)
+        last = swaps(order, words, last)
     return order.astype(np.int64)

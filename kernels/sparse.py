@@ -4,9 +4,8 @@
     scatter_add      g[indices[e], k] += data[e] dz[i, k]           for each element e of each row i
     gather_sparse    copy rows of a data set, converted to the model's type and scaled; for dense rows: gather.py
 
-Row i has the elements indptr[i] ... indptr[i + 1] - 1. For a w of one column, `row_dot` adds into four accumulators in
-a fixed order, which the compiler may not change: every kernel that inlines it gets the same bits.
-"""
+Row i has the elements indptr[i] ... indptr[i + 1] - 1. Memory latency bounds the products if w or g is in no cache. For
+a w of one column, `row_dot` adds into four accumulators in a fixed order, so every kernel gets the same bits."""
 
 import numpy as np
 
@@ -35,11 +34,7 @@ def row_dot(data, indices, first, last, w, zero):
 
 @block(f"{_CSR}, T[:, ::1], T[:, ::1]")
 def sparse_dot(data, indices, indptr, w, z):
-    """z <- x w, for sparse x (rows, features), w (features, columns).
-
-    Bytes moved per element of x, b bytes each: b + 4 and b for each column; memory latency bounds it where w is in no
-    cache.
-    """
+    """z <- x w, sparse x (rows, features), w (features, columns). Bytes per element of b bytes: b + 4, b per column."""
     zero = z.dtype.type(0)
     if w.shape[1] == 1:
         column = w.reshape(w.size)
@@ -57,11 +52,7 @@ def sparse_dot(data, indices, indptr, w, z):
 
 @block(f"{_CSR}, T[:, ::1], T[:, ::1]")
 def scatter_add(data, indices, indptr, dz, g):
-    """g <- g + x^T dz, for sparse x (rows, features), dz (rows, columns).
-
-    Bytes moved per element of x, b bytes each: b + 4 and 2b for each column; memory latency bounds it where g is in no
-    cache.
-    """
+    """g <- g + x^T dz, sparse x (rows, features), dz (rows, columns). Bytes per b-byte element: b + 4, 2b a column."""
     for i in range(dz.shape[0]):
         for e in range(indptr[i], indptr[i + 1]):
             j, value = indices[e], data[e]
@@ -78,11 +69,8 @@ def prefetch_slice(array, first, last):
 
 
 def _gather_sparse(source, indices, indptr, index, scale, data, columns, starts):
-    """Copy the rows `index` of a source to data[starts[0] :], columns[starts[0] :]; write starts[1:] (rows,).
-
-    Bytes moved per element: one of the source and one of data, and 8 for the columns; memory bandwidth bounds it. A
-    processor cannot predict the next row, so rows of a large source are prefetched.
-    """
+    """Copy the rows `index` of a source to data[starts[0] :], columns[starts[0] :]; starts[1:] <- the rows' ends.
+    Memory bandwidth bounds it: source, data, two indices of each element. Rows of a large source are prefetched."""
     factor, to = data.dtype.type(scale), starts[0]
     prefetched = len(index) - AHEAD if source.size * source.itemsize > NEAR else 0
     for i in range(len(index)):

@@ -9,20 +9,15 @@ A node has eight children, which fill one cache line of 64 bytes; a million leav
     assign    leaves <- values, then level by level: the sum of each node with a changed child
     draw      from the top down: the first of a node's eight children whose running sum exceeds the rest of the target
 
-A sum is always computed from its eight children, in a fixed order, never from the old sum and a difference. So rounding
-errors do not accumulate, and a tree depends only on its leaves, not on their history. A leaf of priority 0 is never
-drawn. Both operations cost 8 log_8(leaves) additions. `NumpySumTree` gives the same bits in plain NumPy.
-
-(Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay", ICLR 2016, appendix B.2.1)
-"""
+A sum is always computed from its eight children, in a fixed order. So rounding errors do not accumulate, and a tree
+depends only on its leaves, not on their history. A leaf of priority 0 is never drawn. Both operations cost 8
+log_8(leaves) additions. (Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay", ICLR 2016, B.2.1)"""
 
 import itertools
-from functools import cache
-from typing import Any
 
 import numpy as np
 
-from hpcdl.kernels.bind import exact, on_cpu, prepare
+from hpcdl.kernels.bind import exact, on_cpu
 from hpcdl.kernels.device import CPU
 
 FAN = 8  # children of a node
@@ -60,9 +55,7 @@ def assign(tree, starts, index, values):
 @on_cpu
 def draw(tree, starts, left, index):
     """index (n,) <- the leaves whose running sums first exceed `left` (n,): targets from 0 to below the total.
-
-    All draws descend together, a level at a time, so that their memory accesses overlap; left: the rest of each target.
-    """
+    All draws descend together, so that their memory accesses overlap. left <- the rest of each target."""
     index[:] = 0
     for level in range(len(starts) - 1, -1, -1):
         for i in range(len(left)):
@@ -81,13 +74,6 @@ def draw(tree, starts, left, index):
                     before += tree[node + np.uintp(c)]
             left[i] -= before
             index[i] = FAN * index[i] + chosen
-
-
-@cache
-def loops() -> tuple[Any, Any]:
-    """Return `assign` and `draw`, compiled."""
-    f8, i8 = np.empty(0), np.empty(0, np.int64)
-    return prepare(assign, f8, i8, i8, f8), prepare(draw, f8, i8, f8, i8)
 
 
 def level_sizes(leaves: int) -> list[int]:
@@ -111,11 +97,8 @@ class SumTree:
         self.starts = np.cumsum([0, *self.sizes[:-1]])
         self.tree = CPU.zeros(sum(self.sizes), np.float64)
         self.count = leaves
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Compile its loops, before a run's clock starts."""
-        self._assign, self._draw = loops()
+        self.assign(np.empty(0, np.int64), np.empty(0))  # compiles the loops, before a run's clock starts
+        self.draw(np.empty(0))
 
     @property
     def leaves(self) -> np.ndarray:
@@ -128,20 +111,16 @@ class SumTree:
         return float(node_sum_numpy(self.tree[-FAN:])[0])
 
     def assign(self, index: np.ndarray, values: np.ndarray) -> None:
-        """Set the priorities at `index`, int64 (n,), to `values`, float64 (n,); for a repeated index the last counts.
-
-        Raises ValueError, and changes nothing, if a value is NaN, negative or above 1e200.
-        """
-        if self._assign(self.tree, self.starts, index, values):
+        """Set the priorities at `index`, int64 (n,), to `values`, float64 (n,); of a repeated index the last counts.
+        Raises ValueError, and changes nothing, if a value is NaN, negative or above 1e200."""
+        if assign(self.tree, self.starts, index, values):
             raise ValueError("a priority is negative, infinite or NaN")
 
     def draw(self, targets: np.ndarray) -> np.ndarray:
         """Return the leaves, int64 (n,), whose running sums of priorities first exceed the targets, float64 (n,).
-
-        targets: from 0 to below `total`, which must not be 0; uniform targets draw leaves by their priorities.
-        """
+        targets: from 0 to below `total`, which must not be 0; uniform targets draw leaves by their priorities."""
         index = np.empty(len(targets), np.int64)
-        self._draw(self.tree, self.starts, np.array(targets, np.float64), index)
+        draw(self.tree, self.starts, np.array(targets, np.float64), index)
         return index
 
 
@@ -155,11 +134,7 @@ def node_sum_numpy(nodes: np.ndarray) -> np.ndarray:
 class NumpySumTree(SumTree):
     """A sum tree in plain NumPy, with the same bits."""
 
-    def prepare(self) -> None:
-        """Compile nothing."""
-
     def assign(self, index: np.ndarray, values: np.ndarray) -> None:
-        """As SumTree.assign."""
         if not ((values >= 0) & (values <= MOST)).all():
             raise ValueError("a priority is negative, infinite or NaN")
         self.tree[index] = values
@@ -169,7 +144,6 @@ class NumpySumTree(SumTree):
             self.tree[here + index] = node_sum_numpy(children.reshape(-1))
 
     def draw(self, targets: np.ndarray) -> np.ndarray:
-        """As SumTree.draw."""
         left, at = np.array(targets, np.float64), np.zeros(len(targets), np.int64)
         for first in self.starts[::-1]:
             children = self.tree[first + FAN * at[:, None] + np.arange(FAN)]

@@ -5,30 +5,26 @@
         e <- slope of the loss at z - slope at z'     a number for each output
         w_j <- w_j - rate * (e x_j + mu_j + decay w_j)              for every coordinate j; x is 1 at the bias
 
-mu is the mean gradient at the snapshot. For a sparse row, z, z' and e x need only the coordinates that are not zero.
-The terms mu_j + decay w_j change every coordinate in every step; they are applied lazily: when a row needs coordinate
-j, the k steps that it has missed are applied at once,
+mu is the mean gradient at the snapshot. For a sparse row, z, z' and e x need only its nonzero coordinates. The terms
+mu_j + decay w_j change every coordinate in every step. They are applied lazily: when a row needs coordinate j, its k
+missed steps are done at once,
 
     w_j <- q^k w_j - mu_j (1 - q^k) / decay,   q = 1 - rate * decay          (decay 0: w_j - k * rate * mu_j)
 
 `when[j]` is the number of steps that coordinate j has had. The time is the number of steps of all threads; each thread
-counts its own, and reads the counts of the others every LOOK steps. With one thread the result is that of dense steps.
-With several, two threads may apply the same missed steps; this error is proportional to mu + decay w, which goes to 0
-as the method converges.
+counts its own, and reads the counts of the others every LOOK steps. One thread gives the result of dense steps. Two
+threads may apply the same missed steps; this error is proportional to mu + decay w, which converges to 0.
 
-rows                   dense (rows, features), or a sparse row's data, indices and indptr
-y (rows, columns)      values to predict, or labels, in the type of the parameters; one column for softmax
-w, snapshot, mean      flat vectors: the weight of feature j for output k is at j * outputs + k, then the biases
-z, e (outputs,)        scratch of the thread
-Each loop returns the sum of losses, each before its step.
-"""
+    rows                   dense (rows, features), or a sparse row's data, indices and indptr
+    y (rows, columns)      values to predict, or labels, in the type of the parameters; one column for softmax
+    w, snapshot, mean      flat vectors: the weight of feature j for output k is at j * outputs + k, then the biases
+    z, e (outputs,)        scratch of the thread"""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
-from hpcdl.kernels.bind import function, numba_types, on_cpu, prepare
+from hpcdl.kernels.bind import function, on_cpu, prepare
 from hpcdl.kernels.linear import SOFTMAX, loss_and_slope
 from hpcdl.kernels.shared import load, store
 from hpcdl.kernels.sparse import row_dot
@@ -60,7 +56,7 @@ def slopes(kind, z, y, i, one):
 
 @function
 def slope_difference(kind, z, e, y, i, one):
-    """Return the loss of row i with the outputs z; e, the outputs at the snapshot, <- the difference of slopes."""
+    """Return the loss of row i with the outputs z; e <- slopes at z - slopes at e, the snapshot's outputs."""
     loss = slopes(kind, z, y, i, one)
     slopes(kind, e, y, i, one)
     for k in range(len(z)):
@@ -77,10 +73,7 @@ def update_bias(w, mean, at, e, rate, decay):
 
 @function
 def after_missed_steps(w, mean, missed, rate, decay, shrink):
-    """Return a coordinate's value after `missed` steps w <- w - rate (mean + decay w).
-
-    shrink: log(1 - rate * decay).
-    """
+    """Return a coordinate after `missed` steps w <- w - rate (mean + decay w); shrink: log(1 - rate * decay)."""
     if decay == 0:
         return w - missed * (rate * mean)
     rest = math.expm1(missed * shrink)  # q^k - 1
@@ -155,7 +148,7 @@ def sparse(data, indices, indptr, y, w, snapshot, mean, when, counts, thread, ra
 
 @on_cpu
 def settle(w, mean, when, steps, rate, decay, outputs):
-    """Apply to every coordinate the steps that it has missed of a round of `steps` steps; when <- 0."""
+    """Apply to every coordinate the steps that it has missed in a round of `steps` steps; when <- 0."""
     shrink = w.dtype.type(math.log1p(-rate * decay))
     rate, decay = w.dtype.type(rate), w.dtype.type(decay)
     for j in range(len(when)):
@@ -166,16 +159,11 @@ def settle(w, mean, when, steps, rate, decay, outputs):
         when[j] = 0
 
 
-_STATE = "T[::1], T[::1], T[::1]"
-SIGNATURES: dict[Callable, str] = {
-    dense: f"T[:, ::1], T[:, ::1], {_STATE}, float64, float64, int64, T[::1], T[::1]",
-    sparse: f"T[::1], int32[::1], int64[::1], T[:, ::1], {_STATE}, int64[::1], int64[:, ::1], int64, float64, float64,"
-    " int64, T[::1], T[::1]",
-    settle: "T[::1], T[::1], int64[::1], int64, float64, float64, int64",
-}
-
-
 def compile_for(dtype):
     """Compile the three loops for this element type, or load them from the cache, before a run's clock starts."""
-    for loop, signature in SIGNATURES.items():
-        prepare(loop, *numba_types(signature, dtype))
+    vector, matrix, when = np.empty(0, dtype), np.empty((0, 0), dtype), np.empty(0, np.int64)
+    settings = 0.0, 0.0, 0  # rate, decay, kind
+    prepare(dense, matrix, matrix, *[vector] * 3, *settings, vector, vector)
+    row = vector, np.empty(0, np.int32), when
+    prepare(sparse, *row, matrix, *[vector] * 3, when, np.empty((0, 8), np.int64), 0, *settings, vector, vector)
+    prepare(settle, vector, vector, when, 0, 0.0, 0.0, 0)

@@ -9,25 +9,19 @@
     slope             w clip(e, -delta, delta) for the action that was taken, 0 for the others
     weight            w = (N P)^-beta,   P = p / (sum of p), N transitions; a learner divides by the batch's largest
 
-A return is built from its last reward backwards, R <- r + gamma R (`step_back`), so that the returns of an episode's
-last steps cost one step each. Each function has a twin of the same arguments in plain NumPy, *_numpy.
+A return is built from its last reward backwards, R <- r + gamma R (`step_back`). (n-step: Sutton, 1988; Watkins, 1989;
+Huber in DQN: Mnih et al., 2015; double: van Hasselt, Guez and Silver, AAAI 2016; weights: Schaul et al., ICLR 2016)"""
 
-(n-step: Sutton, 1988; Watkins, 1989; Huber in DQN: Mnih et al., Nature 2015; double: van Hasselt, Guez and Silver, AAAI
-2016; weights: Schaul et al., ICLR 2016)
-"""
-
-from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 
-from hpcdl.kernels.bind import exact, on_cpu, prepare
+from hpcdl.kernels.bind import exact, on_cpu
 
 
 @exact
 def step_back(total, discount, reward, gamma):
-    """Return (return, discount) with the step before, which had this reward, added; for no steps they are (0, 1)."""
+    """Return (total, discount) of a return extended by the step before it, which had this reward; at first (0, 1)."""
     return reward + gamma * total, gamma * discount
 
 
@@ -76,96 +70,39 @@ def _weights(priorities, total, count, beta, weights):
         weights[i] = (count * (priorities[i] / total)) ** -beta
 
 
-@cache
-def loops(dtype: np.dtype) -> tuple[Any, Any, Any]:
-    """Return the three loops, compiled for networks of this type."""
-    T, f8, i8 = numba.from_dtype(dtype), numba.types.float64, numba.types.int64
-    row, matrix = T[::1], T[:, ::1]
-    return (
-        prepare(_targets, matrix, matrix, row, row, row),
-        prepare(_errors, matrix, i8[::1], row, row, f8, matrix, row),
-        prepare(_weights, f8[::1], f8, f8, f8, f8[::1]),
-    )
-
-
 def ready(dtype: Any) -> None:
     """Compile the loops for networks of this type, before a run's clock starts."""
-    loops(np.dtype(dtype))
+    q, row = np.empty((0, 1), dtype), np.empty(0, dtype)
+    targets(q, q, row, row)
+    errors(q, row, row, row, 1.0, q)
+    importance_weights(np.empty(0), 1.0, 1, 1.0)
 
 
 def targets(valued: np.ndarray, chosen: np.ndarray, returns: np.ndarray, discounts: np.ndarray) -> np.ndarray:
     """Return the targets y (rows,), of the type of `valued`.
-
-    valued (rows, actions): the target network's values of the next observations; chosen (rows, actions): the values
-    that choose the action: those of the network for double DQN, else `valued` again. returns, discounts (rows,).
-    """
+    valued (rows, actions): the target network's values of the next observations. chosen (rows, actions): the values
+    that choose the action, the network's for double DQN, else `valued`. returns, discounts (rows,)."""
     y = np.empty(len(valued), valued.dtype)
     arrays = (np.ascontiguousarray(a, valued.dtype) for a in (valued, chosen, returns, discounts))
-    loops(valued.dtype)[0](*arrays, y)
+    _targets(*arrays, y)
     return y
 
 
 def errors(
     q: np.ndarray, actions: np.ndarray, y: np.ndarray, weights: np.ndarray, delta: float, slopes: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return (the weighted sum of Huber's losses, |e| of each row); slopes (rows, actions) <- its gradient by q.
-
-    q (rows, actions); actions int64 (rows,), which must be columns of q; y, weights (rows,). delta: infinity for the
-    squared loss.
-    """
+    """Return (the weighted sum of Huber's losses, |e| of each row); slopes (rows, actions) <- the sum's gradient by q.
+    q (rows, actions). actions int64 (rows,): columns of q. y, weights (rows,). delta: infinity for the squared loss."""
     sizes, dtype = np.empty(len(q), q.dtype), q.dtype
     rows = (np.ascontiguousarray(a, dtype) for a in (y, weights))
     chosen = np.ascontiguousarray(actions, np.int64)
-    return loops(dtype)[1](np.ascontiguousarray(q), chosen, *rows, float(delta), slopes, sizes), sizes
+    return _errors(np.ascontiguousarray(q), chosen, *rows, float(delta), slopes, sizes), sizes
 
 
 def importance_weights(priorities: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
     """Return the weights (N P)^-beta, float64 (rows,), of drawn transitions with `priorities`, float64 (rows,), not 0.
-
-    total: the sum of all priorities; count: N, how many there are. The caller divides by the batch's largest weight
-    (Schaul et al. 2016, algorithm 1, line 10): these rows may be a part of the batch.
-    """
+    total: the sum of all priorities. count: N. The caller divides by the batch's largest weight (Schaul et al. 2016,
+    algorithm 1, line 10), since these rows may be a part of the batch."""
     weights = np.empty(len(priorities))
-    loops(np.dtype(np.float32))[2](np.ascontiguousarray(priorities), float(total), float(count), float(beta), weights)
+    _weights(np.ascontiguousarray(priorities), float(total), float(count), float(beta), weights)
     return weights
-
-
-def n_step_numpy(
-    rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, gamma: float, n: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (returns, discounts, spans) of consecutive steps (T,); a span is the number of rewards in a return.
-
-    A span of 0: the return is not complete, because steps after the last one belong to it.
-    """
-    T = len(rewards)
-    returns, discounts, spans = np.zeros(T), np.zeros(T), np.zeros(T, np.int64)
-    ends = terminated | truncated
-    for t in range(T):
-        stop = t + 1 + np.flatnonzero(ends[t : t + n])[0] if ends[t : t + n].any() else t + n
-        if stop <= T:
-            spans[t] = stop - t
-            returns[t] = (gamma ** np.arange(spans[t]) * rewards[t:stop]).sum()
-            discounts[t] = 0 if terminated[stop - 1] else gamma ** spans[t]
-    return returns, discounts, spans
-
-
-def targets_numpy(valued: np.ndarray, chosen: np.ndarray, returns: np.ndarray, discounts: np.ndarray) -> np.ndarray:
-    """As `targets`."""
-    return returns + discounts * valued[np.arange(len(valued)), chosen.argmax(axis=1)]
-
-
-def errors_numpy(
-    q: np.ndarray, actions: np.ndarray, y: np.ndarray, weights: np.ndarray, delta: float, slopes: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """As `errors`."""
-    rows = np.arange(len(q))
-    e = q[rows, actions] - y
-    near = np.clip(e, -delta, delta)
-    slopes[:] = 0
-    slopes[rows, actions] = weights * near
-    return float((weights * near * (e - near / 2)).sum(dtype=np.float64)), np.abs(e)
-
-
-def importance_weights_numpy(priorities: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
-    """As `importance_weights`."""
-    return (count * (priorities / total)) ** -beta

@@ -8,22 +8,18 @@ With d = scale g + decay w (the mean gradient plus the gradient of the L2 penalt
     adam        m <- beta1 m + (1 - beta1) d        s <- beta2 s + (1 - beta2) d^2
                 w <- shrink w - rate m / (root sqrt(s) + eps)            (Kingma and Ba, ICLR 2015)
     yogi        m as adam's            s <- s - (1 - beta2) d^2 sign(s - d^2)
-                w <- w - rate m / (sqrt(s) + eps)                    (Zaheer et al., NeurIPS 2018)
+                w <- w - rate m / (sqrt(s) + eps)                        (Zaheer et al., NeurIPS 2018)
     adagrad     s <- s + d^2           w <- w - rate d / (sqrt(s) + eps) (Duchi, Hazan and Singer, JMLR 2011)
+    average     a <- a + share (w - a) the mean of k iterates, share = 1 / k (Polyak and Juditsky, 1992; Ruppert, 1988)
+    proximal    g <- g + b mu (w - center)  adds to the sum of b gradients those of b penalties mu/2 |w - center|^2
+                                                                         (FedProx: Li et al., MLSys 2020)
 
-Adam's caller passes the bias corrections of step t (from 1) as rate = lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
-AdamW (Loshchilov and Hutter, ICLR 2019) is adam with shrink = 1 - lr weight_decay and decay = 0; Adam has shrink = 1.
-FedProx adds to the sum of b gradients those of b penalties mu/2 |w - center|^2 (Li et al., MLSys 2020):
+adam's caller passes the bias corrections of step t (from 1), rate = lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t);
+rest = 1 - beta (adam, yogi) is computed in float64. AdamW (Loshchilov and Hutter, ICLR 2019) is adam with
+shrink = 1 - lr weight_decay and decay = 0; Adam has shrink = 1. Only proximal writes g.
 
-    proximal    g <- g + b mu (w - center)
-
-The mean of a rule's iterates (Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992;
-Ruppert, 1988) is updated with the share 1 / k for the k-th iterate:
-
-    average     a <- a + share (w - a)
-
-The rules only read g. Memory bandwidth bounds all; in the caches, float64's roots and quotients bound adam and adagrad.
-"""
+Memory bandwidth bounds all; in the caches, float64's roots and quotients bound adam and adagrad. Per element of b bytes
+sgd and average move 3b bytes (w, g read, w written), proximal 4b, momentum, nesterov, adagrad 5b, adam and yogi 7b."""
 
 import math
 
@@ -40,7 +36,7 @@ def mean_gradient(w, g, scale, decay):
 
 @exact
 def add_square(s, d):
-    """Return adagrad's sum of squares s after d."""
+    """Return s + d^2, adagrad's sum of squares after d."""
     return s + d * d
 
 
@@ -58,19 +54,13 @@ def adagrad_step(w, d, total, rate, eps):
 
 @elementwise("T[::1], T[::1], T, T, T")
 def sgd(i, w, g, rate, scale, decay):
-    """w <- w - rate d, with d = scale g + decay w.
-
-    Bytes moved per element of b bytes: 3b (w and g read, w written).
-    """
+    """w <- w - rate d, with d = scale g + decay w."""
     w[i] = sgd_step(w[i], mean_gradient(w[i], g[i], scale, decay), rate)
 
 
 @elementwise("T[::1], T[::1], T[::1], T, T, T, T")
 def momentum(i, w, g, v, rate, scale, decay, beta):
-    """v <- beta v + d, w <- w - rate v.
-
-    Bytes moved per element of b bytes: 5b (w, g, v read, w, v written).
-    """
+    """v <- beta v + d, w <- w - rate v, with d = scale g + decay w."""
     step = beta * v[i] + (scale * g[i] + decay * w[i])
     v[i] = step
     w[i] -= rate * step
@@ -78,10 +68,7 @@ def momentum(i, w, g, v, rate, scale, decay, beta):
 
 @elementwise("T[::1], T[::1], T[::1], T, T, T, T")
 def nesterov(i, w, g, v, rate, scale, decay, beta):
-    """v <- beta v + d, w <- w - rate (d + beta v).
-
-    Bytes moved per element of b bytes: 5b (w, g, v read, w, v written).
-    """
+    """v <- beta v + d, w <- w - rate (d + beta v), with d = scale g + decay w."""
     d = scale * g[i] + decay * w[i]
     step = beta * v[i] + d
     v[i] = step
@@ -90,11 +77,7 @@ def nesterov(i, w, g, v, rate, scale, decay, beta):
 
 @elementwise("T[::1], T[::1], T[::1], T[::1], T, T, T, T, T, T, T, T, T, T")
 def adam(i, w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, root, eps):
-    """m <- beta1 m + rest1 d, s <- beta2 s + rest2 d^2, w <- shrink w - rate m / (root sqrt(s) + eps).
-
-    rest = 1 - beta, which the caller computes in double precision. Bytes moved per element of b bytes: 7b (w, g, m, s
-    read, w, m, s written).
-    """
+    """m <- beta1 m + rest1 d, s <- beta2 s + rest2 d^2, w <- shrink w - rate m / (root sqrt(s) + eps); d: see `sgd`."""
     d = scale * g[i] + decay * w[i]
     first = beta1 * m[i] + rest1 * d
     second = beta2 * s[i] + rest2 * (d * d)
@@ -105,11 +88,7 @@ def adam(i, w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, 
 
 @elementwise("T[::1], T[::1], T[::1], T[::1], T, T, T, T, T, T, T")
 def yogi(i, w, g, m, s, rate, scale, decay, beta1, rest1, rest2, eps):
-    """m <- beta1 m + rest1 d, s <- s - rest2 d^2 sign(s - d^2), w <- w - rate m / (sqrt(s) + eps).
-
-    rest = 1 - beta, which the caller computes in double precision. Bytes moved per element of b bytes: 7b (w, g, m, s
-    read, w, m, s written).
-    """
+    """m <- beta1 m + rest1 d, s <- s - rest2 d^2 sign(s - d^2), w <- w - rate m / (sqrt(s) + eps); d: see `sgd`."""
     d = scale * g[i] + decay * w[i]
     first = beta1 * m[i] + rest1 * d
     square = d * d
@@ -121,10 +100,7 @@ def yogi(i, w, g, m, s, rate, scale, decay, beta1, rest1, rest2, eps):
 
 @elementwise("T[::1], T[::1], T[::1], T, T, T, T")
 def adagrad(i, w, g, s, rate, scale, decay, eps):
-    """s <- s + d^2, w <- w - rate d / (sqrt(s) + eps).
-
-    Bytes moved per element of b bytes: 5b (w, g, s read, w, s written).
-    """
+    """s <- s + d^2, w <- w - rate d / (sqrt(s) + eps), with d = scale g + decay w."""
     d = mean_gradient(w[i], g[i], scale, decay)
     total = add_square(s[i], d)
     s[i] = total
@@ -133,17 +109,11 @@ def adagrad(i, w, g, s, rate, scale, decay, eps):
 
 @elementwise("T[::1], T[::1], T[::1], T")
 def proximal(i, g, w, center, factor):
-    """g <- g + factor (w - center).
-
-    Bytes moved per element of b bytes: 4b (g, w, center read, g written).
-    """
+    """g <- g + factor (w - center)."""
     g[i] += factor * (w[i] - center[i])
 
 
 @elementwise("T[::1], T[::1], T")
 def average(i, a, w, share):
-    """a <- a + share (w - a).
-
-    Bytes moved per element of b bytes: 3b (a and w read, a written).
-    """
+    """a <- a + share (w - a)."""
     a[i] += share * (w[i] - a[i])

@@ -2,32 +2,27 @@
 
 Trains the same model for the same number of epochs at each batch size, once with the learning rate as it is and once
 scaled in proportion to the batch (Goyal et al., 2017) after one epoch of warm-up from 0, for several seeds, and prints
-steps, seconds, and the median test accuracy with its lowest and highest value.
-"""
+steps, seconds, and the median test accuracy with its lowest and highest value."""
 
 import statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdl.comm import Communicator
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import benchmark, figure, positive, print_table, save, trained, write_json
-from hpcdl.runs import Options
-from hpcdl.runs.folder import environment
-from hpcdl.runs.options import option
+from hpcdl.launch import benchmark_table as bench
+from hpcdl.runs.options import option, positive
 from hpcdl.strategies import all_reduce
 
 
 @dataclass
 class SweepOptions:
-    """What is trained, and at which batch sizes."""
+    """Options of bench-batch-size: the training, and its batch sizes."""
 
     data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data")
     model: str = option("mlp:256,128", "model, as in train-allreduce")
     batches: str = option("32,64,128,256,512,1024,2048", "batch sizes, with commas between")
-    reference: int = option(32, "batch size to which --lr belongs")
+    reference: int = option(32, "batch size for which --lr is chosen")
     lr: float = option(0.01, "learning rate at the reference batch size")
     optimizer: str = option("momentum", "optimizer, as in train-allreduce")
     epochs: int = option(5, "epochs of each run")
@@ -38,63 +33,44 @@ class SweepOptions:
 
     def __post_init__(self):
         positive(self, "reference", "epochs", "seeds")
-        if not all(text.isdecimal() and int(text) > 0 for text in self.batches.split(",")):
-            raise UsageError(f"--batches: numbers with commas between, not {self.batches!r}")
+        bench.whole_numbers("batches", self.batches)
 
 
-def main(arguments=None):
-    with benchmark("bench-batch-size", SweepOptions, __doc__, arguments) as (world, options, _):
-        scalings = {"plain": (False,), "scaled": (True,), "both": (False, True)}[options.rates]
-        sizes = [int(text) for text in options.batches.split(",")]
-        rows = [measure(world, options, size, scaled) for scaled in scalings for size in sizes]
-        if world.rank == 0:
-            report(options, rows)
+def run(world, options: SweepOptions, _) -> None:
+    scalings = {"plain": (False,), "scaled": (True,), "both": (False, True)}[options.rates]
+    sizes = bench.whole_numbers("batches", options.batches)
+    rows = [measure(world, options, size, scaled) for scaled in scalings for size in sizes]
+    if world.rank == 0:
+        report(options, rows)
 
 
 def measure(world, options: SweepOptions, size: int, scaled: bool) -> dict:
-    """Median scores over the seeds at one batch size."""
-    runs = []
+    """Train with each seed at one batch size; return medians of the scores. scaled: the rate grows with the batch."""
+    from hpcdl.comm import Communicator
+
+    runs, schedule = [], f"constant:reference-batch={options.reference},warmup=1" if scaled else "constant"
     for seed in range(options.seeds):
-        schedule = f"constant:reference-batch={options.reference},warmup=1" if scaled else "constant"
-        settings = Options(
-            data=options.data,
-            model=options.model,
-            optimizer=options.optimizer,
-            lr=options.lr,
-            schedule=schedule,
-            epochs=options.epochs,
-            batch_size=size,
-            seed=seed,
-            evaluate_every=options.epochs,
-            progress="none",
-        )
+        how = {"schedule": schedule, "batch_size": size, "evaluate_every": options.epochs, "seed": seed}
+        settings = bench.training_options(options, **how)
         data = open_data(options.data, comm=world, seed=seed)
-        end = trained(Communicator(world), all_reduce.train, settings, data).progress
+        end = bench.trained(Communicator(world), all_reduce.train, settings, data).progress
         runs.append({"steps": end.step, "seconds": end.seconds, **end.scores, "train_loss": end.train_loss})
         data.close()
-    accuracy = [run["test_accuracy"] for run in runs]
-    return {
-        "batch_size": size,
-        "scaled": scaled,
-        "lr": options.lr * (size / options.reference if scaled else 1),
-        "steps": runs[0]["steps"],
-        "seconds": statistics.median(run["seconds"] for run in runs),
-        "test_loss": statistics.median(run["test_loss"] for run in runs),
-        "test_accuracy": statistics.median(accuracy),
-        "test_accuracy_lowest": min(accuracy),
-        "test_accuracy_highest": max(accuracy),
-    }
+    accuracy, lr = [run["test_accuracy"] for run in runs], options.lr * (size / options.reference if scaled else 1)
+    found = {"batch_size": size, "scaled": scaled, "lr": lr, "steps": runs[0]["steps"]}
+    for name in ("seconds", "test_loss", "test_accuracy"):
+        found[name] = statistics.median(run[name] for run in runs)
+    return found | {"test_accuracy_lowest": min(accuracy), "test_accuracy_highest": max(accuracy)}
 
 
 def report(options: SweepOptions, rows: list[dict]) -> None:
-    """Print the table, write the picture and the numbers."""
+    from hpcdl.runs.folder import environment
+
     about = environment()
-    print(
-        f"{options.model} on {options.data}, {counted(options.epochs, 'epoch')}, {options.optimizer}, "
-        f"{counted(options.seeds, 'seed')}"
-    )
+    epochs, seeds = counted(options.epochs, "epoch"), counted(options.seeds, "seed")
+    print(f"{options.model} on {options.data}, {epochs}, {options.optimizer}, {seeds}")
     print(f"{about['launch']}; {about['machine']}\n")
-    print_table(
+    bench.print_table(
         [
             {
                 "batch": str(row["batch_size"]),
@@ -107,15 +83,13 @@ def report(options: SweepOptions, rows: list[dict]) -> None:
             for row in rows
         ]
     )
-    write_json("bench-batch-size", options, rows)
+    bench.write_json("bench-batch-size", options, rows)
     if options.plot:
         draw(options, rows)
 
 
 def draw(options: SweepOptions, rows: list[dict]) -> None:
-    """Test accuracy and steps against the batch size."""
-    picture = figure("--plot", figsize=(7, 4.2), layout="constrained")
-    axes = picture.subplots()
+    axes = bench.subplot(xlabel="batch size (examples per update)")
     lines = {row["scaled"]: [] for row in rows}
     for row in rows:
         lines[row["scaled"]].append(row)
@@ -128,10 +102,8 @@ def draw(options: SweepOptions, rows: list[dict]) -> None:
         axes.errorbar(x, y, yerr=[low, high], ls="--" if scaled else "-", label=rate, **look)
     axes.set_xscale("log", base=2)
     best = max(row["test_accuracy"] for row in rows)
-    axes.set_ylim(
-        bottom=100 * max(min(row["test_accuracy_lowest"] for row in rows), best - 0.15)
-    )  # runs that diverge leave the picture
-    axes.set_xlabel("batch size (examples per update)")
+    lowest = min(row["test_accuracy_lowest"] for row in rows)
+    axes.set_ylim(bottom=100 * max(lowest, best - 0.15))  # runs that diverge leave the picture
     axes.set_ylabel(f"test accuracy after {counted(options.epochs, 'epoch')} (%)")
     axes.grid(alpha=0.3)
     steps = axes.twinx()
@@ -141,7 +113,10 @@ def draw(options: SweepOptions, rows: list[dict]) -> None:
     steps.set_ylabel("updates")
     shown = [each.get_legend_handles_labels() for each in (axes, steps)]
     axes.legend(shown[0][0] + shown[1][0], shown[0][1] + shown[1][1], loc="lower left", fontsize="small")
-    save(picture, options.plot)
+    bench.save(axes, options.plot)
+
+
+main = bench.benchmark("bench-batch-size", SweepOptions, __doc__, run)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """How fast checkpoints are written, beside plain files: mpiexec -n 2 python scripts/bench_checkpoint.py --megabytes 512
 
-The state is of random numbers, of --megabytes in all: parameters and two vectors of an optimizer. --repeats times over,
-in turn, so that what else the disk has to do meets all alike; printed are medians with the lowest and highest value:
+The state has --megabytes of random numbers: parameters and two vectors of an optimizer. The ways below take turns,
+--repeats times, so that other work of the disk meets all of them. Printed are medians with lowest and highest values:
 
     plain     each rank writes its part as one plain file, 8 MiB at a time, and syncs it: what `dd conv=fsync` does
     pieces    each rank writes its piece, with its checksum, and rank 0 joins them (a model that is cut)
-    one file  rank 0 writes all of it (a model that each rank holds)
-    read      each rank reads its part of the pieces again, checked and loaded; from the system's memory, mostly
-    a step pays    for a checkpoint of pieces at once, and in the background (--checkpoint-async): the copy
+    one file  rank 0 writes the whole state (a model that each rank holds)
+    read      each rank checks the pieces and loads its part again, mostly from the system's page cache
+    a step pays          seconds that a step waits for a checkpoint of pieces
+    in the background    seconds that a step waits with --checkpoint-async, while each rank copies its part
 
-Bandwidths are those of the ranks together, on one disk. The files are made in --folder, and removed.
-"""
+Bandwidths are those of all ranks together, on one disk. The files are made in --folder, and removed."""
 
 import os
 import shutil
@@ -23,27 +23,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.shards import SLAB, JoinedPieces, Portion, name_of_piece, read_into, write_at, write_piece
 from hpcdl.chunks import chunk
-from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.launch.benchmark_table import benchmark, positive, report, spread
+from hpcdl.formatting import counted
+from hpcdl.launch.benchmark_table import benchmark, spread
 from hpcdl.models.layout import Hyperslab
-from hpcdl.runs.options import option
+from hpcdl.runs.options import option, positive
 
 VECTORS = ("parameters", "optimizer/first_moment", "optimizer/second_moment")
 
 
 @dataclass
 class CheckpointBench:
-    """How much is written, and where."""
+    """Options of bench-checkpoint: how much is written, and where."""
 
-    megabytes: int = option(512, "of the whole state, all ranks together, 10^6 bytes each")
-    repeats: int = option(5, "rounds, in which each way has its turn")
-    folder: str = option(".", "on the disk that is measured")
+    megabytes: int = option(512, "size of the state, all ranks together, in 10^6 bytes")
+    repeats: int = option(5, "rounds, in each of which every way has one turn")
+    folder: str = option(".", "a folder on the disk that is measured")
     json: str = option("", "file for the results")
 
     def __post_init__(self):
@@ -52,30 +51,30 @@ class CheckpointBench:
             raise UsageError(f"--folder {self.folder}: there is no such folder")
         free = shutil.disk_usage(self.folder).free
         if 3 * self.megabytes * 10**6 > free:
-            raise UsageError(f"--folder {self.folder} has {free:,} bytes left, and three times --megabytes are written")
+            raise UsageError(f"--folder {self.folder} has {free:,} bytes free, and three times --megabytes are written")
 
 
-def main(arguments=None):
-    """Measure in turns, and print the table."""
-    with benchmark("bench-checkpoint", CheckpointBench, __doc__, arguments) as (world, options, _):
-        made = None
+def run(world, options: CheckpointBench, _) -> tuple:
+    from hpcdl.comm.progress import exempt
+
+    made = None
+    if world.rank == 0:
+        with blamed_on(f"--folder {options.folder} cannot be written"):
+            made = tempfile.mkdtemp(prefix="bench-checkpoint-", dir=options.folder)
+    folder = Path(world.bcast(made))
+    try:
+        with exempt(), blamed_on(f"--folder {options.folder} cannot be written"):
+            rows = measured(world, options, folder)
+    finally:
         if world.rank == 0:
-            with blamed_on(f"--folder {options.folder} cannot be written"):
-                made = tempfile.mkdtemp(prefix="bench-checkpoint-", dir=options.folder)
-        folder = Path(world.bcast(made))
-        try:
-            with activity.exempt(), blamed_on(f"--folder {options.folder} cannot be written"):
-                rows = measured(world, options, folder)
-        finally:
-            if world.rank == 0:
-                shutil.rmtree(folder, ignore_errors=True)
-        if world.rank == 0:
-            title = f"A state of {options.megabytes:,} MB, written by {world.size} at once"
-            report(title, "bench-checkpoint", options, [cells(rows)], rows)
+            shutil.rmtree(folder, ignore_errors=True)
+    return f"A state of {options.megabytes:,} MB, written by {counted(world.size, 'rank')} at once", [cells(rows)], rows
 
 
 def measured(world, options, folder):
-    """The seconds of each way, by round; on rank 0, and what it returns elsewhere is not used."""
+    """Return a row for each round, with the seconds of each way of writing and reading."""
+    from mpi4py import MPI
+
     size = options.megabytes * 10**6 // (4 * len(VECTORS))
     own = chunk(size, world.size, world.rank)
     n = own.stop - own.start
@@ -90,7 +89,7 @@ def measured(world, options, folder):
             ("pieces", lambda turn=turn: in_pieces(world, folder, turn, portions)),
             ("one_file", lambda: Checkpoint(whole, {}).write(folder / "one.h5") if world.rank == 0 else None),
             ("read", lambda: read(world, folder, own)),
-            ("copy", lambda turn=turn: in_background(folder, turn, portions)),
+            ("copy", lambda turn=turn: in_background(world, folder, turn, portions)),
         ]
         row = {"round": turn, "megabytes": options.megabytes, "ranks": world.size}
         waiting = []
@@ -115,7 +114,7 @@ def measured(world, options, folder):
 
 
 def plain(path, arrays):
-    """The bytes of the arrays in a file, synced, and removed when it is measured."""
+    """Write the bytes of the arrays into an unlinked file, and sync it."""
     with open(path, "wb", buffering=0) as file:
         path.unlink()
         place = 0
@@ -128,7 +127,7 @@ def plain(path, arrays):
 
 
 def in_pieces(world, folder, turn, portions):
-    """A checkpoint, as the ranks of a cut model write it."""
+    """Write a checkpoint as the ranks of a partitioned model do: each rank writes its piece, and rank 0 joins them."""
     written = world.gather(write_piece(folder, name_of_piece(turn, "00000000", world.rank), portions))
     if world.rank == 0:
         forms = {name: (portion.size, portion.dtype) for name, portion in portions.items()}
@@ -136,27 +135,26 @@ def in_pieces(world, folder, turn, portions):
 
 
 def read(world, folder, own):
-    """Look through the pieces together, and let each rank load its part."""
+    """Check all pieces together, then load this rank's part of each vector; exit if a piece is damaged."""
     found = Checkpoint.read(folder, pieces=False)
     if any(found.problems(True, world.rank, world.size)):
-        sys.exit("the disk has lost what was written")
+        sys.exit("a piece of the checkpoint is damaged: the disk has not kept what was written")
     n = own.stop - own.start
     with found.vectors.opened() as file:
         for name in VECTORS:
             read_into(file[name], [Hyperslab(0, own.start, 1, n, n)], np.empty(n, "f4"))
 
 
-def in_background(folder, turn, portions):
-    """What a step does before it goes on; returns what goes on beside it."""
+def in_background(world, folder, turn, portions):
+    """Copy the arrays, as a step does before it continues; return the thread that writes the copies."""
     copies = {name: portion.copied() for name, portion in portions.items()}
-    name = name_of_piece(turn, "ffffffff", MPI.COMM_WORLD.rank)
+    name = name_of_piece(turn, "ffffffff", world.rank)
     thread = threading.Thread(target=write_piece, args=(folder, name, copies))
     thread.start()
     return thread
 
 
 def cells(rows):
-    """The table's row."""
     found = {}
     for name, title in {"plain": "plain", "pieces": "pieces", "one_file": "one file", "read": "read"}.items():
         found[f"{title}, MB/s"] = spread([row["megabytes"] / row[f"{name}_seconds"] for row in rows], ".0f")
@@ -165,6 +163,9 @@ def cells(rows):
     found["a step pays, s"] = spread([row["pieces_seconds"] for row in rows], ".3f")
     found["in the background, s"] = spread([row["copy_seconds"] for row in rows], ".3f")
     return found
+
+
+main = benchmark("bench-checkpoint", CheckpointBench, __doc__, run)
 
 
 if __name__ == "__main__":

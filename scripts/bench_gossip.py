@@ -6,49 +6,33 @@ with the lowest and highest value: after each number of steps in --at the train 
 is strongly convex (linear, logistic, softmax with --weight-decay), the squared distances to the optimum of the average
 and, in the mean, of the replicas.
 
-What they cost, and reach over epochs: `hpcdl compare`.
-"""
+`hpcdl compare` shows the costs of these strategies, and their scores by epoch."""
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import numpy as np
-from mpi4py import MPI
 
-from hpcdl.comm import Communicator, refuse_together
-from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.gossip.mixing import RULES
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.data import Batch, open_data
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import benchmark, positive, report, several, spread, trained
+from hpcdl.launch.benchmark_table import benchmark, in_turns, several, spread, trained, training_options
 from hpcdl.models import for_data, parse_model
 from hpcdl.optim import make_optimizer
-from hpcdl.runs import Options, Run
 from hpcdl.runs.evaluation import evaluate
-from hpcdl.runs.options import option
+from hpcdl.runs.options import option, positive
 from hpcdl.strategies import gossip
 
-OF_A_RUN = (
-    "data",
-    "partition",
-    "model",
-    "dtype",
-    "optimizer",
-    "lr",
-    "schedule",
-    "weight_decay",
-    "batch_size",
-)
 METHODS = ("dpsgd", "gradient-tracking", "detag")
-TRIES = 20_000  # steps until the optimum has to be found
+TRIES = 20_000  # most steps of the search for the optimum
 
 
 @dataclass
 class GossipBench:
-    """What is trained, and what is compared."""
+    """Options of bench-gossip: the training, and the compared methods and topologies."""
 
     topologies: str = option("ring", "graphs of gossip, as in train-gossip, with commas between")
     at: str = option("100,1000", "numbers of steps, with commas between")
@@ -59,49 +43,29 @@ class GossipBench:
     dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
     optimizer: str = option("sgd", "optimizer, as in train-gossip")
     lr: float = option(0.1, "learning rate")
-    schedule: str = option("constant", "its schedule, as in train-gossip")
+    schedule: str = option("constant", "schedule of the learning rate, as in train-gossip")
     weight_decay: float = option(0.0, "L2 penalty per parameter")
     batch_size: int | str = option(256, "examples per update, all ranks together; full: all of them")
     allreduce: str = option("ring", "all-reduce algorithm, as in train-allreduce")
     json: str = option("", "file for the results")
 
     def __post_init__(self):
+        from hpcdl.comm.allreduce import algorithm
+
         several(self, "at")
         positive(self, "repeats")
         algorithm(self.allreduce)
 
 
-class MarkedRun(Run):
-    """A run that is looked at after the steps in `marks`, and agrees only there.
-
-    seen: what look(run) has returned each time, with the steps done.
-    """
-
-    def __init__(self, comm, settings, marks, look):
-        super().__init__(comm, settings)
-        self.marks, self.look, self.seen = marks, look, []
-
-    def boundary(self):
-        if self.over or self.step in self.marks:
-            super().boundary()
-            self.held.refresh()
-            self.seen.append({"steps": self.step} | self.look(self))
-
-
-def main(arguments=None):
-    with benchmark("bench-gossip", GossipBench, __doc__, arguments, compared) as (world, options, strategies):
-        results = {name: [] for name in strategies}
-        for seed in range(options.repeats):
-            for name, train in strategies.items():
-                results[name].append(measure(world, options, train, seed))
-        if world.rank == 0:
-            report(title(options, results), "bench-gossip", options, optima(results), records(results))
+def run(world, options: GossipBench, strategies: dict) -> tuple | None:
+    ways = {name: partial(measure, world, options, train) for name, train in strategies.items()}
+    results = in_turns(options.repeats, ways)
+    return (title(options, results), optima(results), records(results)) if world.rank == 0 else None
 
 
 def compared(options: GossipBench, size: int) -> dict:
-    """The functions that train, train(comm, model, data, optimizer, run), by name."""
+    """Return, by method and graph, the compared functions, each called as train(comm, model, data, optimizer, run)."""
     graphs = [topology(spec, size) for spec in options.topologies.split(",")]
-
     for graph in graphs:
         gossip.batches_of("detag", graph, RULES[0])
     return {
@@ -112,11 +76,24 @@ def compared(options: GossipBench, size: int) -> dict:
 
 
 def measure(world, options: GossipBench, train, seed: int) -> dict:
-    """One run: its summary (on rank 0), and what was seen on the way."""
+    """Run one training; return its summary (on rank 0) and the measurements after the steps in --at."""
+    from mpi4py import MPI
+
+    from hpcdl.comm import Communicator, refuse_together
+    from hpcdl.runs import Run
+
+    class MarkedRun(Run):
+        """A run that is measured after the steps in --at, and whose ranks agree only then."""
+
+        def boundary(self):
+            if self.over or self.step in options.at:
+                super().boundary()
+                self.held.refresh()
+                seen.append({"steps": self.step} | look(self))
+
+    seen, last = [], options.at[-1]  # the only step after which the run is evaluated
     with refuse_together(world):
-        given = {name: getattr(options, name) for name in OF_A_RUN}
-        last = options.at[-1]  # where alone it is evaluated
-        settings = Options(**given, steps=last, evaluate_every=last, seed=seed, progress="none")
+        settings = training_options(options, steps=last, evaluate_every=last, seed=seed)
     how = {"dtype": options.dtype, "partition": options.partition, "seed": seed}
     data = open_data(options.data, comm=world, **how)
     with refuse_together(world):
@@ -124,25 +101,25 @@ def measure(world, options: GossipBench, train, seed: int) -> dict:
     best = optimum(world, options, model, data)
 
     def look(run):
-        """The loss over all training rows of what the run reports, for gossip and local SGD the average; distances."""
+        """Return the training loss at the run's parameters (of gossip: the average), and distances to the optimum."""
         sums = evaluate(model, run.parameters, data.train, data.classes, (world.rank, world.size))
         world.Allreduce(MPI.IN_PLACE, sums)
-        seen = {"train_loss": sums[0] / sums[2]}
+        values = {"train_loss": sums[0] / sums[2]}
         if best is not None:
-            seen["distance_of_average"] = float(np.square(run.parameters - best).sum())
-            seen["distance_of_replicas"] = world.allreduce(float(np.square(run.held.replica - best).sum())) / world.size
-        return seen
+            values["distance_of_average"] = float(np.square(run.parameters - best).sum())
+            apart = world.allreduce(float(np.square(run.held.replica - best).sum()))
+            values["distance_of_replicas"] = apart / world.size
+        return values
 
-    def marked(comm, settings):
-        return MarkedRun(comm, settings, options.at, look)
-
-    run = trained(Communicator(world, options.allreduce), train, settings, data, marked, model)
+    run = trained(Communicator(world, options.allreduce), train, settings, data, MarkedRun, model)
     data.close()
-    return (run.summary or {}) | {"seen": run.seen}
+    return (run.summary or {}) | {"seen": seen}
 
 
 def optimum(world, options: GossipBench, model, data):
-    """Where the mean gradient over all rows, decay included, is 0, by Nesterov's method on rank 0; None: not unique."""
+    """Return the optimum, where the mean gradient with decay is 0 (by Nesterov on rank 0); None if it is not unique."""
+    from hpcdl.comm import refuse_together
+
     if options.weight_decay == 0 or parse_model(options.model)[0] not in ("linear", "logistic", "softmax"):
         return None
     w, rows = np.zeros(model.layout.size, options.dtype), data.examples
@@ -159,13 +136,12 @@ def optimum(world, options: GossipBench, model, data):
                     break
                 rule.update(w, gradient, scale=1 / rows)
             else:
-                raise UsageError(f"--lr {options.lr:g} does not lead to the optimum in {TRIES:,} steps; take another")
+                raise UsageError(f"--lr {options.lr:g} does not reach the optimum in {TRIES:,} steps; take another")
     world.Bcast(w)
     return w
 
 
 def title(options: GossipBench, results: dict) -> str:
-    """What was measured."""
     one = next(iter(results.values()))[0]
     what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.partition}"
     how = f"{options.optimizer}, rate {options.lr:g}, {options.batch_size} examples an update"
@@ -173,17 +149,9 @@ def title(options: GossipBench, results: dict) -> str:
 
 
 def records(results: dict) -> list[dict]:
-    """The rows of the file: one for each time at which a run was looked at."""
     return [
-        {
-            "strategy": name,
-            "ranks": row["ranks"],
-            "seed": seed,
-            **seen,
-            "batches_of_a_phase": row.get("phase"),
-            "last_test_loss": row["test_loss"],
-            "last_test_accuracy": row["test_accuracy"],
-        }
+        {"strategy": name, "ranks": row["ranks"], "seed": seed, **seen, "batches_of_a_phase": row.get("phase")}
+        | {f"last_{score}": row[score] for score in ("test_loss", "test_accuracy")}
         for name, runs in results.items()
         for seed, row in enumerate(runs)
         for seen in row["seen"]
@@ -191,7 +159,6 @@ def records(results: dict) -> list[dict]:
 
 
 def optima(results: dict) -> list[dict]:
-    """The table: cells by column, for each method after each number of steps."""
     titles = {
         "distance_of_average": ("squared distance of the average", ".2g"),
         "distance_of_replicas": ("mean of the replicas'", ".2g"),
@@ -207,6 +174,9 @@ def optima(results: dict) -> list[dict]:
         for name, runs in results.items()
         for i, seen in enumerate(runs[0]["seen"])
     ]
+
+
+main = benchmark("bench-gossip", GossipBench, __doc__, run, compared)
 
 
 if __name__ == "__main__":

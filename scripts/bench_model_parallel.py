@@ -4,26 +4,18 @@
                   beside 16 bytes for each parameter / N, what it sends, and seconds per step. The runs take turns,
                   --repeats times
 --case idle       the pipeline's schedules with each number of micro-batches: the idle share, measured under
-                  --pretend-compute, beside the theory's; and the most micro-batches in flight
-"""
+                  --pretend-compute, beside the theory's; and the most micro-batches in flight"""
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from mpi4py import MPI
-
-from hpcdl.comm import Communicator, refuse_together
-from hpcdl.comm.allreduce import algorithm
-from hpcdl.comm.progress import nap_until
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
-from hpcdl.faults.straggler import with_stragglers
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import benchmark, positive, report, several, spread
+from hpcdl.launch.benchmark_table import benchmark, in_turns, several, spread, training_options
 from hpcdl.models import for_data
-from hpcdl.runs import Options, Run
-from hpcdl.runs.options import option
+from hpcdl.runs.options import option, positive
 from hpcdl.strategies import (
     all_reduce,
     fully_sharded,
@@ -35,51 +27,55 @@ from hpcdl.strategies import (
     tensor_parallel,
 )
 
-ROWS = 8  # that are scored: the end of a run is not what is measured
-CHUNKS = 2  # of the interleaved schedule
+ROWS = 8  # test rows that are scored: few, as the end of a run is not measured
+CHUNKS = 2  # of a stage, in the interleaved schedule
 
 
 @dataclass
 class ModelBench:
-    """What is trained, and how often."""
+    """Options of bench-model-parallel: the training, and how often it is measured."""
 
     case: Literal["memory", "idle"] = option(
-        "memory", "what is looked at: memory and time, or the pipeline's idle time"
+        "memory", "memory: what strategies hold and take; idle: how idle a pipeline's stages are"
     )
     data: str = option("text", "data set: text, digits, or an HDF5 file made by prepare-data")
     model: str = option("gpt", "model, as in train-pipeline")
     optimizer: str = option("adam", "optimizer")
     dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
     batch_size: int = option(32, "examples per update, all ranks together")
-    microbatches: str = option("8", "numbers of micro-batches, with commas between; memory: the first of them")
+    microbatches: str = option("8", "numbers of micro-batches, with commas between; --case memory takes the first")
     steps: int = option(10, "steps of a run")
     repeats: int = option(5, "runs of each strategy")
-    pretend_compute: float = option(30.0, "idle: milliseconds that a micro-batch takes on a stage")
+    pretend_compute: float = option(30.0, "--case idle: milliseconds that a stage computes for a micro-batch")
     allreduce: str = option("ring", "all-reduce algorithm, as in train-allreduce")
     json: str = option("", "file for the results")
 
     def __post_init__(self):
+        from hpcdl.comm.allreduce import algorithm
+
         several(self, "microbatches")
         positive(self, "steps", "repeats", "batch_size")
         algorithm(self.allreduce)
 
 
-def main(arguments=None):
-    with benchmark("bench-model-parallel", ModelBench, __doc__, arguments, compared) as (world, options, runs):
-        with refuse_together(world):
-            data = few(options)
-        groups = {ranks: world.Split(0 if world.rank < ranks else MPI.UNDEFINED) for ranks, _ in runs.values()}
-        results = {name: [] for name in runs}
-        for turn in range(options.repeats if options.case == "memory" else 1):
-            for name, (ranks, train) in runs.items():
-                results[name].append(measure(world, groups[ranks], options, data, train, turn))
-        if world.rank == 0:
-            rows = memory(options, runs, results) if options.case == "memory" else idle(runs, results)
-            report(title(options, results), "bench-model-parallel", options, rows, records(options, runs, results))
+def run(world, options: ModelBench, runs: dict) -> tuple | None:
+    from mpi4py import MPI
+
+    from hpcdl.comm import refuse_together
+
+    with refuse_together(world):
+        data = few(options)
+    groups = {ranks: world.Split(0 if world.rank < ranks else MPI.UNDEFINED) for ranks, _ in runs.values()}
+    ways = {name: partial(measure, world, groups[ranks], options, data, train) for name, (ranks, train) in runs.items()}
+    results = in_turns(options.repeats if options.case == "memory" else 1, ways)
+    if world.rank > 0:
+        return None
+    rows = memory(runs, results) if options.case == "memory" else idle(runs, results)
+    return title(options, results), rows, records(options, runs, results)
 
 
 def compared(options: ModelBench, size: int) -> dict:
-    """(ranks, function that trains) by name."""
+    """Return, by name of each compared training, (number of ranks, function that trains)."""
     m = options.microbatches[0]
     if options.case == "idle":
         if size < 2:
@@ -94,21 +90,17 @@ def compared(options: ModelBench, size: int) -> dict:
         return found
     found = {"sequential": (1, sequential.train)}
     for ranks in (2**k for k in range(1, size.bit_length()) if 2**k <= size):
-        found |= {
-            f"all-reduce, {ranks}": (ranks, all_reduce.train),
-            f"layers on ranks, {ranks}": (ranks, model_parallel.train),
-            f"pipeline 1f1b, {ranks}": (ranks, partial(pipeline.train, microbatches=m)),
-            f"pipeline gpipe, recomputing, {ranks}": (
-                ranks,
-                partial(pipeline.train, schedule="gpipe", microbatches=m, recompute=True),
-            ),
-            f"tensor parallel, {ranks}": (ranks, tensor_parallel.train),
-            f"tensor and sequence parallel, {ranks}": (ranks, partial(tensor_parallel.train, sequence=True)),
+        ways = {
+            "all-reduce": all_reduce.train,
+            "layers on ranks": model_parallel.train,
+            "pipeline 1f1b": partial(pipeline.train, microbatches=m),
+            "pipeline gpipe, recomputing": partial(pipeline.train, schedule="gpipe", microbatches=m, recompute=True),
+            "tensor parallel": tensor_parallel.train,
         }
-        if "gpt" not in options.model:
-            del found[f"tensor and sequence parallel, {ranks}"]
-        for stage in (1, 2, 3):
-            found[f"fully sharded, stage {stage}, {ranks}"] = ranks, partial(fully_sharded.train, stage=stage)
+        if "gpt" in options.model:
+            ways["tensor and sequence parallel"] = partial(tensor_parallel.train, sequence=True)
+        ways |= {f"fully sharded, stage {stage}": partial(fully_sharded.train, stage=stage) for stage in (1, 2, 3)}
+        found |= {f"{name}, {ranks}": (ranks, train) for name, train in ways.items()}
         if ranks % 4 == 0:
             shape = {"data": ranks // 4, "pipeline": 2, "tensor": 2}
             found[f"pipeline 2 x tensor 2 x data {ranks // 4}"] = ranks, partial(grid.train, grid=shape, microbatches=m)
@@ -119,7 +111,9 @@ def compared(options: ModelBench, size: int) -> dict:
 
 
 def few(options: ModelBench):
-    """As many rows of the data as the steps need, and few to score."""
+    """Return a data set of as many training rows as the steps need, and a few test rows."""
+    from mpi4py import MPI
+
     whole = open_data(options.data, comm=MPI.COMM_SELF, dtype=options.dtype)
     x, y = whole.train.rows(0, min(whole.examples, options.batch_size * options.steps))
     x_test, y_test = whole.test.rows(0, min(ROWS, whole.test.examples))
@@ -132,22 +126,19 @@ def few(options: ModelBench):
 
 
 def measure(world, group, options: ModelBench, data, train, turn: int) -> dict:
-    """One run on the ranks of `group`: its summary (on rank 0); the others nap meanwhile."""
+    """Run one training on the ranks of `group`, while other ranks nap; return its summary, {} except on rank 0."""
+    from mpi4py import MPI
+
+    from hpcdl.comm import Communicator
+    from hpcdl.comm.progress import nap_until
+    from hpcdl.faults.straggler import with_stragglers
+    from hpcdl.runs import Run
+
     summary = {}
     if group != MPI.COMM_NULL:
-        settings = Options(
-            data=options.data,
-            model=options.model,
-            optimizer=options.optimizer,
-            dtype=options.dtype,
-            lr=0.001,
-            steps=options.steps,
-            batch_size=options.batch_size,
-            seed=turn,
-            evaluate_every=options.steps,
-            pretend_compute=options.pretend_compute if options.case == "idle" else 0.0,
-            progress="none",
-        )
+        pretended = options.pretend_compute if options.case == "idle" else 0.0
+        how = {"lr": 0.001, "seed": turn, "evaluate_every": options.steps, "pretend_compute": pretended}
+        settings = training_options(options, **how)
         comm = Communicator(group, options.allreduce)
         model = for_data(options.model, data, options.dtype)
         with Run(comm, settings) as run:
@@ -162,7 +153,6 @@ def measure(world, group, options: ModelBench, data, train, turn: int) -> dict:
 
 
 def records(options, runs, results) -> list[dict]:
-    """The rows of the file: one for each run."""
     rows = []
     for name, (ranks, train) in runs.items():
         how = getattr(train, "keywords", {}) if options.case == "idle" else {}
@@ -180,8 +170,7 @@ def records(options, runs, results) -> list[dict]:
     return rows
 
 
-def memory(options, runs, results) -> list[dict]:
-    """The table of --case memory."""
+def memory(runs, results) -> list[dict]:
     kinds = "parameters", "gradients", "optimizer", "activations"
     rows, base = [], [run["seconds"] / run["steps"] for run in results["sequential"]]
     for name, (ranks, _) in runs.items():
@@ -205,7 +194,6 @@ def memory(options, runs, results) -> list[dict]:
 
 
 def idle(runs, results) -> list[dict]:
-    """The table of --case idle."""
     rows = []
     for name, (stages, train) in runs.items():
         one, how = results[name][0], train.keywords
@@ -225,7 +213,6 @@ def idle(runs, results) -> list[dict]:
 
 
 def title(options: ModelBench, results: dict) -> str:
-    """What was measured."""
     one = next(iter(results.values()))[0]
     what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.optimizer}"
     more = (
@@ -234,6 +221,9 @@ def title(options: ModelBench, results: dict) -> str:
         else f"pretending {options.pretend_compute:g} ms"
     )
     return f"{what}, {counted(options.batch_size, 'example')} an update, {counted(options.steps, 'step')}, {more}"
+
+
+main = benchmark("bench-model-parallel", ModelBench, __doc__, run, compared)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Speed of the replay memory on one core: python scripts/bench_replay.py --json replay.json
 
-Three operations on a memory that is full: add a batch of transitions, draw one by priority (observations, returns
-and weights with it), update the priorities of one that was drawn. First those of the sum tree alone, beside the same in
-plain NumPy (kernels/sum_tree.py), then those of the whole memory. They take turns; a number is millions a second, the
-median of all turns and their spread, a ratio that of two speeds of the same turn.
-"""
+Three operations on a memory that is full: add a batch of transitions, draw a batch by priority (with observations,
+returns and weights), update the priorities of a drawn batch. They are measured on the sum tree alone, on the same tree
+in plain NumPy (kernels/sum_tree.py), and on the whole memory, in turns. A speed is in millions of transitions a second:
+the median of all turns, and their spread; a ratio divides two speeds of the same turn."""
 
 import statistics
 import time
@@ -15,9 +14,9 @@ import numpy as np
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.sum_tree import NumpySumTree, SumTree
-from hpcdl.launch.benchmark_table import benchmark, positive, quartiles, report, spread
+from hpcdl.launch.benchmark_table import benchmark, quartiles, spread
 from hpcdl.rl.replay import Replay
-from hpcdl.runs.options import option
+from hpcdl.runs.options import option, positive
 
 OPERATIONS = ("add", "sample", "update")
 EPISODE = 200  # steps
@@ -26,16 +25,16 @@ Calls = dict[str, Callable[[], object]]
 
 @dataclass
 class ReplayBenchOptions:
-    """What is measured, and how often."""
+    """Options of bench-replay: the memory, and how often each operation is measured."""
 
     capacity: int = option(1_000_000, "transitions in the memory")
     batch_size: int = option(512, "transitions of a call")
     values: int = option(4, "float32 values of an observation")
-    frame_stack: int = option(1, "observations are so many frames of --values bytes each, where it is above 1")
+    frame_stack: int = option(1, "frames of an observation; above 1, each has --values bytes")
     streams: int = option(8, "environments whose steps are added in turns")
     n_step: int = option(3, "steps of a return")
     operations: int = option(200_000, "transitions of a turn; a tenth of them in plain NumPy")
-    turns: int = option(5, "how often everything is measured, one after the other")
+    turns: int = option(5, "how often each operation is measured; the operations take turns")
     seed: int = option(0, "seed of observations, priorities and draws")
     json: str = option("", "file for the results")
 
@@ -45,21 +44,19 @@ class ReplayBenchOptions:
             raise UsageError(f"--batch-size {self.batch_size} should be --capacity {self.capacity} at most")
 
 
-def main(arguments=None):
-    alone = "bench-replay measures one core; start it on one rank"
-    with benchmark("bench-replay", ReplayBenchOptions, __doc__, arguments, full, alone) as (_, options, memory):
-        random = np.random.default_rng(options.seed)
-        tree, twin = SumTree(options.capacity), NumpySumTree(options.capacity)
-        for each in (tree, twin):
-            each.assign(np.arange(options.capacity), np.random.default_rng(options.seed).random(options.capacity))
-        parts = {"sum tree": of_tree(tree, options, random), "NumPy": of_tree(twin, options, random)}
-        parts["memory"] = of_memory(memory, options, random)
-        turns = [measure(parts, options) for _ in range(1 + options.turns)]
-        show(options, memory, turns[1:])  # the first turn warms up
+def run(world, options: ReplayBenchOptions, memory: Replay) -> tuple:
+    random = np.random.default_rng(options.seed)
+    tree, twin = SumTree(options.capacity), NumpySumTree(options.capacity)
+    for each in (tree, twin):
+        each.assign(np.arange(options.capacity), np.random.default_rng(options.seed).random(options.capacity))
+    parts = {"sum tree": of_tree(tree, options, random), "NumPy": of_tree(twin, options, random)}
+    parts["memory"] = of_memory(memory, options, random)
+    turns = [measure(parts, options) for _ in range(1 + options.turns)]
+    return tabulated(options, memory, turns[1:])  # the first turn warms up
 
 
 def full(options: ReplayBenchOptions, _: int) -> Replay:
-    """A memory in which every slot has been written to."""
+    """Return a replay memory, each slot of which has been written."""
     stack = options.frame_stack
     shape, dtype = ((stack, options.values), np.uint8) if stack > 1 else ((options.values,), np.float32)
     about = {"streams": options.streams, "stack": stack, "n_step": options.n_step, "prioritized": True}
@@ -71,7 +68,7 @@ def full(options: ReplayBenchOptions, _: int) -> Replay:
 
 
 def of_tree(tree: SumTree, options: ReplayBenchOptions, random: np.random.Generator) -> Calls:
-    """The operations of a tree by their names, each a function of one batch."""
+    """Return the operations of a tree by name, each a function that handles one batch."""
     batch, at, drawn = options.batch_size, 0, tree.draw(random.random(options.batch_size) * tree.total)
 
     def add():
@@ -87,7 +84,6 @@ def of_tree(tree: SumTree, options: ReplayBenchOptions, random: np.random.Genera
 
 
 def of_memory(memory: Replay, options: ReplayBenchOptions, random: np.random.Generator) -> Calls:
-    """The same of the memory."""
     streams = options.streams
     rows = -(-options.batch_size // streams) * streams
     frames = random.integers(0, 256, (rows, *memory.frame), np.uint8).astype(memory.dtype)
@@ -97,7 +93,7 @@ def of_memory(memory: Replay, options: ReplayBenchOptions, random: np.random.Gen
     def add():
         nonlocal steps
         flags = np.repeat(np.arange(steps, steps + rows // streams) % EPISODE == EPISODE - 1, streams).astype(np.uint8)
-        memory.add_frames(frames, frames[:0], actions, rewards, flags, 0, streams)
+        memory.add_frames((frames, frames[:0], actions, rewards, flags), 0, streams)
         steps += rows // streams
 
     def sample():
@@ -111,7 +107,7 @@ def of_memory(memory: Replay, options: ReplayBenchOptions, random: np.random.Gen
 
 
 def measure(parts: dict[str, Calls], options: ReplayBenchOptions) -> dict[tuple[str, str], float]:
-    """Millions a second of each operation of each part, in one turn."""
+    """Run one turn; return, by (part, operation), the speed in millions of transitions a second."""
     found = {}
     for name in OPERATIONS:
         for part, calls in parts.items():
@@ -126,8 +122,7 @@ def measure(parts: dict[str, Calls], options: ReplayBenchOptions) -> dict[tuple[
     return found
 
 
-def show(options: ReplayBenchOptions, memory: Replay, turns: list[dict[tuple[str, str], float]]) -> None:
-    """Print the table, write the numbers."""
+def tabulated(options: ReplayBenchOptions, memory: Replay, turns: list[dict[tuple[str, str], float]]) -> tuple:
     rows, records = [], []
     for part in ("sum tree", "memory"):
         for name in OPERATIONS:
@@ -142,7 +137,10 @@ def show(options: ReplayBenchOptions, memory: Replay, turns: list[dict[tuple[str
             rows.append(row)
             records.append(record)
     about = f"{options.capacity:,} transitions of {memory.shape} {memory.dtype}, {memory.bytes / 1e6:,.0f} MB"
-    report(f"Replay: {about}, {options.batch_size} to a call", "bench-replay", options, rows, records)
+    return f"Replay: {about}, {options.batch_size} to a call", rows, records
+
+
+main = benchmark("bench-replay", ReplayBenchOptions, __doc__, run, full, one_rank=True)
 
 
 if __name__ == "__main__":

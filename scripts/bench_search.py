@@ -1,16 +1,15 @@
 """How idle the groups of a search are: mpiexec -n 8 python scripts/bench_search.py --trials 64 --spread 0.5
 
-Random search over trials that only sleep, for log-normal lengths, on groups of one rank each; --repeats times over,
-with other lengths. These follow from an option, as those of trainings do, and the search learns how; --hidden: from
-nothing that could be known. Printed are medians with the lowest and highest value:
+Random search over trials that only sleep, on groups of one rank each, --repeats times. The trials' lengths are
+log-normal, and others in each search. They follow from an option, as those of trainings do, and the search learns how;
+with --hidden they follow from no option. Printed are medians with the lowest and highest value:
 
     took      from the first trial's beginning to the last one's end, in seconds
-    list      the same trials, in the same order, each given at once to who is free first: no costs of handing out
-    best      the longest first, as only who knows the lengths can (LPT, at most 4/3 of the best there is, Graham 1969)
-    bound     what no order is below: the sum of all lengths over the groups, or the longest
-    idle      the part of the groups' time in which none of their trials ran; and of that of `list` and `best`
-    per trial from the end of a group's trial to the beginning of its next one: the journal and the messages
-"""
+    list      the same trials, in the same order, each given to the first free group without any cost
+    best      the longest trial first, which needs all lengths in advance (LPT, at most 4/3 of the optimum, Graham 1969)
+    bound     a lower bound for any order: the sum of all lengths over the groups, or the longest
+    idle      the part of the groups' time in which no trial ran; the same for `list` and `best`
+    per trial from the end of a group's trial to the beginning of its next one: the journal and the messages"""
 
 import contextlib
 import heapq
@@ -26,47 +25,46 @@ import numpy as np
 
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.launch.benchmark_table import benchmark, positive, report, spread
-from hpcdl.runs.options import option
-from hpcdl.search.groups import divide_ranks
-from hpcdl.search.library import search
+from hpcdl.launch.benchmark_table import benchmark, spread
+from hpcdl.runs.options import option, positive
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
 
 
 @dataclass
 class SearchBench:
-    """What is tried, and how."""
+    """Options of bench-search: the trials, and how they are handed out."""
 
     trials: int = option(64, "trials of each search")
-    spread: float = option(0.5, "standard deviation of the logarithm of their lengths; 0: all are alike")
-    seconds: float = option(20.0, "of sleeping, in the mean over groups, in each search")
+    spread: float = option(0.5, "standard deviation of the logarithm of the trials' lengths; 0: equal lengths")
+    seconds: float = option(20.0, "seconds that a group sleeps in each search, in the mean over groups")
     repeats: int = option(3, "searches, with seeds 0, 1, ...")
-    hidden: bool = option(False, "lengths follow from no option")
-    controller: Literal["shared", "own"] = option("shared", "own: rank 0 hands out, and tries nothing")
+    hidden: bool = option(False, "the trials' lengths follow from no option")
+    controller: Literal["shared", "own"] = option("shared", "own: rank 0 hands out trials, and runs none")
     json: str = option("", "file for the results")
 
     def __post_init__(self):
-        positive(self, "trials", "repeats")
+        positive(self, "trials", "repeats", "seconds")
         if not 0 <= self.spread < 10:
-            raise UsageError(f"--spread {self.spread}: a number from 0 to 10")
-        if not 0 < self.seconds < float("inf"):
-            raise UsageError(f"--seconds {self.seconds}: a number above 0")
+            raise UsageError(f"--spread is a number from 0 to less than 10, not {self.spread}")
 
 
-def main(arguments=None):
-    def groups_of(options, ranks):
-        return divide_ranks(ranks, 1, options.controller == "own").groups
+def groups_of(options: SearchBench, ranks: int) -> int:
+    from hpcdl.search.groups import divide_ranks
 
-    with benchmark("bench-search", SearchBench, __doc__, arguments, groups_of) as (world, options, groups):
-        measured = [measure(world, options, groups, seed) for seed in range(options.repeats)]
-        if world.rank == 0:
-            title = f"{counted(options.trials, 'trial')} of log-normal length on {counted(groups, 'group')} of one rank"
-            report(title, "bench-search", options, [table_row(measured)], measured)
+    return divide_ranks(ranks, 1, options.controller == "own").groups
+
+
+def run(world, options: SearchBench, groups: int) -> tuple:
+    measured = [measure(world, options, groups, seed) for seed in range(options.repeats)]
+    title = f"{counted(options.trials, 'trial')} of log-normal length on {counted(groups, 'group')} of one rank"
+    return title, [table_row(measured)], measured
 
 
 def measure(world, options, groups: int, seed: int) -> dict:
-    """What one search took, on all ranks the same; collective."""
+    """Run one search; return its times, equal on all ranks. Collective."""
+    from hpcdl.search.library import search
+
     space = Space.read(["x=0.0..1.0"])
     places = [point(space, seed, number)["x"] for number in range(options.trials)]
     if options.hidden:
@@ -92,32 +90,24 @@ def measure(world, options, groups: int, seed: int) -> dict:
         took[trial] = end - begun
     span = max(end for each in everyone for *_, end in each) - min(begun for each in everyone for _, begun, _ in each)
     gaps = [after[1] - before[2] for each in everyone for before, after in itertools.pairwise(each)]
-    return summary(took, groups, span) | {
-        "per_trial_milliseconds": 1e3 * statistics.median(gaps) if gaps else None,
-        "per_trial_milliseconds_largest": 1e3 * max(gaps) if gaps else None,
-        "seed": seed,
-    }
+    found = summary(took, groups, span)
+    found["per_trial_milliseconds"] = 1e3 * statistics.median(gaps) if gaps else None
+    found["per_trial_milliseconds_largest"] = 1e3 * max(gaps) if gaps else None
+    return found | {"seed": seed}
 
 
 def summary(lengths: list[float], groups: int, span: float) -> dict:
-    """A search of trials that took so long beside the same trials without costs, and in the best order."""
+    """Return times and idle shares of a search of `span` seconds, and of its trials as listed and as best ordered."""
     listed, best = scheduled(lengths, groups), scheduled(sorted(lengths, reverse=True), groups)
     bound, work = max(sum(lengths) / groups, max(lengths)), sum(lengths)
-    return {
-        "groups": groups,
-        "trials": len(lengths),
-        "took_seconds": span,
-        "list_seconds": listed,
-        "best_seconds": best,
-        "bound_seconds": bound,
-        "idle_share": 1 - work / (groups * span),
-        "idle_share_list": 1 - work / (groups * listed),
-        "idle_share_best": 1 - work / (groups * best),
-    }
+    found = {"groups": groups, "trials": len(lengths), "took_seconds": span, "list_seconds": listed}
+    found |= {"best_seconds": best, "bound_seconds": bound}
+    idle = {"idle_share": span, "idle_share_list": listed, "idle_share_best": best}
+    return found | {name: 1 - work / (groups * took) for name, took in idle.items()}
 
 
 def scheduled(lengths: list[float], groups: int) -> float:
-    """When all have ended that are given, in this order, each to who is free first."""
+    """Return the seconds until the last trial ends if each is given, in this order, to the first free group."""
     free = [0.0] * groups
     for length in lengths:
         heapq.heapreplace(free, free[0] + length)
@@ -125,7 +115,6 @@ def scheduled(lengths: list[float], groups: int) -> float:
 
 
 def table_row(measured: list[dict]) -> dict[str, str]:
-    """The cells of the table."""
     columns = {
         "took, s": ("took_seconds", ".2f"),
         "list, s": ("list_seconds", ".2f"),
@@ -141,6 +130,9 @@ def table_row(measured: list[dict]) -> dict[str, str]:
         values = [each[name] for each in measured if each[name] is not None]
         cells[title] = spread(values, form) if values else "-"
     return cells
+
+
+main = benchmark("bench-search", SearchBench, __doc__, run, groups_of)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ Runs the same model, batch, optimizer and number of epochs with hpcdl (mpiexec) 
 DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread
 and the ratio of each pair. Both hold the data in memory and time their training loops only: no start-up, no
 evaluation. PyTorch's data is a tensor that each rank indexes by its share of the epoch's permutation, which is
-faster than a DataLoader. Needs the extra `torch`.
-"""
+faster than a DataLoader. Needs the extra `torch`."""
 
+import itertools
 import json
 import math
 import os
@@ -22,8 +22,8 @@ import numpy as np
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError, line
 from hpcdl.formatting import counted
+from hpcdl.launch.one_process import one_process
 from hpcdl.launch.option_parser import parse
 from hpcdl.models import parse_model
 from hpcdl.runs.options import option
@@ -31,7 +31,7 @@ from hpcdl.runs.options import option
 
 @dataclass
 class TrainingBenchOptions:
-    """What is compared, and how often."""
+    """Options of bench-training: the training, and how often it is run."""
 
     data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data")
     model: str = option("mlp:256,128", "mlp:WIDTHS, relu, or gpt with any settings (and --data text)")
@@ -47,14 +47,13 @@ class TrainingBenchOptions:
 
 
 def ours(options: TrainingBenchOptions, folder: Path) -> dict:
-    """One run of hpcdl."""
+    """Run hpcdl once; return its examples per second and test accuracy."""
     out = folder / f"run-{time.monotonic_ns()}"
     command = [mpiexec(), "-n", str(options.ranks), sys.executable, Path(__file__).with_name("train_allreduce.py")]
     command += ["--data", options.data, "--model", options.model, "--batch-per-rank", str(options.batch_per_rank)]
-    command += ["--optimizer", "momentum", "--lr", str(options.lr)]
+    command += ["--optimizer", "momentum", "--lr", str(options.lr), "--schedule", "constant", "--out", out]
     command += ["--steps", str(options.steps)] if options.steps else ["--epochs", str(options.epochs)]
-    command += ["--schedule", "constant"]
-    command += ["--out", out, "--evaluate-every", str(options.epochs), "--progress", "none"]
+    command += ["--evaluate-every", str(options.epochs), "--progress", "none"]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=clean_environment() | threads, stdout=subprocess.DEVNULL)
     summary = json.loads((out / "summary.json").read_text())
@@ -62,7 +61,7 @@ def ours(options: TrainingBenchOptions, folder: Path) -> dict:
 
 
 def theirs(options: TrainingBenchOptions, folder: Path) -> dict:
-    """One run of PyTorch DDP over gloo: one process per rank, this program with --worker."""
+    """Run PyTorch DDP over gloo once, each rank a process of this program with --worker; return the same as `ours`."""
     import socket
 
     with socket.socket() as probe:
@@ -83,7 +82,7 @@ def theirs(options: TrainingBenchOptions, folder: Path) -> dict:
 
 
 def work(options: TrainingBenchOptions) -> None:
-    """One rank of PyTorch DDP; rank 0 prints its result. Does not return."""
+    """Run one rank of PyTorch DDP; rank 0 prints its result. Does not return."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -94,7 +93,7 @@ def work(options: TrainingBenchOptions) -> None:
     data = open_data(options.data)
     (x, y), (x_test, y_test) = (map(torch.from_numpy, part.rows(0, part.examples)) for part in (data.train, data.test))
     torch.manual_seed(0)
-    model, loss_of = network(torch, options.model, data)
+    model, pairs = network(torch, options.model, data)
     replica = DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     steps, start = len(x) // (batch * ranks), time.perf_counter()
@@ -105,12 +104,17 @@ def work(options: TrainingBenchOptions) -> None:
             first = (step * ranks + rank) * batch
             rows = order[first : first + batch]
             optimizer.zero_grad()
-            loss_of(replica, x[rows], y[rows]).backward()
+            inputs, targets = pairs(x[rows], y[rows])
+            torch.nn.functional.cross_entropy(replica(inputs).flatten(0, -2), targets.flatten()).backward()
             optimizer.step()
     seconds = time.perf_counter() - start
+    right = 0.0  # rows predicted correctly; of a language model's row, the part of its tokens
     with torch.no_grad():
-        right = [loss_of.right(model, x_test[i : i + 64], y_test[i : i + 64]) for i in range(0, len(x_test), 64)]
-    accuracy = sum(right) / len(x_test)
+        for i in range(0, len(x_test), 64):
+            inputs, targets = pairs(x_test[i : i + 64], y_test[i : i + 64])
+            found = (model(inputs).argmax(-1) == targets).float()
+            right += found.reshape(len(found), -1).mean(1).sum().item()
+    accuracy = right / len(x_test)
     if rank == 0:
         examples = left * batch * ranks
         print(json.dumps({"examples_per_second": examples / seconds, "test_accuracy": accuracy}))
@@ -119,50 +123,26 @@ def work(options: TrainingBenchOptions) -> None:
     os._exit(0)  # gloo's threads may abort an orderly exit ("terminate called ..."), seen in one of six runs
 
 
-class OfClasses:
-    """The loss of a classifier of rows."""
-
-    def __init__(self, torch):
-        self.loss = torch.nn.CrossEntropyLoss()
-
-    def __call__(self, model, x, y):
-        return self.loss(model(x), y)
-
-    def right(self, model, x, y) -> float:
-        """Rows that are classified right."""
-        return (model(x).argmax(1) == y).float().sum().item()
-
-
-class OfTokens(OfClasses):
-    """The loss of a language model, of each token from those before it."""
-
-    def __call__(self, model, x, y):
-        return self.loss(model(x.long()).flatten(0, 1), self.targets(x, y).flatten())
-
-    def right(self, model, x, y) -> float:
-        """Tokens that are predicted right, by the length of a row."""
-        return (model(x.long()).argmax(2) == self.targets(x, y)).float().mean(1).sum().item()
-
-    def targets(self, x, y):
-        """The token after each."""
-        targets = x.long().roll(-1, 1)
-        targets[:, -1] = y
-        return targets
+def following(x, y):
+    """Return tokens, and as targets the token after each, which a language model predicts. y: the last targets."""
+    x = x.long()
+    targets = x.roll(-1, 1)
+    targets[:, -1] = y
+    return x, targets
 
 
 def network(torch, spec: str, data):
-    """PyTorch's model of this name for these data, and its loss."""
+    """Return PyTorch's model of this name for these data, and a function that makes its inputs and targets."""
     name, widths, settings = parse_model(spec)
     if name == "gpt":
-        return gpt(torch, data.features[0], data.classes, **settings), OfTokens(torch)
-    widths, layers = [math.prod(data.features), *widths, data.classes], []
-    for index in range(len(widths) - 1):
-        layers += [torch.nn.Linear(widths[index], widths[index + 1]), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers[:-1]), OfClasses(torch)
+        return gpt(torch, data.features[0], data.classes, **settings), following
+    sizes = itertools.pairwise([math.prod(data.features), *widths, data.classes])
+    layers = [layer for size in sizes for layer in (torch.nn.Linear(*size), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers[:-1]), lambda x, y: (x, y)
 
 
 def gpt(torch, length, vocabulary, layers, width, heads, context, head):
-    """The same transformer as hpcdl.models.gpt, of PyTorch's own modules, with its fused attention."""
+    """Return the transformer of hpcdl.models.gpt, made of PyTorch's modules, with its fused attention."""
     nn = torch.nn
 
     class Block(nn.Module):
@@ -197,32 +177,23 @@ def gpt(torch, length, vocabulary, layers, width, heads, context, head):
 
 
 def main(arguments=None):
-    try:
+    with one_process("bench-training"):
         options = parse(TrainingBenchOptions, "bench-training", __doc__, arguments)
         if options.worker >= 0:
             work(options)
         open_data(options.data).close()
         compare(options)
-    except UsageError as error:
-        print(f"bench-training: error: {line(error)}", file=sys.stderr)
-        sys.exit(2)
 
 
 def compare(options: TrainingBenchOptions) -> None:
-    """Run both in turn and print the table."""
-    try:
-        import torch
-    except ImportError:
-        raise UsageError("PyTorch is not installed; pip install 'hpcdl[torch]'") from None
-    from hpcdl.launch.benchmark_table import check_files, print_table, write_json
+    from hpcdl.launch.benchmark_table import check_files, find_torch, in_turns, print_table, write_json
     from hpcdl.runs.folder import environment
 
+    torch = find_torch()
     check_files(options, 0)
-    results = {"hpcdl": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(options.repeats):
-            results["hpcdl"].append(ours(options, Path(folder)))
-            results["torch"].append(theirs(options, Path(folder)))
+        ways = {"hpcdl": lambda turn: ours(options, Path(folder)), "torch": lambda turn: theirs(options, Path(folder))}
+        results = in_turns(options.repeats, ways)
     speeds = {name: [run["examples_per_second"] for run in runs] for name, runs in results.items()}
     ratios = [mine / other for mine, other in zip(speeds["hpcdl"], speeds["torch"], strict=True)]
     about = environment() | {"torch": torch.__version__}

@@ -1,12 +1,11 @@
-"""Look at checkpoints, verify them, make one file of one that lies in pieces: python scripts/checkpoint.py pack runs/a
+"""Show and verify checkpoints, join the pieces of one into one file: python scripts/checkpoint.py pack runs/a
 
     checkpoint.py show RUN       step, strategy, model; the vectors with their shapes, types and bytes; the pieces
-    checkpoint.py verify RUN     read all of each checkpoint, its pieces too; exit status 1 where one is damaged
-    checkpoint.py pack RUN       in the place of its pieces one file, or as --out FILE.h5, and the pieces stay
+    checkpoint.py verify RUN     read all of each checkpoint, its pieces too; exit status 1 if one is damaged
+    checkpoint.py pack RUN       write one file in the place of the pieces; with --out FILE.h5 the pieces stay
 
-RUN is a run's folder, then all checkpoints in it are meant (with --out the last one), or a checkpoint file. Nothing is
-held in memory but 8 MiB of it. One process is enough; MPI is not needed.
-"""
+RUN is a checkpoint file, or a run's folder, for all checkpoints in it (with --out for the last one). No more than 8 MiB
+of a checkpoint are held in memory. One process is enough; MPI is not needed."""
 
 import os
 import sys
@@ -29,20 +28,20 @@ from hpcdl.runs.options import option
 
 @dataclass
 class CheckpointOptions:
-    """What is done with which checkpoint."""
+    """Options of checkpoint: the action, and the checkpoints."""
 
     action: Literal["show", "verify", "pack"] = option(..., "show, verify or pack")
     run: str = option(..., "a run's folder, or a checkpoint file")
-    out: str = option("", "of pack: a file for the last checkpoint, instead of the place of its pieces")
-    force: bool = option(False, "replace --out where it exists")
+    out: str = option("", "with pack: the file to write the last checkpoint to; its pieces stay")
+    force: bool = option(False, "replace the file of --out")
 
     def __post_init__(self):
         if self.out and self.action != "pack":
-            raise UsageError(f"--out is where pack writes; {self.action} writes nothing")
+            raise UsageError(f"--out is an option of pack; {self.action} writes nothing")
 
 
 def main(arguments=None):
-    """Do one of the three."""
+    """Show, verify or pack checkpoints; exit with 1 if one is damaged."""
     with one_process("checkpoint"):
         options = parse(CheckpointOptions, "checkpoint", __doc__, arguments)
         good = {"show": show, "verify": verify, "pack": pack_all}[options.action](options)
@@ -50,7 +49,7 @@ def main(arguments=None):
 
 
 def show(options):
-    """What each checkpoint holds; their contents are not read."""
+    """Print what each checkpoint holds, without reading its vectors; return True."""
     for path in checkpoints_of(Path(options.run)):
         found = Checkpoint.read(path, pieces=False)
         print(line(f"{path}: {about(found)}"))
@@ -64,7 +63,7 @@ def show(options):
 
 
 def verify(options):
-    """Whether all are whole; a line for each."""
+    """Read all checkpoints and print a line for each; return True if none is damaged."""
     good = True
     for path in checkpoints_of(Path(options.run)):
         try:
@@ -76,7 +75,7 @@ def verify(options):
 
 
 def pack_all(options):
-    """Make one file of each, and remove the pieces that none needs any more."""
+    """Make one file of each checkpoint, and remove the pieces that no checkpoint needs any more; return True."""
     sources = checkpoints_of(Path(options.run))
     if options.out:
         out = Path(options.out)
@@ -88,7 +87,7 @@ def pack_all(options):
         return True
     folder = Folder(sources[0].parent, 0)
     folder.claim()
-    packed = {}  # files that are one file with several names stay that
+    packed = {}  # packed files by inode: one file with several names stays one
     try:
         for path in sources:
             with blamed_on(f"{path} cannot be packed"):
@@ -96,7 +95,7 @@ def pack_all(options):
                 if which in packed:
                     link(packed[which], path)
                 elif Checkpoint.read(path, pieces=False).joined is None:
-                    print(line(f"{path}: one file already"), flush=True)
+                    print(line(f"{path}: it is one file already"), flush=True)
                 else:
                     print(line(f"{path}: {about(pack(path, path))}"), flush=True)
                 packed.setdefault(which, path)
@@ -107,7 +106,7 @@ def pack_all(options):
 
 
 def about(found):
-    """A checkpoint in a few words."""
+    """Return a description of a checkpoint in a few words."""
     assert isinstance(found.vectors, Stored)
     size = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in found.vectors.forms.values())
     where = f"in {counted(len(found.joined.pieces), 'piece')}" if found.joined else "in one file"

@@ -1,9 +1,8 @@
 """Say what would hurt a run here: python scripts/doctor.py; mpiexec -n 4 python scripts/doctor.py; srun hpcdl doctor
 
 Started alone, it looks at this machine; under a launcher, at all ranks and the network between them, too. Each row says
-what was found and whether that is ok, worth a note, or hurts, and each that is not ok what to do (docs/doctor.md).
-Exit status: 1 when something would hurt a run. Ranks that are not one world are told so in one line, by the first.
-"""
+what was found, and whether that is ok, worth a note, or hurts; advice on rows that are not ok follows (docs/doctor.md).
+Exit status: 1 if something would hurt a run. If the ranks are no single world, the first one says so in one line."""
 
 from __future__ import annotations
 
@@ -29,45 +28,40 @@ COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
 
 @dataclass
 class DoctorOptions:
-    """What is looked at, and where the result goes."""
+    """Options of doctor: what is checked, and where the result goes."""
 
     quick: bool = option(False, "leave out the network")
-    timeout: float = option(60.0, "seconds that a rank may wait in one communication before the job is ended; 0: any")
+    timeout: float = option(60.0, "seconds that a rank may wait in a communication until the job is ended; 0: no limit")
     json: str = option("", "file for the rows: NAME.json")
 
 
-def run(arguments):
-    from mpi4py import MPI
-
+def run(world, arguments):
     from hpcdl.comm import Communicator
     from hpcdl.launch.launch_consistency import reading
-    from hpcdl.launch.program import ended
     from hpcdl.machine.doctor import HURTS, CheckRow, examine
 
-    world = MPI.COMM_WORLD
-    with ended("doctor", world.rank):
-        with reading(world) as parse:
-            options = parse(DoctorOptions, "doctor", __doc__, arguments)
-            check_output_file("--json", options.json, (".json",))
-        problem = split_world(world.size, os.environ, library())
-        if problem is not None:
-            found, advice, number = problem
-            if number == 0:
-                write(options, [CheckRow("world", found, HURTS, advice)], world.size)
-            exit_process(f"{found}; {advice}", number, 1)
-        comm = Communicator(world, "mpi", options.timeout)
-        rows = examine(comm.mpi, options.quick)
-        comm.free()
-        if world.rank == 0:
-            show(rows)
-            write(options, rows, world.size)
-        hurting = world.bcast([row.what for row in rows if row.verdict == HURTS])
-        if hurting:
-            raise TrainingError(f"this would hurt a run: {', '.join(dict.fromkeys(hurting))}")
+    with reading(world) as parse:
+        options = parse(DoctorOptions, "doctor", __doc__, arguments)
+        check_output_file("--json", options.json, (".json",))
+    problem = split_world(world.size, os.environ, library())
+    if problem is not None:
+        found, advice, number = problem
+        if number == 0:
+            write(options, [CheckRow("world", found, HURTS, advice)], world.size)
+        exit_process(f"{found}; {advice}", number, 1)
+    comm = Communicator(world, "mpi", options.timeout)
+    rows = examine(comm.mpi, options.quick)
+    comm.free()
+    if world.rank == 0:
+        show(rows)
+        write(options, rows, world.size)
+    hurting = world.bcast([row.what for row in rows if row.verdict == HURTS])
+    if hurting:
+        raise TrainingError(f"this would hurt a run: {', '.join(dict.fromkeys(hurting))}")
 
 
 def show(rows: list[CheckRow]) -> None:
-    """The table, and below it, in full, what to do about each row that is not ok."""
+    """Print the table and, below it, the advice on each row that is not ok."""
     from hpcdl.machine.doctor import HURTS
 
     table = Table("what", "", "found", box=None, pad_edge=False)
@@ -84,7 +78,6 @@ def show(rows: list[CheckRow]) -> None:
 
 
 def write(options: DoctorOptions, rows: list[CheckRow], ranks: int) -> None:
-    """The rows as JSON, with the exit status."""
     from hpcdl.launch.benchmark_table import write_json
     from hpcdl.machine.doctor import HURTS
 

@@ -1,8 +1,7 @@
 """Metrics of old runs for other tools: python scripts/export_metrics.py runs/a --to tensorboard
 
-What --log writes while a run goes on, made of metrics.jsonl: metrics.csv, or a folder tensorboard/ of events,
-in the run's folder or elsewhere (--out). Each FOLDER is a run's, or holds runs. One process is enough, without MPI.
-"""
+Makes of metrics.jsonl what --log writes during a run: metrics.csv, or a folder tensorboard/ of events, in the run's
+folder or elsewhere (--out). Each FOLDER is a run's, or holds runs. One process is enough, without MPI."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +18,16 @@ from hpcdl.runs.options import option
 
 @dataclass
 class ExportOptions:
-    """What is exported, and where to."""
+    """Options of export-metrics: what is exported, and where to."""
 
     folder: list[str] = option(list, "folders of runs, or with runs below them")
     to: Literal["csv", "tensorboard"] = option("csv", "a table, or TensorBoard's events")
-    out: str = option("", "of one run, NAME.csv or a folder for the events; of several, a folder for all of them")
-    force: bool = option(False, "replace what is there of us already")
+    out: str = option("", "for one run NAME.csv, or a folder for the events; for several runs a folder for all of them")
+    force: bool = option(False, "replace an earlier output")
 
 
 def main(arguments=None):
-    """Export one run after the other, and say of each what it had, and what of it was broken."""
+    """Export the runs one after another; print for each what the run had, and what was damaged."""
     with one_process("export-metrics"):
         options = parse(ExportOptions, "export-metrics", __doc__, arguments)
         if options.to == "tensorboard":
@@ -41,7 +40,6 @@ def main(arguments=None):
 
 
 def targets_of(options: ExportOptions) -> list[Target]:
-    """What is to be written of which run."""
     runs = runs_of(options.folder)
     table = options.to == "csv"
     if not options.out:

@@ -4,39 +4,31 @@ Every kernel's CUDA twin is compared with numpy, at sizes that fill no block and
 each of --sizes beside a copy within the GPU that moves the same bytes; the updates beside PyTorch's fused ones (where
 PyTorch with CUDA is installed), the reductions beside CuPy. What is compared takes turns; a time is that of calls in a
 row between two CUDA events, divided by their number; medians. Then the same training runs on the GPU and on the CPU.
-Exit status: 1 when a kernel or the training is wrong; 2, with one line, without a GPU.
-"""
+Exit status: 1 if a kernel or the training is wrong; 2, with one line, if there is no GPU."""
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 
 import numpy as np
-from mpi4py import MPI
 
-from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.device import CPU, open_device
-from hpcdl.launch.benchmark_table import bytes_of, check_files, print_table, quartiles, write_json
-from hpcdl.launch.option_parser import parse
-from hpcdl.launch.program import ended, quiet
+from hpcdl.launch import benchmark_table as bench
+from hpcdl.launch.program import quiet
 from hpcdl.models import make_model
-from hpcdl.runs import Options, Run
-from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.strategies import sequential
 
 TYPES = ("float32", "float64")
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
-CURVE = {"float32": 1e-3, "float64": 1e-8}  # how far two loss curves may be apart: other orders of additions
+CURVE = {"float32": 1e-3, "float64": 1e-8}  # largest difference of the loss curves, which add in other orders
 
 
 @dataclass
 class GPUCheckOptions:
-    """What is compared and timed, and how long."""
+    """Options of gpu-check: what is compared and timed, and for how long."""
 
     elements: str = option("1,77,5000,1000003", "elements of a kernel's first array, at least, when it is compared")
     sizes: str = option("1MiB,16MiB,256MiB", "bytes of a kernel's first array in the timings, with commas between")
@@ -47,16 +39,15 @@ class GPUCheckOptions:
     json: str = option("", "file for the result")
 
 
-def main(arguments=None):
-    with ended("gpu-check", MPI.COMM_WORLD.rank), refuse_together(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
-        options = parse(GPUCheckOptions, "gpu-check", __doc__, arguments)
-        if MPI.COMM_WORLD.size > 1:
-            raise UsageError("this looks at one GPU: start it without mpiexec")
-        sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
-        elements = whole_numbers("--elements", options.elements)
-        cases = chosen(options.kernels)
-        check_files(options, MPI.COMM_WORLD.rank)
-        gpu = open_device("cuda")
+def prepare(options: GPUCheckOptions, _: int) -> tuple:
+    sizes = {text: bench.bytes_of(text) for text in options.sizes.split(",")}
+    kernels = bench.chosen("kernel", options.kernels, CASES) or [*CASES]
+    cases = {name: case for name, case in CASES.items() if name in kernels}
+    return sizes, bench.whole_numbers("elements", options.elements), cases, open_device("cuda")
+
+
+def run(world, options: GPUCheckOptions, prepared: tuple) -> None:
+    sizes, elements, cases, gpu = prepared
     each = [(name, case, dtype) for name, case in cases.items() for dtype in case.dtypes]
     rows = [row for what in each for row in checked(gpu, *what, elements, sizes, options.seconds)]
     curves = {dtype: trained(gpu, options.model, dtype, options.steps) for dtype in TYPES}
@@ -68,23 +59,8 @@ def main(arguments=None):
         raise SystemExit(1)
 
 
-def chosen(names: str) -> dict:
-    """The cases of these kernels, all by default."""
-    wanted = [name for name in names.split(",") if name]
-    if unknown := set(wanted) - set(CASES):
-        raise UsageError(f"--kernels: there is no {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
-    return {name: case for name, case in CASES.items() if not wanted or name in wanted}
-
-
-def whole_numbers(name: str, text: str) -> list[int]:
-    """Read 1,77,5000."""
-    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
-        raise UsageError(f"{name}: write positive whole numbers with commas between, not {text!r}")
-    return [int(word) for word in text.split(",")]
-
-
 def checked(gpu, name: str, case, dtype: str, elements: list[int], sizes: dict[str, int], seconds: float):
-    """The rows of one kernel for one element type: one for each size, each with the largest error of all."""
+    """Yield a row of times for each size, of one kernel and type, with its largest error at the sizes in `elements`."""
     random = np.random.default_rng(1)
     error = max(compared(gpu, case, made(case, count, dtype, random)) for count in elements)
     wrong = not error <= TOLERANCE[dtype]
@@ -95,13 +71,13 @@ def checked(gpu, name: str, case, dtype: str, elements: list[int], sizes: dict[s
 
 
 def made(case, elements: int, dtype: str, random) -> tuple:
-    """Arguments of a kernel with at least so many elements in its first array, as wide as the case says or narrower."""
+    """Return arguments of a kernel: the first array has `elements` elements or more, at most case.columns columns."""
     columns = min(max(1, elements), case.columns)
     return case.make(-(-max(1, elements) // columns), columns, dtype, random)
 
 
 def compared(gpu, case, arguments) -> float:
-    """The largest difference between what the kernel makes of the arguments on the GPU and what numpy does."""
+    """Return the largest difference between the kernel's results on the GPU and numpy's."""
     there = placed(gpu, arguments)
     found = [case.kernel(*there), *(gpu.host(each) for each in there if gpu.holds(each))]
     wanted = [case.reference(*arguments), *(each for each in arguments if isinstance(each, np.ndarray))]
@@ -109,10 +85,7 @@ def compared(gpu, case, arguments) -> float:
 
 
 def difference(found, wanted) -> float:
-    """The largest difference of two results, relative to the largest element where that is above 1.
-
-    Infinite where one is not a finite number and the other is another, or where the shapes differ.
-    """
+    """Return the largest difference, divided by the largest element if above 1; infinite if shapes or NaNs differ."""
     if wanted is None:
         return 0.0 if found is None else math.inf
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
@@ -126,12 +99,11 @@ def difference(found, wanted) -> float:
 
 
 def placed(gpu, arguments) -> list:
-    """The arguments with their arrays on the GPU."""
     return [gpu.array(each) if isinstance(each, np.ndarray) else each for each in arguments]
 
 
 def measured(gpu, name: str, case, arguments, seconds: float) -> dict:
-    """Microseconds of the kernel, of the copy and of the rival, in turns; and the bytes that the kernel moves."""
+    """Return microseconds of the kernel, a copy and a rival (`beside`), in turns, and the bytes the kernel moves."""
     there = placed(gpu, arguments)
     moved = case.traffic(*arguments)
     source, target = gpu.zeros(max(1, moved // 2), np.uint8), gpu.zeros(max(1, moved // 2), np.uint8)
@@ -147,15 +119,12 @@ def measured(gpu, name: str, case, arguments, seconds: float) -> dict:
     slowest = max(microseconds(gpu.xp, call, 3) for call in calls.values())
     row = int(min(20, max(1, 2000 / max(1.0, slowest))))  # calls in a row, so that launching one hides behind another
     turns = int(min(200, max(5, 1e6 * seconds / (len(calls) * row * max(1.0, slowest)))))
-    taken = {each: [] for each in calls}
-    for _ in range(turns):
-        for each, call in calls.items():
-            taken[each].append(microseconds(gpu.xp, call, row))
-    return {"bytes": moved, "rival": whose, "microseconds": taken}
+    ways = {each: lambda turn, call=call: microseconds(gpu.xp, call, row) for each, call in calls.items()}
+    return {"bytes": moved, "rival": whose, "microseconds": bench.in_turns(turns, ways)}
 
 
 def microseconds(cupy, call, times: int) -> float:
-    """The GPU's time for a call, out of so many in a row."""
+    """Return the GPU's microseconds for a call, the mean of `times` calls in a row."""
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
     begin.record()
     for _ in range(times):
@@ -166,7 +135,7 @@ def microseconds(cupy, call, times: int) -> float:
 
 
 def beside(cupy, name: str, arguments) -> tuple:
-    """A call that does the same in PyTorch (updates) or CuPy (reductions), and whose it is; or None, None."""
+    """Return a call that does the same in PyTorch (updates) or CuPy (reductions), and the library; or None, None."""
     if name in UPDATES:
         return fused(name, arguments[0].size, str(arguments[0].dtype))
     into, *rest = arguments
@@ -189,7 +158,7 @@ UPDATES = {
 
 
 def fused(name: str, size: int, dtype: str) -> tuple:
-    """PyTorch's fused update of a vector on the GPU, where there is one."""
+    """Return PyTorch's fused update of a vector on the GPU, and PyTorch's name; None, None without PyTorch for CUDA."""
     try:
         import torch
     except ImportError:
@@ -204,7 +173,12 @@ def fused(name: str, size: int, dtype: str) -> tuple:
 
 
 def trained(gpu, model: str, dtype: str, steps: int) -> dict:
-    """The loss curves of the same training on the GPU and on the CPU, and the examples per second of both."""
+    """Return the loss curves of the same training on GPU and CPU, and the examples per second of both."""
+    from mpi4py import MPI
+
+    from hpcdl.comm import Communicator
+    from hpcdl.runs import Options, Run
+
     result, losses = {}, {"cpu": [], "cuda": []}
 
     def keep(run, loss, total):
@@ -226,12 +200,13 @@ def trained(gpu, model: str, dtype: str, steps: int) -> dict:
 
 
 def report(options: GPUCheckOptions, gpu, rows: list[dict], curves: dict) -> None:
-    """Print the table of the kernels and that of the training; write the JSON file."""
+    from hpcdl.runs.folder import environment
+
     about = environment() | {"gpu": str(gpu), "cupy": gpu.xp.__version__}
     print(f"{gpu}, CuPy {about['cupy']}, numpy {about['numpy']}, numba {about['numba']}, Python {about['python']}\n")
-    print_table([kernel_cells(row) for row in rows])
-    print("\nof the copy, beside: their time divided by the kernel's, in the same turn; above 1 the kernel is faster\n")
-    print_table(
+    bench.print_table([kernel_cells(row) for row in rows])
+    print("\nof the copy, beside: time divided by the kernel's time in the same turn; above 1 the kernel is faster\n")
+    bench.print_table(
         [
             {
                 f"training {options.model}, digits, batches of 64": f"{dtype}, {name}",
@@ -244,11 +219,10 @@ def report(options: GPUCheckOptions, gpu, rows: list[dict], curves: dict) -> Non
         ]
     )
     versions = {name: about[name] for name in ("gpu", "cupy")}
-    write_json("gpu-check", options, records(rows, curves), versions, time=time.strftime("%Y-%m-%d %H:%M:%S"))
+    bench.write_json("gpu-check", options, records(rows, curves), versions, time=time.strftime("%Y-%m-%d %H:%M:%S"))
 
 
 def kernel_cells(row: dict) -> dict[str, str]:
-    """A line of the table of kernels."""
     taken, rival = row["microseconds"], row["rival"]
     ours = float(np.median(taken["kernel"]))
     return {
@@ -262,13 +236,13 @@ def kernel_cells(row: dict) -> dict[str, str]:
 
 
 def records(rows: list[dict], curves: dict) -> list[dict]:
-    """The rows of the file: one for each kernel, type and size; then one for each training and device."""
+    """Return the rows of the file of --json: one per kernel, type and size; then one per training and device."""
     found = []
     for row in rows:
         about = {key: row[key] for key in ("kernel", "dtype", "error", "wrong", "rival")}
-        about |= {"what": "kernel", "size_bytes": bytes_of(row["size"]), "moved_bytes": row["bytes"]}
+        about |= {"what": "kernel", "size_bytes": bench.bytes_of(row["size"]), "moved_bytes": row["bytes"]}
         for name, taken in row["microseconds"].items():
-            about |= quartiles(f"{name}_microseconds", taken)
+            about |= bench.quartiles(f"{name}_microseconds", taken)
         found.append(about)
     for dtype, curve in curves.items():
         for device in ("cpu", "cuda"):
@@ -278,5 +252,8 @@ def records(rows: list[dict], curves: dict) -> list[dict]:
     return found
 
 
+main = bench.benchmark("gpu-check", GPUCheckOptions, __doc__, run, prepare, one_rank=True)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

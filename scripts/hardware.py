@@ -2,12 +2,10 @@
 
 Cores, caches and NUMA nodes; GFLOP/s with one chain of dependent steps and with many, scalar, SSE, AVX2 and AVX-512, by
 threads; bandwidth of each cache and of the memory; what a cache line, a barrier and a lock cost between cores; with
---device cuda the GPU (docs/hardware.md). Numbers are medians, and mean something on an idle machine alone.
+--device cuda the GPU (docs/hardware.md). Numbers are medians; they are of use only if the machine is else idle.
 --roofline puts our kernels and the layers of a model under the roofs, as NAME.png and NAME.svg; --run sets a run's
-compute : communication ratio beside the machine's. One process; it takes half a minute.
-"""
+compute : communication ratio beside the machine's. One process; it takes half a minute."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,29 +16,29 @@ from rich.text import Text
 
 from hpcdl.checkpoint.export import check_output_file
 from hpcdl.comm import refuse_together
-from hpcdl.errors import UsageError, unknown
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import open_device
-from hpcdl.launch.benchmark_table import bytes_of, check_picture, write_json
+from hpcdl.launch.benchmark_table import bytes_of, check_picture, chosen, write_json
 from hpcdl.launch.option_parser import parse
 from hpcdl.launch.program import ended, quiet
 from hpcdl.machine import hardware, hardware_gpu
 from hpcdl.machine.display import console
 from hpcdl.machine.topology import topology
 from hpcdl.reports.roofline import attainable, balance, points_of, prepare, told, write
-from hpcdl.runs.options import option
+from hpcdl.runs.options import option, positive
 
 
 @dataclass
 class HardwareOptions:
-    """What is measured, and for how long."""
+    """Options of hardware: what is measured, and for how long."""
 
-    parts: str = option("machine,arithmetic,memory,cores", "which of these are measured, with commas between")
+    parts: str = option("machine,arithmetic,memory,cores", "parts to measure, with commas between")
     seconds: float = option(0.1, "seconds to spend on each number")
     show: Literal["median", "best"] = option(
-        "median", "what the tables show of the repetitions of each number; best: where other work disturbs"
+        "median", "what the tables show of a number's repetitions; best: if other programs disturb them"
     )
-    device: Literal["cpu", "cuda"] = option("cpu", "cuda: the GPU, too")
-    roofline: str = option("", "a model, as mlp:256,128 or gpt: its layers, and our kernels, under the roofs")
+    device: Literal["cpu", "cuda"] = option("cpu", "cuda: measure the GPU, too")
+    roofline: str = option("", "draw the layers of a model, as mlp:256,128 or gpt, and hpcdl's kernels under the roofs")
     data: str = option("", "data set that the model of --roofline is for (default: digits; of a gpt: text)")
     batch_size: int = option(256, "examples in a batch of --roofline")
     size: str = option("64MiB", "bytes of a kernel's first array in --roofline")
@@ -63,39 +61,35 @@ def main(arguments=None):
             rows = [row for part in parts for row in hardware.PARTS[part](found, options.seconds)]
             if options.device == "cuda":
                 rows += hardware_gpu.gpu(device)
-            show(hardware.best_values(rows) if options.show == "best" else rows)
+            shown = hardware.best_values(rows) if options.show == "best" else rows
+            gpu = hardware_gpu.cells(shown)
+            for table in [*hardware.tables(shown), *[hardware.ReportTable("", gpu)] * (len(gpu) > 1)]:
+                print_table(table)
             far, of_all = hardware.disturbed_count(rows)
             if far:
-                print(f"\n{far} of {of_all} medians are far from the best: something else runs, and slows both of them")
+                print(f"\n{far} of {of_all} medians are far from the best: another program runs, and slows them")
             rows += under_the_roofs(options, ready, rows) + beside(options, rows)
         write_json("hardware", options, rows)
 
 
 def checked(options) -> list[str]:
-    """The parts in their order; UsageError for what makes no sense, before anything is measured."""
-    chosen = [name for name in options.parts.split(",") if name]
-    for name in chosen:
-        if name not in hardware.PARTS:
-            raise unknown("part", name, hardware.PARTS)
-    if not (options.seconds > 0 and math.isfinite(options.seconds)):
-        raise UsageError(f"--seconds must be greater than 0, not {options.seconds}")
-    if options.batch_size < 1:
-        raise UsageError(f"--batch-size must be greater than 0, not {options.batch_size}")
+    """Return the chosen parts in the order of hardware.PARTS; UsageError for options that make no sense."""
+    parts = chosen("part", options.parts, hardware.PARTS)
+    positive(options, "seconds", "batch_size")
     if bytes_of(options.size) < 1024:
         raise UsageError(f"--size is 1KiB or more, not {options.size}")
     check_output_file("--json", options.json, (".json",))
     if options.roofline:
         for ending in ("png", "svg"):
             check_picture("--plot", f"{options.plot}.{ending}")
-    if (options.roofline or options.run) and not {"arithmetic", "memory"} <= set(chosen):
+    if (options.roofline or options.run) and not {"arithmetic", "memory"} <= set(parts):
         raise UsageError("--roofline and --run need the parts arithmetic and memory")
     if options.run:
         balance(Path(options.run), 1.0, 1.0)  # refuses a folder that holds no run
-    return [name for name in hardware.PARTS if name in chosen]
+    return [name for name in hardware.PARTS if name in parts]
 
 
 def under_the_roofs(options, ready, rows: list[dict]) -> list[dict]:
-    """The points of --roofline, shown and drawn."""
     if ready is None:
         return []
     points = points_of(ready, bytes_of(options.size), options.seconds)
@@ -105,7 +99,7 @@ def under_the_roofs(options, ready, rows: list[dict]) -> list[dict]:
         roof = attainable(each.intensity, peak, roofs["memory"])
         line = f"{each.intensity:.2f}", f"{each.gflops:.1f}", f"{100 * each.gflops / roof:.0f}%"
         cells.append([each.name, each.kind, *line])
-    title = f"{options.roofline} under the roofline, one thread, float32; the roof is that of the memory"
+    title = f"{options.roofline} on the roofline, one thread, float32; roof: min(peak, flops/byte x memory bandwidth)"
     print_table(hardware.ReportTable(title, cells))
     named = f"{options.roofline}, batches of {options.batch_size}: one thread, peak {peak:.0f} GFLOP/s"
     written = write(points, peak, roofs, named, Path(options.plot))
@@ -114,28 +108,17 @@ def under_the_roofs(options, ready, rows: list[dict]) -> list[dict]:
 
 
 def beside(options, rows: list[dict]) -> list[dict]:
-    """The row of --run, shown."""
     if not options.run:
         return []
-    copied = [
-        row for row in hardware.rows_of_kind(rows, "bandwidth") if (row["place"], row["loop"]) == ("memory", "copy")
-    ]
-    row = balance(Path(options.run), hardware.peak(rows), copied[0]["gigabytes_per_second_best"])
+    memory = (row for row in hardware.rows_of_kind(rows, "bandwidth") if row["place"] == "memory")
+    copied = next(row["gigabytes_per_second_best"] for row in memory if row["loop"] == "copy")
+    row = balance(Path(options.run), hardware.peak(rows), copied)
     console().print("\n" + told(row), highlight=False)
     return [row]
 
 
-def show(rows: list[dict]) -> None:
-    """The tables."""
-    for table in hardware.tables(rows):
-        print_table(table)
-    gpu = hardware_gpu.cells(rows)
-    if len(gpu) > 1:
-        print_table(hardware.ReportTable("", gpu))
-
-
 def print_table(made: hardware.ReportTable) -> None:
-    """A table of texts; numbers to the right."""
+    """Print a table of texts, with columns of numbers to the right."""
     head, *lines = made.cells
     table = Table(box=None, pad_edge=False)
     numbers = [all(map(is_number, column)) for column in zip(*lines, strict=True)]
@@ -149,7 +132,6 @@ def print_table(made: hardware.ReportTable) -> None:
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell holds a number, or that there is none."""
     return cell == "-" or (cell[:1].isdigit() and cell[-1:] in "0123456789%")
 
 

@@ -6,60 +6,57 @@
     plan.py memory --model gpt2-xl --ranks 16 --fit 16GiB     the grids that fit, best first
     plan.py time "-n 4: train-pipeline ..."       seconds of a step by their parts, examples a second, on this machine
     plan.py best --ranks 4 --model mlp:512        strategies and grids that fit, fastest first
-    plan.py check                                 how far such forecasts are off: each of a matrix is run
+    plan.py check                                 how far such forecasts are off: runs a matrix of lines
     plan.py scaling runs/1 runs/2 runs/4          speed-up, serial fraction, what more ranks would bring, what is lost
     plan.py simulate allreduce gossip             steps on up to 100,000 ranks with stragglers, by strategy
 
-`plan.py NAME --help` lists the options. One process is enough, and MPI is not needed.
-"""
+`plan.py NAME --help` lists the options. One process is enough, and MPI is not needed."""
 
 import contextlib
 import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from hpcdl.errors import UsageError, line, unknown
+from hpcdl.formatting import dashed
 from hpcdl.launch.one_process import one_process
 from hpcdl.launch.option_parser import parse, parse_command_line
 from hpcdl.launch.start import start_mpi
 from hpcdl.plugins import names_in_line, refuse_untrusted
 from hpcdl.programs import TRAINS
-from hpcdl.runs.options import option
+from hpcdl.runs.options import not_negative, option, positive
 
-DEFAULT = "--optimizer=adam"  # of a model by its name, as its state is counted
+DEFAULT = "--optimizer=adam"  # optimizer of a named configuration
 
 
 @dataclass
 class MemoryOptions:
-    """What is asked about memory."""
+    """Options of `plan memory`."""
 
     lines: list[str] = option(list, "lines as they would be run, in quotes, after -n RANKS:, or folders of runs")
     model: str = option("", "a named configuration: bert-large, gpt2-xl, turing-nlg or gpt3")
-    ranks: int = option(0, "how many ranks, where a line does not say -n; with --fit, of the grids")
+    ranks: int = option(0, "ranks of a line without -n; with --fit: ranks of the grids")
     fit: str = option("", "list the grids of --ranks on which each rank has this memory, as 32GiB")
-    bits: Literal["32", "16"] = option("32", "with --fit: as the model is, or 16 bit with master weights")
-    batch_size: int = option(0, "with --model and --fit: examples of a step; 0: four a rank")
+    bits: Literal["32", "16"] = option("32", "with --fit: 32: as the model is; 16: 16 bit with master weights")
+    batch_size: int = option(0, "with --model and --fit: examples of a step; 0: four per rank")
 
     def __post_init__(self):
-        for name in ("ranks", "batch_size"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
+        not_negative(self, "ranks", "batch_size")
         if self.model and self.lines:
             raise UsageError("give lines, which name their models, or --model NAME, not both")
         if self.fit and not self.ranks:
-            raise UsageError("--fit needs --ranks: how many there are")
+            raise UsageError("--fit needs --ranks, the number of ranks")
         if self.fit and not (self.model or len(self.lines) == 1):
             raise UsageError("--fit takes one model: --model NAME, or one line of train-grid")
 
 
 def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
-    """Forecasts of memory."""
-    start_mpi()  # as who trains needs it, of whom a forecast asks
+    """Say what each rank of a training will hold, and which grids fit."""
+    start_mpi()  # forecasts call the strategies, which need MPI
     from hpcdl.launch.command_lines import read_command
     from hpcdl.planning import fitting, memory_report
     from hpcdl.strategies.workload import Workload
@@ -80,9 +77,8 @@ def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
             raise UsageError(f"--fit looks for a grid: give a line of train-grid, not of {strategy.program}")
         grid = command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1")
         case = Workload(strategy, grid, ranks, checked=False)
-        return memory_report.grid_report(
-            case, *fitting.fits(case, room, options.bits == "16"), room, options.bits == "16"
-        )
+        half = options.bits == "16"
+        return memory_report.grid_report(case, *fitting.fits(case, room, half), room, half)
     said = []
     for text in options.lines:
         if os.path.isdir(text):
@@ -97,10 +93,10 @@ def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
 
 @dataclass
 class ScalingOptions:
-    """What is asked about scaling."""
+    """Options of `plan scaling`."""
 
     runs: list[str] = option(..., "folders of runs of one training on 1, 2, 4, ... ranks")
-    further: int = option(2, "sizes to foretell beyond the largest, each twice the one before")
+    further: int = option(2, "sizes to predict beyond the largest, each twice the one before")
     picture: str = option("", "draw speed-up against ranks into this file, .png or .svg")
 
     def __post_init__(self):
@@ -109,47 +105,37 @@ class ScalingOptions:
 
 
 def scaling(options: ScalingOptions, trust: tuple[str, ...]) -> list[str]:
-    """The limits of parallelism."""
+    """Say how runs scale with their ranks, and what limits them."""
     from hpcdl.planning.scaling import report
     from hpcdl.planning.scaling import scaling as measured
 
     found = measured(options.runs, options.further)
     lines = report(found)
     if options.picture:
-        from hpcdl.reports.scaling_picture import Points, write
+        from hpcdl.reports.scaling_pictures import write_speed_up
 
-        sizes, later = found.sizes, found.predicted
-        intervals = [size.interval for size in later if size.interval is not None]
-        low, high = zip(*intervals, strict=True) if intervals else ((), ())
-        points = Points(
-            [size.ranks for size in sizes],
-            [size.speed_up for size in sizes],
-            [size.ranks for size in later],
-            [size.speed_up for size in later],
-            low,
-            high,
-        )
-        write(points, "Speed-up, " + ("weak" if found.weak else "strong") + " scaling", Path(options.picture))
+        title = f"Speed-up, {'weak' if found.weak else 'strong'} scaling"
+        write_speed_up(found.sizes, found.predicted, title, Path(options.picture))
         lines.append(f"picture: {options.picture}")
     return lines
 
 
 @dataclass
 class SimulateOptions:
-    """What is simulated."""
+    """Options of `plan simulate`."""
 
     strategies: list[str] = option(list, "as allreduce:algorithm=tree, gossip, servers:consistency=async,count=8")
-    ranks: str = option("100,1000,10000,100000", "how many ranks, with commas between")
-    steps: int = option(100, "steps, of which the mean is told")
-    parameters: float = option(25e6, "of the model, 4 bytes each")
+    ranks: str = option("100,1000,10000,100000", "numbers of ranks, with commas between")
+    steps: int = option(100, "steps to simulate; the table shows means over these steps")
+    parameters: float = option(25e6, "parameters of the model, 4 bytes each")
     compute: float = option(0.1, "seconds that a rank computes in a step, in the mean")
-    straggler: str = option("lognormal:sigma=0.1", "how that varies: none, lognormal, exponential, pareto, slow")
+    straggler: str = option("lognormal:sigma=0.1", "how --compute varies: none, lognormal, exponential, pareto, slow")
     cluster: str = option("", "YAML file with latency, bandwidth, ranks_per_node, ...; default: 2 us, 12.5 GB/s, 1")
-    seed: int = option(0, "of the draws")
-    fails_after: float = option(0.0, "hours between two failures of a node: how often to save; 0: none fails")
+    seed: int = option(0, "seed of the random times")
+    fails_after: float = option(0.0, "hours between two failures of a node, for how often to save; 0: no failures")
     checkpoint: float = option(60.0, "with --fails-after: seconds that a checkpoint takes")
     restart: float = option(300.0, "with --fails-after: seconds until a job that failed is at work again")
-    hours: float = option(240.0, "with --fails-after: of work, of the job that is simulated")
+    hours: float = option(240.0, "with --fails-after: hours of work of the job that is simulated")
     picture: str = option("", "write seconds against ranks to this file, .png or .svg")
     json: str = option("", "write all numbers to this file")
 
@@ -158,25 +144,19 @@ class SimulateOptions:
         if not all(each.isdecimal() and 0 < int(each) <= 10**6 for each in numbers):
             raise UsageError(f"--ranks {self.ranks}: numbers from 1 to 1,000,000, with commas between")
         self.sizes = [int(each) for each in numbers]
-        for name in ("steps", "parameters", "compute", "checkpoint", "hours"):
-            value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise UsageError(f"--{name} must be a number greater than 0, not {value}")
-        for name in ("fails_after", "restart"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {value}")
+        positive(self, "steps", "parameters", "compute", "checkpoint", "hours")
+        not_negative(self, "fails_after", "restart")
 
 
 def simulate(options: SimulateOptions, trust: tuple[str, ...]) -> list[str]:
-    """What so many ranks would do."""
+    """Say what a step takes on up to 100,000 ranks, and how often to save."""
     from hpcdl.planning import scale_report
     from hpcdl.planning.cluster import Cluster
     from hpcdl.planning.step_simulation import Noise, StepWork
-    from hpcdl.reports import scale_picture
+    from hpcdl.reports import scaling_pictures
 
     if options.picture:
-        scale_picture.check(Path(options.picture))
+        scaling_pictures.check(Path(options.picture))
 
     cluster = Cluster.read(options.cluster) if options.cluster else Cluster()
     work = StepWork(options.compute, 4 * options.parameters, Noise.read(options.straggler), options.seed)
@@ -187,7 +167,7 @@ def simulate(options: SimulateOptions, trust: tuple[str, ...]) -> list[str]:
         times = options.fails_after, options.checkpoint, options.restart, options.hours
         said += ["", *scale_report.checkpoint_table(options.sizes, cluster, *times)]
     if options.picture:
-        scale_picture.write(Path(options.picture), scale_report.curves(found), options.compute)
+        scaling_pictures.write_simulation(Path(options.picture), scale_report.curves(found), options.compute)
     if options.json:
         about = {"cluster": dataclasses.asdict(cluster), "options": dataclasses.asdict(options)}
         scale_report.write(Path(options.json), found, about)
@@ -196,11 +176,11 @@ def simulate(options: SimulateOptions, trust: tuple[str, ...]) -> list[str]:
 
 @dataclass
 class MachineOptions:
-    """Of which machine times are foretold."""
+    """Options of the machine for which times are forecast."""
 
-    machine: str = option("", "YAML file of a machine, measured or a data sheet; default: this one, measured now")
+    machine: str = option("", "YAML file of a machine, measured or from a data sheet; default: this one, measured now")
     measure: str = option("", "measure this machine for these lines, and write it to this YAML file")
-    launcher: str = option("", "what starts ranks, to which -n RANKS is added; default: mpiexec, on this host")
+    launcher: str = option("", "command that starts ranks, to which -n RANKS is added; default: mpiexec, on this host")
 
     def __post_init__(self):
         if self.machine and self.measure:
@@ -209,49 +189,47 @@ class MachineOptions:
 
 @dataclass
 class TimeOptions(MachineOptions):
-    """What is asked about time."""
+    """Options of `plan time`."""
 
     lines: list[str] = option(list, "lines as they would be run, in quotes, after -n RANKS:")
-    ranks: int = option(0, "how many ranks, where a line does not say -n")
+    ranks: int = option(0, "ranks of a line without -n")
 
     def __post_init__(self):
         super().__post_init__()
         if not self.lines:
             raise UsageError('give a line, as hpcdl plan time "-n 2: train-allreduce --model mlp:256"')
-        if self.ranks < 0:
-            raise UsageError(f"--ranks must not be negative, and is {self.ranks}")
+        not_negative(self, "ranks")
 
 
 def refuse_seconds(seconds: float) -> None:
-    """Raise UsageError where a run cannot take so long."""
+    """Raise UsageError unless 0 < seconds <= 3600."""
     if not 0 < seconds <= 3600:
         raise UsageError(f"--seconds is a number greater than 0, and at most 3600, not {seconds}")
 
 
 @dataclass
 class BestOptions(MachineOptions):
-    """Among what the best is looked for."""
+    """Options of `plan best`, the search for the best strategy."""
 
-    ranks: int = option(0, "how many ranks")
-    model: str = option("mlp:256,128", "a model, as of the programs that train, or a named configuration, as gpt3")
+    ranks: int = option(0, "number of ranks")
+    model: str = option("mlp:256,128", "model, as in the programs that train, or a named configuration, as gpt3")
     data: str = option("digits", "its data set")
     batch_size: int = option(32, "examples of a step, all ranks together")
-    optimizer: str = option("momentum", "as of the programs that train")
-    fit: str = option("", "memory of a rank, as 16GiB; default: its part of what is free here")
-    same_steps: bool = option(False, "only what takes the steps that one rank alone would take")
-    check: bool = option(False, "run the first three for some steps, beside the forecast")
+    optimizer: str = option("momentum", "optimizer, as in the programs that train")
+    fit: str = option("", "memory of a rank, as 16GiB; default: its part of this machine's memory")
+    same_steps: bool = option(False, "only strategies that take the same steps as one rank")
+    check: bool = option(False, "run the first three for some steps, and show their times beside the forecasts")
     seconds: float = option(1.0, "with --check: about how long each of three runs takes")
 
     def __post_init__(self):
         super().__post_init__()
         refuse_seconds(self.seconds)
-        if self.ranks < 1:
-            raise UsageError(f"--ranks, how many there are, is 1 or more, not {self.ranks}")
+        positive(self, "ranks")
 
 
 @dataclass
 class ForecastCheckOptions(MachineOptions):
-    """What is checked."""
+    """Options of `plan check`."""
 
     matrix: list[str] = option(list, "a YAML file, a list of lines with -n RANKS:; default: 40 lines on 1 to 4 ranks")
     repeat: int = option(3, "how often each line is run")
@@ -260,14 +238,13 @@ class ForecastCheckOptions(MachineOptions):
     def __post_init__(self):
         super().__post_init__()
         if len(self.matrix) > 1:
-            raise UsageError("give one file of lines")
-        if self.repeat < 1:
-            raise UsageError(f"--repeat is 1 or more, not {self.repeat}")
+            raise UsageError("give one file of lines, not several")
+        positive(self, "repeat")
         refuse_seconds(self.seconds)
 
 
 def case_of(text, ranks):
-    """A line on so many ranks as forecasts see it."""
+    """Return the workload of a line on `ranks` ranks."""
     from hpcdl.launch.command_lines import read_command
     from hpcdl.strategies.workload import Workload
 
@@ -275,7 +252,7 @@ def case_of(text, ranks):
 
 
 def machine_for(options, lines):
-    """The machine that is named, or this one, measured for these (line, ranks)."""
+    """Return the machine of --machine; without it, this machine, measured for `lines`, pairs of (line, ranks)."""
     from hpcdl.errors import blamed_on
     from hpcdl.files import check_writable
     from hpcdl.planning.machine_sheet import Machine
@@ -295,13 +272,13 @@ def machine_for(options, lines):
 
 
 def told(text):
-    """Say how far it is, beside what is printed at the end."""
+    """Print progress on stderr; the plan goes to stdout."""
     print(f"plan: {line(text)}", file=sys.stderr, flush=True)
 
 
 def time(options: TimeOptions, trust: tuple[str, ...]) -> list[str]:
-    """Forecasts of time."""
-    start_mpi()  # as who trains needs it, of whom a forecast asks
+    """Say what a step of a training takes, by its parts, before it runs."""
+    start_mpi()  # forecasts call the strategies, which need MPI
     from hpcdl.planning import forecast_error, time_report
 
     lines = [forecast_error.parse_placement(text, options.ranks) for text in options.lines]
@@ -310,24 +287,25 @@ def time(options: TimeOptions, trust: tuple[str, ...]) -> list[str]:
 
 
 def best(options: BestOptions, trust: tuple[str, ...]) -> list[str]:
-    """What is fastest."""
-    start_mpi()  # as who trains needs it, of whom a forecast asks
+    """Say which strategies and grids fit and are fastest, and try the first ones."""
+    start_mpi()  # forecasts call the strategies, which need MPI
     from hpcdl.memory import available
     from hpcdl.models.configurations import CONFIGURATIONS
     from hpcdl.planning import autotune as finding
     from hpcdl.planning import fitting, forecast_error
     from hpcdl.planning.probe_jobs import make_starter
 
-    told_of = {"model": options.model, "data": options.data, "batch-size": options.batch_size}
-    told_of |= {"optimizer": options.optimizer}
-    if options.model in CONFIGURATIONS:  # whose data nobody has
-        del told_of["data"]
-    model = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in told_of.items())
+    names = ["model", *([] if options.model in CONFIGURATIONS else ["data"]), "batch_size", "optimizer"]
+    model = " ".join(f"--{dashed(name)} {shlex.quote(str(getattr(options, name)))}" for name in names)
     room = fitting.parse_bytes(options.fit) if options.fit else (available() or 1 << 62) / options.ranks
     asked = [(f"{text} {model}", options.ranks) for text, same in finding.program_lines(options.ranks)]
-    case_of(*asked[0])  # what is wrong with the model is so for all
-    found_grids = finding.grid_lines(model, options.ranks, room, case_of)
-    machine = machine_for(options, [*readable(asked), *((text, options.ranks) for text in found_grids[:1])])
+    case_of(*asked[0])  # an error in the model is one of all lines
+    lines = [(text, options.ranks) for text in finding.grid_lines(model, options.ranks, room, case_of)[:1]]
+    for each in reversed(asked):
+        with contextlib.suppress(UsageError):  # a program that cannot run this model is not measured
+            case_of(*each)
+            lines.insert(0, each)
+    machine = machine_for(options, lines)
     found, refused = finding.candidates(model, options.ranks, room, machine, case_of)
     found = [each for each in found if each.same_steps or not options.same_steps]
     if not options.check:
@@ -339,17 +317,9 @@ def best(options: BestOptions, trust: tuple[str, ...]) -> list[str]:
     return finding.report(found, refused, options.ranks, model, [each.measured for each in taken])
 
 
-def readable(lines):
-    """Those of the (line, ranks) that could be run."""
-    for text, ranks in lines:
-        with contextlib.suppress(UsageError):
-            case_of(text, ranks)
-            yield text, ranks
-
-
 def check(options: ForecastCheckOptions, trust: tuple[str, ...]) -> list[str]:
-    """Forecasts beside measurements."""
-    start_mpi()  # as who trains needs it, of whom a forecast asks
+    """Say how far forecasts of time are off, by runs of a matrix of lines."""
+    start_mpi()  # forecasts call the strategies, which need MPI
     from hpcdl.planning import forecast_error
     from hpcdl.planning.probe_jobs import make_starter
 
@@ -358,33 +328,12 @@ def check(options: ForecastCheckOptions, trust: tuple[str, ...]) -> list[str]:
         refuse_untrusted(names_in_line(text), options.matrix[0], trust)
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
     found = forecast_error.make_forecasts(lines, machine, case_of)
-    return forecast_error.report(
-        forecast_error.measure_forecasts(found, options.repeat, options.seconds, make_starter(options.launcher), told)
-    )
+    start = make_starter(options.launcher)
+    return forecast_error.report(forecast_error.measure_forecasts(found, options.repeat, options.seconds, start, told))
 
 
-class PlanCommand(NamedTuple):
-    """A subcommand: its options, what makes its lines, and a sentence on it."""
-
-    options: type
-    made: Callable[[Any, tuple[str, ...]], list[str]]
-    sentence: str
-
-
-PLANS = {
-    "memory": PlanCommand(MemoryOptions, memory, "Say what each rank of a training will hold, and which grids fit."),
-    "time": PlanCommand(TimeOptions, time, "Say what a step of a training takes, by its parts, before it runs."),
-    "best": PlanCommand(
-        BestOptions, best, "Say which strategies and grids fit and are fastest, and try the first ones."
-    ),
-    "check": PlanCommand(
-        ForecastCheckOptions, check, "Say how far forecasts of time are off: each of a matrix of lines is run."
-    ),
-    "scaling": PlanCommand(ScalingOptions, scaling, "Say how runs scale with their ranks, and what limits them."),
-    "simulate": PlanCommand(
-        SimulateOptions, simulate, "Say what a step takes on up to 100,000 ranks, and how often to save."
-    ),
-}
+# Functions that return the lines of a plan for its options; their docstrings are the help.
+PLANS = {plan.__name__: plan for plan in (memory, time, best, check, scaling, simulate)}
 
 
 def main(arguments=None):
@@ -393,15 +342,14 @@ def main(arguments=None):
     with one_process("plan"):
         if not arguments or arguments[0] in ("-h", "--help"):
             print("usage: hpcdl plan NAME [OPTIONS]; hpcdl plan NAME --help\n")
-            print("\n".join(f"  {name:10}{plan.sentence}" for name, plan in PLANS.items()))
+            print("\n".join(f"  {name:10}{plan.__doc__}" for name, plan in PLANS.items()))
             return
         name, *rest = arguments
         if name not in PLANS:
             raise unknown("plan", name, PLANS)
         plan = PLANS[name]
-        found = parse_command_line(plan.options, f"plan {name}", plan.sentence, rest)
-        said = plan.made(found.options, found.trust)
-        print("\n".join(map(line, said)), flush=True)
+        found = parse_command_line(plan.__annotations__["options"], f"plan {name}", plan.__doc__, rest)
+        print("\n".join(map(line, plan(found.options, found.trust))), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.option_parser import parse_command_line
 from hpcdl.launch.program import ended
-from hpcdl.machine.threads import limited
+from hpcdl.machine.threads import Threads
 from hpcdl.runs.options import option
 from hpcdl.search import ensemble_scores
 from hpcdl.search.ensemble import Ensemble, is_ensemble
@@ -24,17 +24,17 @@ from hpcdl.search.ensemble import Ensemble, is_ensemble
 
 @dataclass
 class PredictOptions:
-    """What is to be predicted, by what, and where it goes."""
+    """Options of predict: the rows, the model, and where predictions go."""
 
     run: str = option(..., "folder of a run or of an ensemble, or a checkpoint file")
     source: str = option(..., "rows to predict: csv, Parquet, Arrow, npz, idx, libsvm, HDF5, package.module:function")
     out: str = option("", "file to write: NAME.csv, or NAME.npz; without one, lines of csv are printed")
-    probabilities: bool = option(False, "of each class, beside that of the likeliest")
-    samples: bool = option(False, "of train-sgld: the mean over all samples, not what their mean predicts")
+    probabilities: bool = option(False, "write the probabilities of all classes, not of the likeliest")
+    samples: bool = option(False, "a run of train-sgld: predict by the mean over all samples, not by one model")
     split: Literal["", "train", "test", "rows"] = option("", "which part of an HDF5 file; by default rows, else test")
-    delimiter: str = option("", "between the columns of a csv, if it is another than that of the training data")
-    model: str = option("", "where the run's model is your own: its package.module:Class now, if it was moved")
-    force: bool = option(False, "replace the file")
+    delimiter: str = option("", "character between the columns of a csv, if not that of the training data")
+    model: str = option("", "if the run's model is your own and was moved: its package.module:Class now")
+    force: bool = option(False, "replace the file of --out")
 
     def __post_init__(self):
         check_output_file("--out", self.out, (".csv", ".npz"))
@@ -44,7 +44,7 @@ class PredictOptions:
 
 
 def main(arguments=None):
-    """All ranks predict blocks of rows in turn; rank 0 writes."""
+    """Predict rows, whose blocks go to the ranks in turn; rank 0 writes."""
     world = MPI.COMM_WORLD
     with ended("predict", world.rank):
         with reading(world, parse_command_line) as read:
@@ -61,10 +61,10 @@ def main(arguments=None):
                     model = predictive(options.run, trained, model)
                 rows = prediction_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
             if options.probabilities and not (trained.reference if of_many else trained).classes:
-                raise UsageError("--probabilities: the run's model predicts values, which have none")
+                raise UsageError("--probabilities: the model predicts values, not classes; leave the option out")
         stream = None if options.out else sys.stdout.buffer
         where = options.out, options.probabilities
-        with limited(world):
+        with Threads(world):
             if of_many:
                 counts = ensemble_scores.predict_all(world, trained, seen, *where, stream)
             else:
@@ -75,10 +75,10 @@ def main(arguments=None):
 
 
 def opened(options, world, trust):
-    """The ensemble, the rows, and the rows as each of its members sees them. Raises UsageError."""
+    """Return the ensemble, the rows, and the rows as each member sees them. Raises UsageError."""
     for name in ("samples", "model"):
         if getattr(options, name):
-            raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
+            raise UsageError(f"--{name} is for one run; give one of the members, as {options.run}/members/0000")
     ensemble = Ensemble.read(options.run, trust).open(world.rank, world.size)
     seen = ensemble.rows(options.source, options.split, world.size, delimiter=options.delimiter)
     return ensemble, next(iter(seen.values())), seen

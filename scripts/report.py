@@ -1,8 +1,7 @@
 """Make a page with pictures of runs, comparisons and searches: python scripts/report.py runs/a --out report.html
 
 One HTML file that needs nothing from elsewhere: what the runs learned against steps, seconds and bytes, where their
-time went, who sent what to whom (docs/report.md). One process is enough; it takes all cores, and MPI is not needed.
-"""
+time went, who sent what to whom (docs/report.md). One process is enough; it takes all cores, and MPI is not needed."""
 
 import sys
 from dataclasses import dataclass
@@ -19,17 +18,17 @@ from hpcdl.runs.options import option
 
 @dataclass
 class ReportOptions:
-    """What is shown, and where it goes."""
+    """Options of report: what is shown, and where the page goes."""
 
-    folders: list[str] = option(..., "folders of runs, of comparisons, of searches, or ones above them")
+    folders: list[str] = option(..., "folders of runs, of comparisons or of searches, or folders above them")
     out: str = option("", "the page: NAME.html; by default report.html in the first folder")
-    pictures: str = option("", "folder for each picture as a file of its own")
-    picture_format: Literal["png", "svg"] = option("png", "of these files")
+    pictures: str = option("", "folder to write each picture to, too, as a file of its own")
+    picture_format: Literal["png", "svg"] = option("png", "format of the files in --pictures")
     force: bool = option(False, "replace files of these names that no report has written")
 
 
 def main(arguments=None):
-    """Write the page and say what is in it; bad input is one line on stderr and exit status 2."""
+    """Write the page and print what it shows; bad input is one line on stderr and exit status 2."""
     with one_process("report"):
         options = parse(ReportOptions, "report", __doc__, arguments)
         out = Path(options.out or Path(*options.folders[:1], "report.html"))

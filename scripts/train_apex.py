@@ -1,9 +1,8 @@
 """Learn to act, actors, replay and learners on ranks of their own: mpiexec -n 5 python scripts/train_apex.py
 
 The first --learners ranks learn, the next --replays remember, and the others act. --replays 0 has the learners
-remember. Whoever is too fast waits, so that there are --train-every environment steps to an update; --free has the
-learner make as many updates as it can.
-"""
+remember. The faster of actors and learners waits, so that an update comes with --train-every environment steps; with
+--free the learner makes as many updates as it can."""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.rl.options import APEX

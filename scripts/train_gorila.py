@@ -1,8 +1,7 @@
 """Learn to act on many ranks, by gradients to parameter servers: mpiexec -n 5 python scripts/train_gorila.py
 
-Each rank but the servers is a bundle of an actor, a replay memory and a learner; with --actors and --learners they are
-ranks of their own. --consistency bsp has the learners push together; with one bundle that is DQN.
-"""
+Each rank but the servers is a bundle of an actor, a replay memory and a learner; with --actors and --learners actors
+and learners have ranks of their own. With --consistency bsp the learners push together; with one bundle this is DQN."""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.rl.options import GORILA

@@ -18,8 +18,7 @@ clustering", WWW 2010). It takes any consistency; under async a round is one cli
 
 The first centroids are drawn by k-means++ (Arthur and Vassilvitskii, SODA 2007). The store holds (c_i, v_i) for each
 centroid, on one server; a round costs each client K (features + 1) values each way. Lloyd's v_i are the sizes of the
-clusters.
-"""
+clusters."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +30,12 @@ from hpcdl.formatting import counted
 from hpcdl.launch.start import Program
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.roles import divide
-from hpcdl.runs.options import option
+from hpcdl.runs.options import not_negative, option, positive
 
 
 @dataclass
 class KMeansOptions:
-    """What is clustered, and how. Raises UsageError where a value makes no sense."""
+    """Options of train-kmeans: the data, and how they are clustered. Raises UsageError."""
 
     data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data; its training rows")
     clusters: int = option(10, "number of centroids")
@@ -44,23 +43,19 @@ class KMeansOptions:
     batch_size: int = option(0, "rows per mini-batch, all clients together (async: of one); 0: all, Lloyd's algorithm")
     servers: int = option(1, "how many ranks hold the centroids; the other ranks are clients")
     consistency: Literal["bsp", "ssp", "async"] = option("bsp", "as in train-parameter-server")
-    staleness: int = option(0, "ssp: by how many rounds a client may be ahead of the slowest")
+    staleness: int = option(0, "ssp: rounds that a client may be ahead of the slowest")
     seed: int = option(0, "seed of the first centroids and of the mini-batches")
     out: str = option("", "write centroids, counts and the objective of each round: NAME.npz")
 
     def __post_init__(self):
-        for name in ("clusters", "rounds", "servers"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} must be greater than 0, not {getattr(self, name)}")
-        for name in ("batch_size", "seed"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
+        positive(self, "clusters", "rounds", "servers")
+        not_negative(self, "batch_size", "seed")
         if self.servers > self.clusters:
             raise UsageError(
                 f"--servers {self.servers} cannot share {counted(self.clusters, 'cluster')}: a server holds 1 or more"
             )
         if not self.chosen.checked().in_rounds and not self.batch_size:
-            raise UsageError(f"Lloyd's algorithm goes in rounds: for {self.consistency} choose a --batch-size")
+            raise UsageError(f"--consistency {self.consistency} needs --batch-size: Lloyd's algorithm goes in rounds")
         check_output_file("--out", self.out, (".npz",))
 
     @property
@@ -68,43 +63,38 @@ class KMeansOptions:
         return Consistency(self.consistency, self.staleness)
 
 
-def run(arguments):
-    """All ranks cluster; rank 0 prints and writes."""
-    from mpi4py import MPI
-    from threadpoolctl import threadpool_limits
+def run(world, arguments):
+    """Cluster on all ranks; rank 0 prints and writes."""
 
     from hpcdl.comm import Communicator, refuse_together
     from hpcdl.data import open_data
     from hpcdl.launch.launch_consistency import reading
-    from hpcdl.launch.program import ended
     from hpcdl.machine.doctor import warn
-    from hpcdl.machine.threads import threads
+    from hpcdl.machine.threads import Threads
     from hpcdl.machine.world import check_world
     from hpcdl.parameter_server.kmeans import cluster, plus_plus, score
 
-    world = MPI.COMM_WORLD
-    with ended("train-kmeans", world.rank):
-        check_world(world)
-        with reading(world) as parse:
-            options = parse(KMeansOptions, "train-kmeans", __doc__, arguments)
-            divide(world.size, options.servers)
-        warn(world)
-        data = open_data(options.data, comm=world, dtype="float64")
-        with refuse_together(world):
-            if options.clusters > data.examples:
-                raise UsageError(f"--clusters {options.clusters}: {data.name} has {data.examples} training rows")
-            first = plus_plus(data.train, options.clusters, options.seed) if world.rank == 0 else None
-        comm = Communicator(world, "ring")
-        with threadpool_limits(threads(world)):
-            centroids, counts, objective = cluster(comm, data.train, first, options)
-            inertia, purity = score(comm, data, centroids)
-        if world.rank == 0:
-            labels = f"  purity {purity:.2%}" if data.classes else ""
-            print(f"{counted(options.clusters, 'cluster')} of {data.name}: objective {inertia:.6g}{labels}")
-            if options.out:
-                export({"centroids": centroids, "counts": counts, "objective": objective}, Path(options.out))
-        data.close()
-        comm.free()
+    check_world(world)
+    with reading(world) as parse:
+        options = parse(KMeansOptions, "train-kmeans", __doc__, arguments)
+        divide(world.size, options.servers)
+    warn(world)
+    data = open_data(options.data, comm=world, dtype="float64")
+    with refuse_together(world):
+        if options.clusters > data.examples:
+            raise UsageError(f"--clusters {options.clusters}: {data.name} has only {data.examples} training rows")
+        first = plus_plus(data.train, options.clusters, options.seed) if world.rank == 0 else None
+    comm = Communicator(world, "ring")
+    with Threads(world):
+        centroids, counts, objective = cluster(comm, data.train, first, options)
+        inertia, purity = score(comm, data, centroids)
+    if world.rank == 0:
+        labels = f"  purity {purity:.2%}" if data.classes else ""
+        print(f"{counted(options.clusters, 'cluster')} of {data.name}: objective {inertia:.6g}{labels}")
+        if options.out:
+            export({"centroids": centroids, "counts": counts, "objective": objective}, Path(options.out))
+    data.close()
+    comm.free()
 
 
 main = Program("train-kmeans", KMeansOptions, __doc__, run, stoppable=False)

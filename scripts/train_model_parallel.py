@@ -1,8 +1,7 @@
 """Train with the layers of the model on consecutive ranks:
 mpiexec -n 4 python scripts/train_model_parallel.py --model mlp:64,64,64
 
-One rank computes at a time, as a student would cut a model that does not fit; train-pipeline fills the time.
-"""
+One rank computes at a time, the simplest way to cut a model that does not fit; train-pipeline fills the idle time."""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.model_parallel import STRATEGY

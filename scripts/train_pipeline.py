@@ -1,7 +1,6 @@
 """Train by pipeline parallelism: mpiexec -n 4 python scripts/train_pipeline.py --model gpt --data text --microbatches 8
 
-Schedules: naive, gpipe, 1f1b, interleaved (--chunks 2), pipedream. --draw shows a step as planned and as it was.
-"""
+Schedules: naive, gpipe, 1f1b, interleaved (--chunks 2), pipedream. --draw shows a step as planned and as measured."""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.pipeline import STRATEGY

@@ -1,7 +1,6 @@
 """Train by stochastic gradients of reduced variance: mpiexec -n 4 python scripts/train_svrg.py --model softmax
 
-SAGA: --method saga. Asynchronous, on one rank: --threads 4.
-"""
+SAGA: --method saga. Asynchronous, on one rank: --threads 4."""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.svrg import STRATEGY

@@ -1,9 +1,8 @@
-"""How a run is doing that goes on elsewhere: python scripts/watch.py runs/a
+"""Show how a run is doing that goes on elsewhere: python scripts/watch.py runs/a
 
-Reads its files only, on any machine that sees them. On a terminal it shows curves, which are drawn anew every so many
+watch only reads the run's files, on any machine that sees them. On a terminal it shows curves, drawn anew every so many
 seconds; through a pipe, a line whenever there is news. Of a FOLDER with several runs below it, as a comparison's, it
-shows the one that has changed last. It ends with the run, or with Ctrl-C. One process is enough, without MPI.
-"""
+shows the run that changed last. It ends with the run, or with Ctrl-C. One process is enough, without MPI."""
 
 import contextlib
 import time
@@ -24,15 +23,15 @@ LEAST, MOST = 0.1, 86400.0  # seconds
 
 @dataclass
 class WatchOptions:
-    """What is watched, and how often one looks."""
+    """Options of watch: the folder, and how often it is read."""
 
     folder: list[str] = option(list, "folders of runs, or with runs below them")
-    every: float = option(2.0, "seconds between two looks")
-    once: bool = option(False, "print the state and leave")
+    every: float = option(2.0, "seconds between two readings")
+    once: bool = option(False, "print the state once, and exit")
 
     def __post_init__(self):
         if not LEAST <= self.every <= MOST:
-            raise UsageError(f"--every is a number of seconds, {LEAST:g} to {MOST:,.0f}, not {self.every:g}")
+            raise UsageError(f"--every is a number of seconds from {LEAST:g} to {MOST:,.0f}, not {self.every:g}")
 
 
 def main(arguments=None):
@@ -40,26 +39,17 @@ def main(arguments=None):
         options = parse(WatchOptions, "watch", __doc__, arguments)
         watching, console = Watching(options.folder), Console(markup=False, highlight=False, emoji=False)
         with contextlib.suppress(KeyboardInterrupt):
-            if options.once:
-                once(watching, console)
+            watching.look()
+            if not options.once:
+                (on_terminal if console.is_terminal else in_lines)(watching, console, options.every)
             elif console.is_terminal:
-                on_terminal(watching, console, options.every)
+                console.print(view(watching, watching.run, console))
             else:
-                in_lines(watching, options.every)
-
-
-def once(watching, console):
-    """The state: on a terminal with curves."""
-    watching.look()
-    if console.is_terminal:
-        console.print(view(watching, watching.run, console))
-    else:
-        print("\n".join(facts(watching, watching.run)), flush=True)
+                print("\n".join(facts(watching, watching.run)), flush=True)
 
 
 def on_terminal(watching, console, every):
-    """The state, drawn over the one before, until the run ends."""
-    watching.look()
+    """Redraw the state in place until the run ends."""
     with Live(view(watching, watching.run, console), console=console, auto_refresh=False) as live:
         while not over(watching):
             time.sleep(every)
@@ -67,8 +57,8 @@ def on_terminal(watching, console, every):
             live.update(view(watching, watching.run, console), refresh=True)
 
 
-def in_lines(watching, every):
-    """A line whenever there is news, until the run ends."""
+def in_lines(watching, console, every):
+    """Print a line whenever there is news, until the run ends."""
     said = None
     while True:
         if watching.look() or said != state(watching):
@@ -80,13 +70,13 @@ def in_lines(watching, every):
 
 
 def state(watching):
-    """What is news, even where no file has changed."""
+    """Return values whose change counts as news, even if no file has changed."""
     watched = watching.run
     return watched.folder, watched.state(), bool(watched.quiet() >= NEWS) and outlook(watched)[0]
 
 
 def over(watching):
-    """Whether nothing more will come: of one run, it has ended."""
+    """True if nothing more will come: one run is watched, and has ended."""
     return watching.single and watching.run.state()[0] == "ended"
 
 

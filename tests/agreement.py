@@ -5,6 +5,16 @@ import numpy as np
 TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
 
 
+class OnDevice(np.ndarray):
+    """As far as a kernel can see, an array on a GPU."""
+
+    __numba_array_subtype_dispatch__ = True  # or Numba would take it for one of numpy's own
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.__array_interface__, "version": 3}
+
+
 def agrees(case, args, expected, tolerance):
     """Call the kernel with args and its reference with expected, a copy, and compare what they return and write."""
     with np.errstate(all="ignore"):

@@ -2,8 +2,7 @@
 
     reward 0.2  <-  0  1  2  3  4  ->  reward 1           actions: 0 left, 1 right; begins in the middle
 
-An episode is cut after 20 steps.
-"""
+An episode is cut after 20 steps."""
 
 import numpy as np
 

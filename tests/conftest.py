@@ -3,27 +3,25 @@
     pytest                   on one rank: what needs no others, and what starts ranks of its own; -n 2: on both cores;
                              tests of `world` with the mark `four` are left to 4 ranks
     mpiexec -n 4 pytest      what ranks do together: the tests that ask for `world` or have the mark `mpi`
-    --without-groups         leave out what 4 ranks show: the tests that ask for `each_group`, which they run on 2, 3
-                             and 4, and those with the mark `four`, for which the number of ranks does not matter
-    --long                   also those, and the mark `long`: what takes long and shows what other tests show for
-                             another program, number of ranks or device; and the fuzzers' full number of cases
+    --without-groups         leave out what 4 ranks show: the tests that ask for `each_group`, which they run on 3 and
+                             4, and those with the mark `four`, for which the number of ranks does not matter
+    --long                   also those, groups of 2, and the mark `long`: what takes long and shows what other tests
+                             show for another program, number of ranks or device, or what only many starts show;
+                             the fuzzers' full number of cases; and pages' commands on ranks of their own
     --all                    leave out nothing: whole grids, and on several ranks also what needs but one
 
 A grid of parameters is thinned where they do not meet in the code. `in_turn("optimizer")`: the optimizers take turns
 over the grid of the other parameters. `exhaustive`, of a test or of a set of its parameters: with --all only.
-A test that is named, as FILE::TEST, always runs.
-"""
+A test that is named, as FILE::TEST, always runs."""
 
 import collections
-import contextlib
 import errno
 import gc
 import importlib.util
+import inspect
 import itertools
-import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,10 +35,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
 
 os.environ.setdefault("HPCDL_LOAD", "ignore")  # what a test finds does not depend on what else goes on
+os.environ.pop("PYTHONUNBUFFERED", None)  # with it, a line and its end are two writes, which two ranks' output may mix
 
 import numba
 import numpy as np
 import pytest
+import ready_ranks
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
@@ -54,6 +54,7 @@ TOGETHER = {"world", "mpi_tmpdir", "mpi_tmp_path", "mpi_file_name"}  # fixtures 
 BUDGET = 20  # seconds of all cores that a file may take, on a machine that takes YARDSTICK for the yardstick
 YARDSTICK = 0.028  # seconds of a processor
 MARGIN = 2  # a file beyond MARGIN budgets is an error, where HPCDL_TEST_BUDGET=error asks for it: CI does
+GROUP, EACH = ("bare", "comm"), object()  # the communicator of a group as an argument, and what stands for it at first
 auto.SECONDS = 0.001  # each run measures anew, and any table will do
 
 
@@ -154,15 +155,14 @@ class Budget:
 
     What counts is processor time, of this process on all ranks and of the programs that it has started, over all
     cores: no quiet machine of so many cores is faster, however long it takes here, where others may compute, too. A
-    slower machine has a larger budget, by the yardstick, which is measured before the first test and after the last.
-    """
+    slower machine has a larger budget, by the yardstick, which is measured before the first test and after the last."""
 
     def __init__(self):
         self.seconds, self.busy, self.before = collections.Counter(), collections.Counter(), 0.0
         self.slower = max(1.0, yardstick() / YARDSTICK)
 
     def now(self):
-        return MPI.COMM_WORLD.size * sum(os.times()[:4]) + Ranks.busy
+        return MPI.COMM_WORLD.size * sum(os.times()[:4]) + ready_ranks.Ranks.busy
 
     def pytest_collection_finish(self):
         self.before = self.now()
@@ -228,9 +228,7 @@ def meet(comm):
 @pytest.fixture
 def world(monkeypatch):
     """All ranks; a barrier before and after keeps one test's messages out of the next.
-
-    The communicators that a test leaves open are given back, as MPICH has 2048 for all tests of a process.
-    """
+    The communicators that a test leaves open are given back, as MPICH has 2048 for all tests of a process."""
     opened, make = [], Communicator.__init__
 
     def open_one(self, *arguments, **options):
@@ -247,8 +245,10 @@ def world(monkeypatch):
 
 
 def groups(world, least):
-    """One communicator for each size from `least` to the world's, or of $RANKS; a rank that is not in it gets None."""
+    """One communicator for each size from `least` to the world's, without --long the last two, or for each in $RANKS.
+    A rank that is not in it gets None."""
     sizes = range(min(least, world.size), world.size + 1)
+    sizes = sizes if os.environ.get("HPCDL_TESTS") == "long" else sizes[-2:]
     for size in map(int, os.environ["RANKS"].split(",")) if "RANKS" in os.environ else sizes:
         meet(world)
         part = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
@@ -259,10 +259,8 @@ def groups(world, least):
 
 @pytest.fixture
 def each_group(world):
-    """A function: run `body(comm)` on the first 2, 3, ... ranks, so that a world of 4 tests sizes 2 to 4.
-
-    One rank runs the same tests on its own. least: begin with so many, where fewer show nothing new.
-    """
+    """A function: run `body(comm)` on the first 2, 3, ... ranks, so that a world of 4 tests sizes 2 to 4 (`groups`).
+    One rank runs the same tests on its own. least: begin with so many, where fewer show nothing new."""
 
     def run(body, least=2):
         for _, comm in groups(world, least):
@@ -272,13 +270,30 @@ def each_group(world):
     return run
 
 
+def group_of(each_group):
+    """A group's communicator: a test that takes it is a body of `each_group`; pytest.mark.least(N): least."""
+    return EACH
+
+
+bare, comm = (pytest.fixture(name=name)(group_of) for name in GROUP)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    name = next((name for name in GROUP if pyfuncitem.funcargs.get(name) is EACH), None)
+    if name is None:
+        return None
+    given = {each: pyfuncitem.funcargs[each] for each in inspect.signature(pyfuncitem.obj).parameters}
+    mark = pyfuncitem.get_closest_marker("least")
+    pyfuncitem.funcargs["each_group"](lambda group: pyfuncitem.obj(**given | {name: group}), *mark.args if mark else ())
+    return True
+
+
 @pytest.fixture
 def alone():
     """For tests that start ranks of their own, in a folder for temporary files of their own.
-
     Open MPI's launcher keeps its files in a folder that is named after its process. A launcher that is killed leaves
-    the folder, and a later one with the same process number then does not start (213).
-    """
+    the folder, and a later one with the same process number then does not start (213)."""
     if MPI.COMM_WORLD.size > 1:
         pytest.skip("starts ranks of its own")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
@@ -289,9 +304,7 @@ def alone():
 @pytest.fixture
 def launch(alone, tmp_path):
     """A function: start a program on so many ranks, as a user would; for tests that run on one rank themselves.
-
-    given: options of mpiexec.
-    """
+    given: options of mpiexec."""
 
     def run(ranks, *command, timeout=60, check=None, cwd=tmp_path, given=(), **environment):
         done = subprocess.run(
@@ -316,87 +329,19 @@ def environment(alone):
     return clean_environment()
 
 
-class Ranks:
-    """Ranks that stay up and run one program after another (tests/standin/rank.py)."""
-
-    busy = 0.0  # seconds of processors taken by ranks that are up; of those that have ended, os.times knows
-
-    def __init__(self, ranks: int, environment: dict[str, str]):
-        self.folder, self.lines, self.busy = tempfile.TemporaryDirectory(), [], 0.0
-        with socket.socket(socket.AF_UNIX) as door:
-            door.bind(f"{self.folder.name}/door")
-            door.listen(ranks)
-            door.settimeout(60)
-            self.process = subprocess.Popen(
-                [mpiexec(), "-n", str(ranks), sys.executable, STANDIN / "rank.py", self.folder.name],
-                env=clean_environment() | environment | {"TMPDIR": self.folder.name},
-                stdin=subprocess.DEVNULL,
-            )
-            while len(self.lines) < ranks:
-                self.lines.append(door.accept()[0])
-
-    def run(self, order, timeout):
-        """The script, arguments and folder in `order`, on all ranks; returns the status and all that they print."""
-        deadline, statuses = time.monotonic() + timeout, set()
-        for line in self.lines:
-            line.sendall(f"{json.dumps(order)}\n".encode())
-        for line in self.lines:
-            line.settimeout(max(0.1, deadline - time.monotonic()))
-            status, _, busy = line.recv(40).decode().partition(" ")
-            statuses.add(status)
-            self.take(float(busy or 0))
-        if "" in statuses:  # a rank has ended the job
-            statuses = {self.process.wait(timeout=10)}
-        said = [
-            "".join(path.read_text() for path in sorted(Path(self.folder.name).glob(end))) for end in ("*.out", "*.err")
-        ]
-        assert len(statuses) == 1, f"the ranks leave with statuses {statuses}\n{''.join(said)}"
-        return subprocess.CompletedProcess(order, int(statuses.pop()), *said)
-
-    def take(self, seconds):
-        self.busy += seconds
-        Ranks.busy += seconds
-
-    def end(self):
-        """Let them go, or end them where they are still in a program."""
-        self.take(-self.busy)
-        for line in self.lines:
-            line.close()
-        for stop in (self.process.poll, self.process.terminate, self.process.kill):
-            stop()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=10)
-                break
-        self.folder.cleanup()
-
-
-@pytest.fixture(scope="session")
-def ready():
-    """The groups of ranks that are up, at most 20 in all, by their number and environment; the last used is last."""
-    groups = {}
-    yield groups
-    for ranks in groups.values():
-        ranks.end()
+@pytest.fixture(scope="session", autouse=True)
+def ranks_end():
+    """Ranks that are up end with the tests."""
+    yield
+    ready_ranks.end()
 
 
 @pytest.fixture
-def run_on(alone, tmp_path, ready):
+def run_on(alone, tmp_path):
     """A function as `launch`, for what a script prints and writes: on ranks that stay up, all of the same status."""
 
     def run(ranks, script, *arguments, timeout=60, check=None, cwd=tmp_path, **environment):
-        which = ranks, *sorted(environment.items())
-        while which not in ready and ready and ranks + sum(number for number, *_ in ready) > 20:
-            ready.pop(next(iter(ready))).end()
-        group = ready.pop(which, None) or Ranks(ranks, environment)
-        try:
-            done = group.run([str(script), [*map(str, arguments)], str(cwd)], timeout)
-        except BaseException:
-            group.end()
-            raise
-        if group.process.poll() is None:
-            ready[which] = group
-        else:
-            group.end()
+        done = ready_ranks.run(ranks, script, arguments, cwd, timeout, environment)
         if check is not None:
             assert done.returncode == check, done.stdout + done.stderr
         return done

@@ -2,8 +2,7 @@
 
 `python counting.py KILLS ...` is `hpcdl train-parameter-server ...` of which ranks kill themselves: KILLS is
 RANK:COUNT, several with commas between, and the rank is gone when it is about to send its COUNT-th message of the
-store. So a rank dies between any two messages, of one push, too.
-"""
+store. So a rank dies between any two messages, of one push, too."""
 
 import os
 import signal

@@ -4,20 +4,8 @@ import json
 
 import numpy as np
 
-OPTIONS = [
-    "--data",
-    "digits",
-    "--model",
-    "mlp",
-    "--batch-size",
-    "64",
-    "--epochs",
-    "2",
-    "--seed",
-    "1",
-    "--dtype",
-    "float64",
-]
+OPTIONS = ["--data", "digits", "--model", "mlp", "--batch-size", "64", "--epochs", "2"]
+OPTIONS += ["--seed", "1", "--dtype", "float64"]
 STEPS, PARAMETERS = 46, 64 * 128 + 128 + 128 * 10 + 10
 
 

@@ -7,28 +7,15 @@ from torch import nn
 def cnn(dropout=0.0):
     """8 layers, as an nn.Sequential: 2 chunks on each of 4 ranks."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)),
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Conv2d(4, 4, 1),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d((1, 2)),
-        nn.Flatten(),
-        nn.Linear(8, 6),
-        nn.Tanh(),
-        nn.Linear(6, 5),
-        nn.Tanh(),
-        nn.Dropout(dropout),
-        nn.Linear(5, 6),
-        nn.LayerNorm(6),
-        nn.Linear(6, 3),
-    )
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Dropout(dropout),
+        nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True), nn.MaxPool2d((1, 2)), nn.Flatten(),
+        nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Dropout(dropout),
+        nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 3),
+    )  # fmt: skip
 
 
-class Tied(nn.Module):
-    """Layers 0, 2 and 4 share their weight; the first is registered last."""
+class tied(nn.Module):
+    """A weight that stages in the middle share: layers 0, 2 and 4; the first is registered last."""
 
     def __init__(self):
         super().__init__()
@@ -46,11 +33,6 @@ class Tied(nn.Module):
     def forward(self, x):
         x = self.middle(self.inner(self.bend(self.first(x))))
         return self.head(self.bend(self.last(self.outer(self.bend(x)))))
-
-
-def tied():
-    """A weight that stages in the middle share."""
-    return Tied()
 
 
 class Block(nn.Module):
@@ -88,10 +70,10 @@ def shifts():
     return nn.Sequential(nn.Linear(6, 6), Shift(), Shift(), nn.Linear(6, 6), Shift(), Shift(), nn.Linear(6, 3))
 
 
-class Whole(nn.Module):
+class whole(nn.Module):
     """No chain, or none that its forward is: as `kind` says."""
 
-    def __init__(self, kind):
+    def __init__(self, kind="none"):
         super().__init__()
         self.kind, self.one, self.two = kind, nn.Linear(6, 6), nn.Linear(6, 3)
         if kind != "none":
@@ -111,10 +93,6 @@ class Whole(nn.Module):
 
     def forward(self, x):
         return self.two(self.one(x).relu())
-
-
-def whole(kind="none"):
-    return Whole(kind)
 
 
 def normed(p=0.0):

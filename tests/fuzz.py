@@ -1,8 +1,7 @@
 """What the fuzzers share: how many cases they try, how files are damaged, what may come of it, and a run to change.
 
 A run of the tests tries the same few hundred cases each time, without --long a quarter of them; with HPCDL_FUZZ=N, N
-times as many new ones.
-"""
+times as many new ones."""
 
 import os
 

@@ -4,7 +4,10 @@ import json
 import math
 import random
 
+from hpcdl.reports.measures import BY_NAME
+
 RANKS = 4
+MEASURES = "test_accuracy test_loss seconds examples_per_second bytes_per_rank idle seconds_to_target"
 
 
 def write_run(folder, steps=50, evaluations=5, ranks=RANKS, seed=0, strategy="all_reduce", traced=True, **summary):
@@ -20,48 +23,26 @@ def write_run(folder, steps=50, evaluations=5, ranks=RANKS, seed=0, strategy="al
         lines.append(f'{{{at}, "learning_rate": {0.05 * (1 - step / steps):.6g}}}\n')
         if evaluations and step % every == 0:
             score = 0.95 - 0.8 * math.exp(-4 * step / steps) + 0.02 * draw.random()
-            scores = (
-                f'"test_loss": {loss + 0.1:.6g}, "test_accuracy": {score:.6g}, "consensus_distance": {loss / 9:.3g}'
-            )
-            lines.append(f'{{{at}, {scores}, "bytes": {step * 19280}, "messages": {6 * step}}}\n')
+            at += f', "test_loss": {loss + 0.1:.6g}, "test_accuracy": {score:.6g}, "consensus_distance": {loss / 9:.3g}'
+            lines.append(f'{{{at}, "bytes": {step * 19280}, "messages": {6 * step}}}\n')
     (folder / "metrics.jsonl").write_text("".join(lines))
     each = [1 + 0.1 * draw.random() for _ in range(ranks)]
     spent = {"compute": 3, "communication": 2, "idle": 1, "data": 0.2, "bookkeeping": 0.4}
-    found = {
-        "schema_version": 2,
-        "strategy": strategy,
-        "ranks": ranks,
-        "workers": ranks,
-        "data": "digits",
-        "model": "mlp:32",
-        "parameters": 2410,
-        "dtype": "float32",
-        "device": "cpu",
-        "epochs": steps / 45,
-        "steps": steps,
-        "batch_size": 32,
-        "seed": seed,
-        "train_loss": 0.3,
-        "test_loss": 0.4,
-        "test_accuracy": 0.93,
-        "seconds": 0.0021 * steps,
-        "examples_per_second": 32 / 0.0021,
-        "replicas_agree": True,
-        "bytes_sent_per_rank": [4820 * steps] * ranks,
-        "messages_per_rank": [6 * steps] * ranks,
-        **{f"{name}_seconds_per_rank": [much * value for value in each] for name, much in spent.items()},
-        "peak_memory_bytes_per_rank": [2e8] * ranks,
-        "memory_bytes_per_rank": {
-            kind: [9640.0] * ranks for kind in ("parameters", "gradients", "optimizer", "activations")
-        },
-        "sent_to_per_rank": [[[(rank + 1) % ranks, 4820 * steps, 6 * steps]] for rank in range(ranks)],
-        "message_sizes_per_rank": [{"0": 3, "4096": 5 * steps, "65536": steps}] * ranks,
-        "staleness_histogram": [10, 30, 20, 3],
-        "hidden_fraction": 0.4,
-        "legs": [{"ranks": ranks, "steps": steps, "hosts": ["n1", "n2"]}],
-        "environment": {"launch": "4 ranks: python hpcdl", "commit": "abc", "hpcdl": "0.1.0", "machine": "none"},
-        "options": {"data": "digits", "seed": seed, "trace": 2000 if traced else 0},
-    }
+    found = {"schema_version": 2, "strategy": strategy, "ranks": ranks, "workers": ranks, "data": "digits"}
+    found |= {"model": "mlp:32", "parameters": 2410, "dtype": "float32", "device": "cpu", "epochs": steps / 45}
+    found |= {"steps": steps, "batch_size": 32, "seed": seed, "train_loss": 0.3, "test_loss": 0.4}
+    found |= {"test_accuracy": 0.93, "seconds": 0.0021 * steps, "examples_per_second": 32 / 0.0021}
+    found |= {"replicas_agree": True, "bytes_sent_per_rank": [4820 * steps] * ranks}
+    found |= {"messages_per_rank": [6 * steps] * ranks, "peak_memory_bytes_per_rank": [2e8] * ranks}
+    found |= {f"{name}_seconds_per_rank": [much * value for value in each] for name, much in spent.items()}
+    kinds = ("parameters", "gradients", "optimizer", "activations")
+    found["memory_bytes_per_rank"] = {kind: [9640.0] * ranks for kind in kinds}
+    found["sent_to_per_rank"] = [[[(rank + 1) % ranks, 4820 * steps, 6 * steps]] for rank in range(ranks)]
+    found["message_sizes_per_rank"] = [{"0": 3, "4096": 5 * steps, "65536": steps}] * ranks
+    found |= {"staleness_histogram": [10, 30, 20, 3], "hidden_fraction": 0.4}
+    found["legs"] = [{"ranks": ranks, "steps": steps, "hosts": ["n1", "n2"]}]
+    found["environment"] = {"launch": "4 ranks: python hpcdl", "commit": "abc", "hpcdl": "0.1.0", "machine": "none"}
+    found["options"] = {"data": "digits", "seed": seed, "trace": 2000 if traced else 0}
     (folder / "summary.json").write_text(json.dumps(found | summary))
     if traced:
         write_trace(folder / "trace.json", ranks)
@@ -109,40 +90,13 @@ def write_comparison(folder, names, seeds=3, failing=(), **more):
         base = {"runs": seeds, "mean": 0.9 - 0.01 * place, "deviation": 0.008}
         other = {"difference": -0.01 * place, "interval": [-0.02, 0.01], "within_noise": place == 2}
         base |= other if place > 1 else {"difference": None, "interval": None, "within_noise": None}
-        statistics = (
-            {}
-            if place - 1 in failing
-            else {"test_accuracy": base, "seconds": base, "test_loss": base, "bytes_per_rank": base}
-        )
-        line = {"line": name, "ranks": 4, "folder": where, "runs": runs, "statistics": statistics}
+        known = () if place - 1 in failing else ("test_accuracy", "seconds", "test_loss", "bytes_per_rank")
+        line = {"line": name, "ranks": 4, "folder": where, "runs": runs, "statistics": dict.fromkeys(known, base)}
         lines.append(line)
-    measures = [
-        {"name": "test_accuracy", "title": "test accuracy", "unit": "", "format": ".2%", "better": "more"},
-        {"name": "test_loss", "title": "test loss", "unit": "", "format": ".4f", "better": "less"},
-        {"name": "seconds", "title": "time", "unit": " s", "format": ".2f", "better": "less"},
-        {"name": "examples_per_second", "title": "examples/s", "unit": "", "format": ",.0f", "better": "more"},
-        {
-            "name": "bytes_per_rank",
-            "title": "sent by the busiest rank",
-            "unit": " MB",
-            "scale": 1e-6,
-            "format": ",.2f",
-            "better": "less",
-        },
-        {"name": "idle", "title": "idle", "unit": "", "format": ".0%", "better": "less"},
-        {"name": "seconds_to_target", "title": "time to the target", "unit": " s", "format": ".2f", "better": "less"},
-    ]
-    results = {
-        "schema_version": 1,
-        "command": "4 ranks: hpcdl compare",
-        "environment": {"commit": "abc", "machine": "none"},
-        "options": {"epochs": 5},
-        "seeds": list(range(seeds)),
-        "budget": "",
-        "target": {"accuracy": 0.9},
-        "measures": measures,
-        "lines": lines,
-    }
+    measures = [BY_NAME[name]._asdict() for name in MEASURES.split()]
+    results = {"schema_version": 1, "command": "4 ranks: hpcdl compare", "options": {"epochs": 5}, "budget": ""}
+    results |= {"environment": {"commit": "abc", "machine": "none"}, "seeds": list(range(seeds))}
+    results |= {"target": {"accuracy": 0.9}, "measures": measures, "lines": lines}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "compare.yaml").write_text("epochs: 5\n")
     (folder / "results.json").write_text(json.dumps(results | more))

@@ -4,6 +4,10 @@ import json
 import math
 import random
 
+from hypothesis import strategies as st
+
+from hpcdl.search.search_log_reader import Trials
+
 SPACE = [
     "lr=log:0.001..0.5",
     "batch-size=int:16..512:log",
@@ -36,9 +40,7 @@ def settings_of(**more):
 
 def events_of(trials=24, seeds=1, rungs=1, failing=(), groups=4, seed=0, **more):
     """The events of a search: a random one, or with several rungs of successive halving by 3, which has 1, 3, 9 epochs.
-
-    failing: trials that diverge.
-    """
+    failing: trials that diverge."""
     draw, now = random.Random(seed), [LONG + 0.5 * group for group in range(groups)]
     yield {"event": "search", "version": 1, "settings": settings_of(trials=trials, seeds=seeds, **more)}
     yield {"event": "leg", "ranks": 2 * groups, "groups": groups, "time": LONG}
@@ -61,6 +63,21 @@ def events_of(trials=24, seeds=1, rungs=1, failing=(), groups=4, seed=0, **more)
                 yield {"event": "end", **key, **end, "more": steps, "time": now[group]}
                 scores.setdefault(trial, []).append(-math.inf if failed else score)
         left = sorted(scores, key=lambda trial: -sum(scores[trial]))[: len(left) // 3]
+
+
+ODD = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400)
+ODD = ODD | st.lists(ODD, max_size=2) | st.dictionaries(st.text(max_size=3), ODD, max_size=2)
+ODD_SETTINGS = st.dictionaries(st.sampled_from([*settings_of()]), ODD)
+
+
+def trials_of(points, **settings):
+    """A search of so many (values, score), each ended; of a score of None it has failed."""
+    found = Trials(settings_of(space=None) | settings)
+    for trial, (values, score) in enumerate(points):
+        key, failed = {"trial": trial, "rung": 0, "seed": 0}, "diverged" if score is None else None
+        found.take({"event": "begin", **key, "values": values, "time": 10.0 * trial})
+        found.take({"event": "end", **key, "score": score, "failed": failed, "time": 10.0 * trial + 5})
+    return found
 
 
 def write_journal(folder, events=None, **how):

@@ -63,6 +63,12 @@ class PlainReplay:
         return {serial: each for serial, each in self.transitions.items() if self.alive(each.frames)}
 
 
+def assert_same(replay, state):
+    """The memory holds to the bit what a state says."""
+    for name, array in replay.state().items():
+        assert array.tobytes() == state[name].tobytes(), name
+
+
 class Walk:
     """Random episodes of several streams, whose observations are stacks of random frames."""
 

@@ -2,9 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import ready_ranks
+
+from hpcdl.comm.launcher import clean_environment
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 NEAR = 0.02  # digits depend on the processor's arithmetic, and its sums' order
@@ -23,8 +28,22 @@ def commands(page):
     return [(command, said) for command, said in found if command]
 
 
+def program(command):
+    """The ranks, script and arguments that a command starts; None if it is more than one program of ours."""
+    words = shlex.split(command, comments=True) if not set("|&;<>$`") & set(command) else []
+    ranks, words = (int(words[2]), words[3:]) if words[:2] == ["mpiexec", "-n"] else (1, words)
+    if words[:1] == ["hpcdl"] and words[1:2] not in ([], ["supervise"]):
+        return ranks, Path(sys.executable).with_name("hpcdl"), words[1:]
+    return None
+
+
 def shell(command, folder, environment, timeout=120):
-    """Run a command as a user would who has activated the environment."""
+    """Run a command as a user would who has activated the environment; one program of ours, on ranks that are up."""
+    started = None if os.environ.get("HPCDL_TESTS") == "long" else program(command)
+    if started:
+        given = dict(environment.items() - clean_environment().items())
+        given.pop("TMPDIR", None)
+        return ready_ranks.run(*started, folder, timeout, given)
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
     how = {"cwd": folder, "env": environment | {"PATH": path}, "timeout": timeout}
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, **how)

@@ -1,6 +1,8 @@
 """A small search by random points, as the tests of the program run it; and what its journal tells."""
 
-import json
+import fcntl
+
+import searching
 
 TRAINING = ["train-allreduce", "--data", "few.h5", "--model", "softmax", "--epochs", "4", "--batch-size", "4"]
 TRAINING += ["--validation", "0.3"]
@@ -9,13 +11,15 @@ RANDOM = [*TRAINING, *LR, *BATCH, "--method", "random", "--trials", "6", "--prog
 
 
 def events(folder, kind="end"):
-    found = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    return [each for each in found if each["event"] == kind]
+    return [each for each in searching.events(folder / "journal.jsonl") if each["event"] == kind]
 
 
 def scores(folder):
-    """By trial, rung and seed; each has ended once."""
-    ended = events(folder)
-    found = {(each["trial"], each["rung"], each["seed"]): each["score"] for each in ended}
-    assert len(found) == len(ended)
-    return found
+    """By trial, rung and seed."""
+    return searching.ends(events(folder))
+
+
+def wait_for_the_end_of_its_ranks(folder):
+    """mpiexec may leave before the last of the ranks that it has killed."""
+    with (folder / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)

@@ -10,9 +10,7 @@ from hpcdl.search.tasks import SearchTask
 
 class Rungs:
     """Trials with x drawn from the seed; the best half of each `wave` goes on, to the last rung.
-
-    It waits where it must be told before it knows more, as methods with rungs do. rungs 1: it never waits.
-    """
+    It waits where it must be told before it knows more, as methods with rungs do. rungs 1: it never waits."""
 
     planned = False
 
@@ -49,6 +47,21 @@ class Rungs:
     @property
     def over(self):
         return self.left == 0 and self.open == 0 and not self.ready
+
+
+def one_after_another(method, loss):
+    """All tasks of a method, each told before the next one is asked for."""
+    found = []
+    while task := method.ask():
+        found.append(task)
+        method.tell(task, loss(task))
+    assert method.over
+    return found
+
+
+def results(controller):
+    """Those of all jobs that have ended."""
+    return [result for by_seed in controller.results.values() for result in by_seed.values()]
 
 
 def key(event):

@@ -9,9 +9,7 @@ from hpcdl.data_server.remote_data import RemoteData
 
 def served(comm, servers, path, body, timeout=0, **options):
     """The first ranks serve; the others run body(data, number, workers, everyone), and return what it returns.
-
-    A server returns its status, the bytes it has sent, and the bytes of the description.
-    """
+    A server returns its status, the bytes it has sent, and the bytes of the description."""
     everyone, workers = Communicator(comm, timeout=timeout, trace=1000), comm.size - servers
     serves = comm.rank < servers
     part = comm.Split(int(serves), comm.rank)

@@ -22,12 +22,14 @@ def data():
 
 @pytest.fixture
 def run(world, data):
-    """A function: train with these options on all ranks, by all-reduce unless told; returns the run after its end."""
+    """A function: train with these options on all ranks, by all-reduce unless told; returns the run after its end. All
+    ranks of `comm` begin together, and end together unless it raises: what one has written others may read."""
 
     def start(own=None, comm=world, train=all_reduce.train, compress=None, observer=None, **options):
         defaults = {"batch_size": 7, "epochs": 5, "dtype": "float64", "progress": "none", "model": "mlp:6"}
         defaults["schedule"] = "constant"  # cosine depends on the number of steps, which tests of resumption change
         options = Options(**defaults | options)
+        comm.Barrier()
         wrapped = Communicator(comm, options.allreduce, trace=options.trace)
         made = own or make_model(options.model, data.features, data.classes, options.dtype)
         made = accumulated(made, options.accumulate)
@@ -35,6 +37,7 @@ def run(world, data):
             if observer is not None:
                 running.observe(observer)
             train(wrapped, made, data, running.make_optimizer(made, data), running, *([compress] if compress else []))
+        comm.Barrier()
         return running
 
     return start

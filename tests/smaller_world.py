@@ -1,8 +1,7 @@
 """Local SGD and gossip in a world that becomes smaller, in one process: one rank after the other, by their formulas.
 
 What ranks do that have outlived others is compared with this. It knows the model, the batches, the rule of the
-optimizer and the mixing matrices of hpcdl, and nothing of messages, checkpoints or anchors.
-"""
+optimizer and the mixing matrices of hpcdl, and nothing of messages, checkpoints or anchors."""
 
 import copy
 

@@ -1,9 +1,9 @@
 """What the tests of ranks that outlive others share: options, how a rank is killed, and what is left behind."""
 
-import json
 import signal
 
 import pytest
+import written_runs
 from smaller_world import World
 
 from hpcdl.data import open_data
@@ -34,16 +34,13 @@ def world(kind: type[World], size: int, **settings) -> World:
 def evaluations(folder):
     """The losses of the test part by step; checked: that each step and each evaluation has one line."""
     losses(folder)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    scored = [(line["step"], line["test_loss"]) for line in lines if "test_loss" in line]
+    scored = [(line["step"], line["test_loss"]) for line in written_runs.evaluations(folder)]
     assert len(scored) == len(dict(scored))
     return dict(scored)
 
 
 def losses(folder):
     """The losses of training by step; checked: that each step has one line."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [(line["step"], line["train_loss"]) for line in lines if "test_loss" not in line]
-    steps = json.loads((folder / "summary.json").read_text())["steps"]
-    assert [step for step, _ in found] == [*range(1, steps + 1)]
+    found = [(line["step"], line["train_loss"]) for line in written_runs.steps(folder)]
+    assert [step for step, _ in found] == [*range(1, written_runs.summary(folder)["steps"] + 1)]
     return dict(found)

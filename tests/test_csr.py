@@ -20,8 +20,7 @@ def dense():
 def test_from_dense_rows_and_back(dense):
     rows = CSR.of(dense)
     assert (rows.indices.dtype, rows.indptr.dtype, rows.dtype) == ("int32", "int64", "float64")
-    assert len(rows) == 20 and rows.nnz == np.count_nonzero(dense) and rows.size == dense.size
-    assert rows.nbytes == rows.nnz * 12 + 21 * 8
+    assert len(rows) == 20 and rows.nnz == np.count_nonzero(dense)
     np.testing.assert_array_equal(rows.dense(), dense)
     assert CSR.of(rows) is rows
 
@@ -46,7 +45,7 @@ def test_a_view_has_the_elements_of_the_whole(dense, part):
     apart = view.copy()
     assert apart.indptr[0] == 0 and len(apart.data) == apart.nnz and apart.elements is not rows.elements
     np.testing.assert_array_equal(apart.dense(), view.dense())
-    with pytest.raises(IndexError, match="rows that follow each other"):
+    with pytest.raises(IndexError, match="only be sliced in steps of 1"):
         rows[::2]
 
 
@@ -64,8 +63,7 @@ def test_as_it_is_written_in_the_docstring():
     rows = CSR.of(np.array([[0, 5, 0, 7], [0, 0, 0, 0], [1, 0, 0, 0]]))
     assert rows.data.tolist() == [5, 7, 1] and rows.indices.tolist() == [1, 3, 0]
     assert rows.indptr.tolist() == [0, 2, 2, 3] and rows.shape == (3, 4) and len(rows) == 3
-    assert (rows.nnz, rows.size, rows.ndim) == (3, 12, 2) and rows.indices.dtype == np.int32
-    assert rows.nbytes == 3 * (8 + 4) + 4 * 8
+    assert (rows.nnz, rows.ndim) == (3, 2) and rows.indices.dtype == np.int32
 
 
 def test_rows_are_put_where_they_belong(dense):
@@ -101,9 +99,7 @@ def host(gpu, rows):
 
 def test_batches_on_a_gpu_are_the_same(dense, gpu):
     """Each is valid until the next but one; the host's arrays are pinned, those that were made for more elements, too.
-
-    Rows become denser, so that each batch needs more room than the one before.
-    """
+    Rows become denser, so that each batch needs more room than the one before."""
     x = np.where(np.arange(20)[:, None] > 3 * np.arange(7), 1 + np.arange(140.0).reshape(20, 7), dense)
     data = from_arrays(CSR.of(x), np.arange(20) % 2, dtype="float64")
     for epoch in (0, 1):

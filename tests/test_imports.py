@@ -71,6 +71,7 @@ def modules():
                 yield found.name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts a process of its own")
 def test_importing_any_module_changes_nothing():
     names = list(modules())

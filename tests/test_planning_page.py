@@ -1,13 +1,15 @@
-"""docs/planning.md as printed."""
+"""docs/planning.md and docs/scale.md as printed."""
 
 from pathlib import Path
 
+import pytest
 from printed import as_printed, commands
 
-PAGE = (Path(__file__).parents[1] / "docs" / "planning.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_as_printed(environment, tmp_path):
-    shown = commands(PAGE)
-    assert len(shown) == 7
+@pytest.mark.parametrize(("page", "count"), [("planning", 7), ("scale", 1)])
+def test_as_printed(page, count, environment, tmp_path, alone):
+    shown = commands((DOCS / f"{page}.md").read_text())
+    assert len(shown) == count
     as_printed(shown, tmp_path, environment)

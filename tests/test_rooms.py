@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # beneath all rooms
-GROUND = {"chunks", "csr", "errors", "files", "formatting", "memory", "plugins", "programs", "random", "shared_memory"}
+GROUND = {"chunks", "csr", "drill", "errors", "files", "formatting", "memory", "plugins", "programs", "random"}
+GROUND |= {"shared_memory"}
+LOWEST = ("drill", "errors")  # of those
 ORDER = [  # from the bottom; those of one line stand beside each other
     "kernels",
     "comm",
@@ -66,7 +68,7 @@ def test_imports_point_down(path):
         if room in ALLOWED:
             assert top in ALLOWED[room] | STANDARD | ({"cupy"} if path.name == "device.py" else set())
         if room in GROUND:
-            assert top in STANDARD | {"numpy", "platformdirs"} or (room != "errors" and name == "hpcdl.errors")
+            assert top in STANDARD | {"numpy", "platformdirs"} or (room not in LOWEST and name.endswith(LOWEST))
         below = rest.split(".")[0]
         if top != "hpcdl" or below in GROUND or room not in LEVEL:
             continue
@@ -129,6 +131,8 @@ def test_objects_keep_their_class_and_models_declare_their_abilities():
         assert not re.search(r"\b__class__ = ", text), path
         if room_of(path) != "models":
             assert not re.search(r"\b(getattr|hasattr)\((\w+\.)*model, ", text), path
+        if room_of(path) != "comm":  # what a process holds of communication is changed by calls alone
+            assert not re.search(r"progress import .*\bactivity\b|\.(activity|watchdog)\.\w+ \S?= ", text), path
 
 
 MOST_FILES, MOST_LINES = 25, 5000  # of a folder of hpcdl/, without its __init__.py

@@ -2,11 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
-
-
-def linear(features, classes):
-    return nn.Linear(features[0], classes)
 
 
 def mlp(features, classes, width=5, dropout=0.0):
@@ -54,10 +49,6 @@ class Tied(nn.Module):
         return self.head(self.frozen(torch.tanh(self.second(torch.tanh(self.first(x))))))
 
 
-def tied(features, classes):
-    return Tied(features[0], classes)
-
-
 class Branches(nn.Module):
     """Which branch computes depends on the rows at hand."""
 
@@ -69,85 +60,9 @@ class Branches(nn.Module):
         return self.head(torch.stack([(self.left if row.sum() > 1 else self.right)(row) for row in x]))
 
 
-def branches(features, classes):
-    return Branches(features[0], classes)
-
-
-class Noisy(nn.Module):
-    """It draws in forward, by no layer of dropout."""
-
-    def __init__(self, features, classes):
-        super().__init__()
-        self.head = nn.Linear(features, classes)
-
-    def forward(self, x):
-        return self.head(functional.dropout(x, 0.5, self.training) + torch.rand(1))
-
-
-def noisy(features, classes):
-    return Noisy(features[0], classes)
-
-
 def values(features, outputs, width=4):
     count = outputs[0] if outputs else 1
     return nn.Sequential(nn.Linear(features[0], width), nn.Tanh(), nn.Linear(width, count)), nn.MSELoss()
-
-
-# -- what is refused -------------------------------------------------------------------------------------------------
-
-
-def no_module():
-    return 3
-
-
-def raising(features):
-    raise ValueError("no such width")
-
-
-def lazy(classes):
-    return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, classes))
-
-
-def narrow(features, classes):
-    return nn.Linear(features[0], classes).to(torch.bfloat16)
-
-
-def wide(features, classes):
-    return nn.Linear(features[0], classes).double()
-
-
-def elsewhere(features, classes):
-    return nn.Linear(features[0], classes, device="meta")
-
-
-def untrained(features, classes):
-    return nn.Linear(features[0], classes).requires_grad_(False)
-
-
-def vector_loss(features, classes):
-    return nn.Linear(features[0], classes), lambda output, y: output[:, 0]
-
-
-def unreduced(features, classes):
-    return nn.Linear(features[0], classes), nn.CrossEntropyLoss(reduction="none")
-
-
-def weighted(features, classes):
-    return nn.Linear(features[0], classes), nn.CrossEntropyLoss(weight=torch.ones(classes))
-
-
-def narrow_output(features, classes):
-    return nn.Linear(features[0], classes - 1)
-
-
-def unfitting(features, classes):
-    return nn.Linear(features[0] + 1, classes)
-
-
-def complex_buffer(features, classes):
-    module = nn.Linear(features[0], classes)
-    module.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
-    return module
 
 
 class Growing(nn.Module):
@@ -163,9 +78,34 @@ class Growing(nn.Module):
         return self.head(x)
 
 
-def growing(features, classes):
-    return Growing(features[0], classes)
+def complex_buffer(features, classes):
+    module = nn.Linear(features[0], classes)
+    module.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    return module
 
 
-def diverging(features, classes):
-    return nn.Linear(features[0], classes), lambda output, y: functional.cross_entropy(output, y) / 0.0
+def raising(features):
+    raise ValueError("no such width")
+
+
+def of(module, *loss, **about):
+    """A function that makes the module of the number of features and of classes, and the loss beside it."""
+
+    def make(features, classes):
+        made = module(features[0], classes, **about)
+        return (made, *loss) if loss else made
+
+    return make
+
+
+tied, branches, growing, linear = map(of, (Tied, Branches, Growing, nn.Linear))
+
+# What is refused, most of it when the module is made.
+no_module, lazy = (lambda: 3), (lambda classes: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, classes)))
+narrow, wide = of(nn.Linear, dtype=torch.bfloat16), of(nn.Linear, dtype=torch.float64)
+elsewhere = of(nn.Linear, device="meta")
+untrained = of(lambda *about: nn.Linear(*about).requires_grad_(False))
+narrow_output, unfitting = of(lambda n, classes: nn.Linear(n, classes - 1)), of(lambda n, k: nn.Linear(n + 1, k))
+vector_loss = of(nn.Linear, lambda output, y: output[:, 0])
+unreduced = of(nn.Linear, nn.CrossEntropyLoss(reduction="none"))
+weighted = of(nn.Linear, nn.CrossEntropyLoss(weight=torch.ones(3)))

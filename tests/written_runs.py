@@ -17,5 +17,20 @@ def lines_of(steps, first=1, every=4, loss=None, seconds=0.25):
     return found
 
 
+def lines(folder):
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(folder):
+    """The lines of steps."""
+    return [line for line in lines(folder) if "test_loss" not in line]
+
+
+def evaluations(folder):
+    """The lines of evaluations."""
+    return [line for line in lines(folder) if "test_loss" in line]
+
+
 def summary(folder):
     return json.loads((folder / "summary.json").read_text())

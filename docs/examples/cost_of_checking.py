@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import record_with
 
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] else 200
 world = MPI.COMM_WORLD
@@ -37,9 +37,10 @@ with tempfile.TemporaryDirectory() as folder:
         for vector in vectors.values():
             vector[:] = 0
         for _ in range(ROUNDS):
-            for way, (comm, activity.flight) in ways.items():
+            for way, (comm, recorder) in ways.items():
+                record_with(recorder)
                 took[way].append(once(comm, vectors[comm], 100 if size == 256 else 10))
         if world.rank == 0:
             each = ", ".join(f"{way} {min(found):.1f} us" for way, found in took.items())
             print(f"{4 * size} bytes, {world.size} ranks: {each}")
-    activity.flight = None
+    record_with(None)

@@ -1,8 +1,5 @@
-"""What attributes a checkpoint must have, and of what types: one table, for a run that goes on and for who evaluates.
-
-A checkpoint with a right checksum may still lack an attribute, or have another in its place: another program has
-written it, or another version of this one. What the table does not name is let be.
-"""
+"""The attributes that a checkpoint must have, and their types: one table, checked when a checkpoint is loaded.
+A checkpoint with a right checksum may come from another program or version. Attributes not in the table are ignored."""
 
 import math
 from collections.abc import Callable
@@ -10,37 +7,33 @@ from typing import Any
 
 from hpcdl.errors import UsageError
 
-# What a leg has cost each rank, by name; legs of older versions do not have the last.
+# Costs of a leg, each a list with one number per rank; legs of older versions do not have the last cost.
 COUNTS = ("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank")
 SECONDS = tuple(f"{name}_seconds_per_rank" for name in ("compute", "communication", "idle", "data", "bookkeeping"))
 SUMMED = (*COUNTS, *SECONDS)
 
-Kind = tuple[Callable[[Any], bool], str]  # whether a value is of it; its name
+Kind = tuple[Callable[[Any], bool], str]  # (True for a value of this kind, name)
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a whole number of 0 or more, of 64 bits."""
+    """True for a whole number from 0 to 2^63 - 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number."""
+    """True for a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def is_layout(value: Any) -> bool:
-    """Whether it says of each tensor its name, shape and type, as `Layout.describe` does."""
-    return isinstance(value, list) and all(
-        isinstance(each, dict)
-        and isinstance(each.get("name"), str)
-        and isinstance(each.get("dtype"), str)
-        and SHAPE[0](each.get("shape"))
-        for each in value
-    )
+    """True if the value gives name, shape and type of each tensor, as `Layout.describe` does."""
+    fields = ("name", TEXT), ("dtype", TEXT), ("shape", SHAPE)
+    tensors = value if isinstance(value, list) and all(isinstance(each, dict) for each in value) else [{}]
+    return all(kind[0](each.get(name)) for each in tensors for name, kind in fields)
 
 
 def are_scores(value: Any) -> bool:
-    """Whether each score is a number; those of the replicas are a list of numbers, or none."""
+    """True if each score is a finite number; replica_test_accuracy may be a list of numbers, or None."""
     if not isinstance(value, dict):
         return False
     many = value.get("replica_test_accuracy")
@@ -49,7 +42,7 @@ def are_scores(value: Any) -> bool:
 
 
 def are_legs(value: Any) -> bool:
-    """Whether each says its ranks, steps and seconds, and of each rank what it has spent (segments.py), or null."""
+    """True if each leg has ranks, steps, seconds, and the costs named in SUMMED: for each a list by rank, or null."""
     if not (isinstance(value, list) and all(isinstance(each, dict) and each.keys() >= LEG.keys() for each in value)):
         return False
     fine = all(kind[0](each[name]) for each in value for name, kind in (LEG | LATER).items() if name in each)
@@ -67,10 +60,7 @@ MAYBE: Kind = lambda value: value is None or is_number(value), "a finite number,
 MAPPING: Kind = lambda value: isinstance(value, dict), "a mapping"
 SHAPE: Kind = lambda value: isinstance(value, list) and all(map(is_count, value)), "a list of whole numbers"
 
-NUMBERS: Kind = (
-    lambda value: value is None or (isinstance(value, list) and all(map(MAYBE[0], value))),
-    "a list of numbers, or null",
-)
+NUMBERS: Kind = lambda v: v is None or (isinstance(v, list) and all(map(MAYBE[0], v))), "a list of numbers, or null"
 RANKS: Kind = lambda value: value is None or is_count(value), "a whole number of 0 or more, or null"
 LATER: dict[str, Kind] = dict.fromkeys(SUMMED[-1:], NUMBERS)  # costs that a leg may lack
 LEG: dict[str, Kind] = {"ranks": RANKS, "steps": COUNT, "seconds": NUMBER}
@@ -96,15 +86,15 @@ ATTRIBUTES: dict[str, Kind | dict[str, Kind]] = {
     "seconds": NUMBER,
     "fixed": MAPPING,
 }
-NEWER: dict[str, Kind | dict[str, Kind]] = {  # which checkpoints of older versions do not have
-    "legs": (are_legs, "a list of what the run's legs have cost"),
+NEWER: dict[str, Kind | dict[str, Kind]] = {  # attributes that checkpoints of older versions do not have
+    "legs": (are_legs, "a list of the run's legs and their costs"),
     "sent": {"bytes": MAYBE, "messages": MAYBE},
     "environment": {"name": TEXT, "options": MAPPING, "shape": SHAPE, "dtype": TEXT, "actions": COUNT},
 }
 
 
 def check_attributes(found: Any, where: str) -> None:
-    """Raise UsageError where a checkpoint's attributes are not as the table says; `where` begins the line."""
+    """Raise UsageError if a checkpoint's attributes do not fit the table; `where` begins the message."""
     _check(found, ATTRIBUTES, where, "")
     _check(found, {name: kind for name, kind in NEWER.items() if name in found}, where, "")
 

@@ -1,13 +1,10 @@
 """Buffers of a model beside its parameters (`model.extra`, arrays by name): shared, averaged, saved and loaded.
 
-    begin        all ranks take rank 0's
-    a step       each rank changes its own by its rows, as batch norm's statistics
-    refresh      those in `model.averaged` become the mean over the ranks that train, integers the largest, on all of
-                 them: before each evaluation and checkpoint
-    checkpoint   rank 0's, as extra/NAME
-
-A model without a member `extra` has no buffers.
-"""
+begin        all ranks take the buffers of rank 0
+a step       each rank changes its own buffers by its rows, as the statistics of batch norm
+refresh      before each evaluation and checkpoint, the buffers in `model.averaged` become their mean over the ranks
+             that train (integers: the largest), on all of these ranks
+checkpoint   the buffers of rank 0 are saved as extra/NAME"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -22,7 +19,7 @@ from hpcdl.kernels.device import Array, device_of
 from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.random import Random
 
-PREFIX = "extra/"  # of names in a checkpoint
+PREFIX = "extra/"  # begins a buffer's name in a checkpoint
 
 
 class SharedBuffer(Same):
@@ -43,23 +40,24 @@ def broadcast(comm: Communicator, array: Array, root: int = 0) -> None:
 
 
 def extra_of(model: Any) -> dict[str, Array]:
-    """Return the buffers of a model by name."""
+    """Return the buffers of a model by name; {} if the model has no member `extra`."""
     return unwrapped(model).extra if abilities_of(model).buffers else {}
 
 
 def follow(model: Any, random: Random) -> None:
-    """Begin a run: a model that draws random numbers in training uses its seed."""
+    """Let a model that is a PyTorch module draw its random numbers in training by the seed of this run."""
     if abilities_of(model).module:
         unwrapped(model).of_run(random)
 
 
-def averaged_of(model: Any) -> list[str]:
-    """Return the names of the buffers to be averaged."""
-    return unwrapped(model).averaged if abilities_of(model).buffers else []
+def averaged_of(model: Any) -> list[Array]:
+    """Return the buffers to be averaged, which `model.averaged` names."""
+    own = unwrapped(model)
+    return [own.extra[name] for name in own.averaged] if abilities_of(model).buffers else []
 
 
 def tracked(arrays: dict[str, Array]) -> dict[str, Tracked]:
-    """Return the buffers as tracked parts of a checkpoint."""
+    """Return the buffers `arrays` as tracked vectors, by their names in a checkpoint."""
     return {f"{PREFIX}{name}": SharedBuffer(array) for name, array in arrays.items()}
 
 
@@ -71,17 +69,14 @@ def share(model: Any, comm: Communicator) -> None:
 
 def pack(model: Any) -> np.ndarray:
     """Return the buffers to be averaged as one float64 vector."""
-    arrays = extra_of(model)
-    buffers = [arrays[name] for name in averaged_of(model)]
-    parts = [device_of(each).host(each).reshape(-1).astype(np.float64) for each in buffers]
+    parts = [device_of(each).host(each).reshape(-1).astype(np.float64) for each in averaged_of(model)]
     return np.concatenate([np.empty(0), *parts])
 
 
 def unpack(model: Any, numbers: np.ndarray) -> None:
-    """Write a vector of `pack`, or a mean of such, into the model's buffers."""
-    arrays, start = extra_of(model), 0
-    for name in averaged_of(model):
-        array = arrays[name]
+    """Write `numbers`, a vector made by `pack` or a mean of such vectors, into the model's buffers."""
+    start = 0
+    for array in averaged_of(model):
         part = numbers[start : start + array.size].reshape(array.shape).astype(array.dtype)
         device_of(array).copy_in(array, part)
         start += array.size
@@ -94,16 +89,13 @@ def buffer_packer(model: Any) -> Callable[[], np.ndarray] | None:
 
 def whole_numbers(model: Any) -> np.ndarray:
     """Return a mask of the packed numbers that are integers, which are combined by their maximum, not the mean."""
-    arrays = extra_of(model)
-    kinds = [np.full(arrays[name].size, arrays[name].dtype.kind in "biu") for name in averaged_of(model)]
+    kinds = [np.full(array.size, array.dtype.kind in "biu") for array in averaged_of(model)]
     return np.concatenate([np.empty(0, bool), *kinds])
 
 
 def mean(model: Any, rows: list[np.ndarray]) -> np.ndarray:
-    """Return the mean of several models' packed buffers; of integers the largest.
-
-    Equal values stay the same to the bit: the mean is taken of the differences from the first.
-    """
+    """Return the mean of several models' packed buffers `rows` (integers: the largest). Equal values stay the same to
+    the bit: the mean is taken of the differences from the first row."""
     apart = np.mean([distance(row, rows[0]) for row in rows], axis=0)
     return np.where(whole_numbers(model), np.max(rows, axis=0), moved(rows[0], apart))
 
@@ -134,7 +126,7 @@ def average(model: Any, comm: Communicator) -> None:
 
 @contextlib.contextmanager
 def buffers_restored(model: Any) -> Iterator[None]:
-    """Context that restores the model's buffers."""
+    """Context that restores the model's buffers at its end."""
     arrays = extra_of(model)
     copies = {name: array.copy() for name, array in arrays.items()}
     yield
@@ -143,13 +135,13 @@ def buffers_restored(model: Any) -> Iterator[None]:
 
 
 def load(model: Any, vectors: dict[str, np.ndarray], where: str) -> None:
-    """Load the buffers of a checkpoint into the model. UsageError, begun by `where`, if they do not fit."""
+    """Load a checkpoint's buffers into the model. Raises UsageError, beginning with `where`, if they do not fit."""
     arrays = extra_of(model)
     loaded = {name.removeprefix(PREFIX): each for name, each in vectors.items() if name.startswith(PREFIX)}
     if loaded.keys() != arrays.keys():
         names = ", ".join(sorted(loaded.keys() ^ arrays.keys()))
-        raise UsageError(f"{where}: beside its parameters the model holds other things than the checkpoint: {names}")
+        raise UsageError(f"{where}: the model and the checkpoint differ in buffers; only one of them has {names}")
     for name, array in arrays.items():
         if (loaded[name].shape, loaded[name].dtype) != (array.shape, array.dtype):
-            raise UsageError(f"{where}: {name} is of another shape or type than the model's")
+            raise UsageError(f"{where}: the buffer {name} has another shape or type in the checkpoint than here")
         device_of(array).copy_in(array, loaded[name])

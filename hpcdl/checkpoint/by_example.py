@@ -1,26 +1,20 @@
-"""Numbers that belong to single examples: each rank holds those of its own, a checkpoint those of all in their order.
+"""Values by example: a rank holds its own examples' values, a checkpoint all values, which any division can load.
 
-    rank 0    has examples 0, 3, 4        a0 a3 a4
-    rank 1    has examples 1, 2           a1 a2              the checkpoint: a0 a1 a2 a3 a4
-
-So any other number of ranks, with the examples divided otherwise, can go on from it.
-"""
+rank 0    has examples 0, 3, 4        a0 a3 a4
+rank 1    has examples 1, 2           a1 a2              the checkpoint: a0 a1 a2 a3 a4"""
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Tracked
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
 
 
-class ByExample:
-    """`array` (own examples, ...) of the examples with these numbers, of `examples` in all; of each, one rank speaks.
-
-    Making one is a collective call. An array is contiguous.
-    """
+class ByExample(Tracked):
+    """The rows `array` (contiguous) of this rank's examples `numbers`, of `examples` in all. Collective constructor."""
 
     def __init__(self, comm: Communicator, array: np.ndarray, numbers: np.ndarray, examples: int):
         self.array, self.examples = array, examples
-        with activity.inside("gather the numbers of examples", comm):
+        with comm.inside("gather the numbers of examples"):
             counts = comm.mpi.gather(len(numbers))
         mine = np.ascontiguousarray(numbers, np.int64)
         if comm.rank > 0:
@@ -31,16 +25,10 @@ class ByExample:
         for rank in range(1, comm.size):
             comm.wait(self.everyone[rank], rank)
 
-    def stored(self, name: str) -> str:
-        """The whole is stored under its own name."""
-        return name
-
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
-        """That of all examples, on any number of ranks."""
         return (self.examples, *self.array.shape[1:]), self.array.dtype
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
-        """The numbers of all examples on rank 0, None elsewhere; collective."""
         if comm.rank > 0:
             comm.push(self.array.reshape(-1), 0)
             return None
@@ -54,7 +42,6 @@ class ByExample:
         return whole
 
     def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
-        """Give all ranks those of their examples; collective."""
         if comm.rank > 0:
             comm.wait(self.array.reshape(-1), 0)
             return

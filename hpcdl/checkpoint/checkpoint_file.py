@@ -5,14 +5,10 @@
     ranks/NAME            per-rank vectors, one row per rank (these need the same number of ranks)
     attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of everything
 
-For a model that is cut, the vectors lie in files of the ranks beside it (shards.py), under the same names, as virtual
-data sets.
-
-A checkpoint is written under a temporary name, synced and renamed, so a file with its own name is always complete. The
-checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; for vectors in pieces, over their
-locations, and each piece has its own) detects damage. It is computed while the file is written, and read slab by slab:
-a checkpoint may be larger than memory.
-"""
+The vectors of a model that is cut are virtual data sets over files of the ranks (shards.py). A checkpoint is written
+under a temporary name, synced and renamed, so a file with its own name is complete. The checksum (BLAKE2 over the
+attributes, and name, type and CRC-32 of each vector; for pieces, their places) is computed while the file is written,
+and checked slab by slab: a checkpoint may be larger than memory."""
 
 import contextlib
 import hashlib
@@ -49,10 +45,8 @@ class Damaged(UsageError):
 
 @dataclass
 class Checkpoint:
-    """Contents of a checkpoint file: named vectors, and attributes as JSON.
-
-    vectors: arrays, or `Stored` ones. joined: vectors in pieces, which are not among `vectors` when it is written.
-    """
+    """Contents of a checkpoint file. vectors: arrays by name, or `Stored`. attributes: as in JSON. joined: the vectors
+    in pieces, which are not among `vectors` of a checkpoint to be written; None: no pieces."""
 
     vectors: Mapping[str, np.ndarray]
     attributes: dict
@@ -76,7 +70,6 @@ class Checkpoint:
 
     @property
     def _inline(self) -> list[str]:
-        """The vectors in the file itself."""
         return [name for name in self.vectors if self.joined is None or name not in self.joined.forms]
 
     def write(self, path: Path) -> None:
@@ -104,10 +97,8 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path, pieces: bool = True) -> "Checkpoint":
-        """Read a checkpoint. Raises UsageError, one line, if the file is missing, damaged, cut off or something else.
-
-        Vectors are read on access. pieces: also read the pieces, to detect damage.
-        """
+        """Read a checkpoint, its vectors on access. Raises UsageError, one line, if the file is missing, damaged, cut
+        off or no checkpoint. pieces: True to read the pieces, too, and detect damage."""
         path = Path(path)
         if os.path.isdir(path):  # unlike Path.is_dir, also where a folder above may not be searched
             path = path / "checkpoint.h5"
@@ -149,7 +140,7 @@ class Checkpoint:
         return checkpoint
 
     def problems(self, contents: bool, first: int = 0, step: int = 1) -> Iterator[str]:
-        """Yield the problem of every step-th piece, "" for a good one; contents: read them, too."""
+        """Yield the fault, or "", of every step-th piece from `first` on. contents: True to read the pieces, too."""
         if self.joined is not None:
             assert isinstance(self.vectors, Stored)
             for piece in self.joined.pieces[first::step]:
@@ -158,10 +149,7 @@ class Checkpoint:
 
 
 class Stored(Mapping[str, np.ndarray]):
-    """Vectors of a checkpoint file, read on access, by any process that sees the file.
-
-    Reading raises Damaged if the file, or a piece, has been replaced.
-    """
+    """Vectors of a checkpoint file, read on access. Reading raises Damaged if the file or a piece has been replaced."""
 
     def __init__(self, path: Path, forms: dict[str, tuple[tuple[int, ...], np.dtype]], joined: JoinedPieces | None):
         self.path, self.forms, self.joined = Path(os.path.abspath(path)), forms, joined
@@ -186,7 +174,7 @@ class Stored(Mapping[str, np.ndarray]):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[h5py.File]:
-        """Open the file for reading. HDF5 reads zeros for a missing piece, so pieces are checked afterwards."""
+        """Context with the opened file. HDF5 reads zeros for a missing piece, so pieces are checked afterwards."""
         with blamed_on(f"{self.path} cannot be read", Damaged), h5py.File(self.path, "r") as file:
             yield file
             if not self.visible():
@@ -202,16 +190,10 @@ class Stored(Mapping[str, np.ndarray]):
 
 @contextlib.contextmanager
 def computed_beside(compute: Callable[[], str], large: bool) -> Iterator[Callable[[], str]]:
-    """Yield a function that returns the result of `compute`, which runs in a thread beside the body if `large`.
-
-    numpy, zlib and system writes release Python's lock. Small results are computed without a thread: with hardly any
-    memory left, Python may wait forever for a thread that could not start.
-    """
-    if not large:
-        yield compute
-        return
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(compute).result
+    """Yield a function that returns the result of `compute`, which runs in a thread beside the body if `large`. Small
+    results need no thread: with hardly any memory left, Python may wait for ever for a thread that could not start."""
+    with ThreadPoolExecutor(1) if large else contextlib.nullcontext() as pool:
+        yield pool.submit(compute).result if pool else compute
 
 
 def form_of(vectors: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype]:
@@ -231,22 +213,23 @@ def slabs_of(vectors: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarra
             yield dataset[start : start + rows]
 
 
+def older_of(folder: Path) -> list[Path]:
+    """Return the files with names of older checkpoints, the latest first."""
+    return sorted((each for each in folder.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
+
+
 def other_checkpoints(path: Path) -> str:
-    """Return the part of a message on a damaged checkpoint that names others beside it, the newest first."""
+    """Return the advice of a message on a damaged checkpoint: the other checkpoints in its folder, newest first."""
     with contextlib.suppress(OSError):
-        names = sorted((each.name for each in path.parent.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
-        candidates = [path.with_name(name) for name in [*names, "best.h5"] if name != path.name]
-        if existing := [str(each) for each in candidates if each.exists()]:
+        candidates = [*older_of(path.parent), path.with_name("best.h5")]
+        if existing := [str(each) for each in candidates if each != path and each.exists()]:
             return f"take {' or '.join(existing)} instead"
     return "there is no older checkpoint beside it"
 
 
 def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None, same: Path | None = None) -> None:
-    """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5; `previous`: step of the last one.
-
-    same: a file already written with the same contents, which is linked. The last checkpoint gets its older name by a
-    hard link, too, so a complete checkpoint.h5 exists at all times.
-    """
+    """Write checkpoint.h5, and keep `keep - 1` older ones as checkpoint-STEP.h5. previous: step of the replaced one.
+    same: a file with the same contents to link; None: write one. A complete checkpoint.h5 exists at all times."""
     last = folder / "checkpoint.h5"
     if previous is not None and keep > 1 and last.exists():
         link(last, folder / f"checkpoint-{previous:09d}.h5")
@@ -290,30 +273,28 @@ def hard_link(source: Path, target: Path) -> None:
 
 
 def move(paths: Iterable[Path], folder: Path) -> None:
-    """Move checkpoints, with their pieces, to another folder, replacing files of their names."""
+    """Move checkpoints, with their pieces, to another folder, where they replace files of the same names."""
     for each in paths:
         link_pieces(each, folder)
         os.replace(each, folder / each.name)
 
 
 def pack(source: Path, target: Path) -> Checkpoint:
-    """Write a checkpoint in pieces as one file, slab by slab, whatever its size. Returns the new checkpoint.
-
-    target: may be the same file. Raises UsageError if a piece is damaged, OSError if there is no room.
-    """
+    """Write a checkpoint in pieces as one file (`target` may be the same), slab by slab; return the new checkpoint.
+    Raises UsageError if a piece is damaged, OSError if there is no room."""
     checkpoint = Checkpoint.read(source)
     Checkpoint(checkpoint.vectors, checkpoint.attributes).write(target)
     return Checkpoint.read(target)
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """Return the checkpoint files of a run, the last one first; or the file itself. Raises UsageError if none."""
+    """Return the checkpoint files of a run's folder, the last one first; [path] for a file. UsageError if none."""
     if not os.path.isdir(path):
         if not os.path.isfile(path):
             raise UsageError(f"there is no file or folder {path}")
         return [path]
-    names = sorted((each.name for each in path.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
-    paths = [path / name for name in ("checkpoint.h5", *names, "best.h5") if os.path.isfile(path / name)]
+    candidates = path / "checkpoint.h5", *older_of(path), path / "best.h5"
+    paths = [each for each in candidates if os.path.isfile(each)]
     if not paths:
         raise UsageError(f"there is no checkpoint in {path}")
     return paths

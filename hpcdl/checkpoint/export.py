@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,7 +15,7 @@ from hpcdl.files import atomic_write, check_writable
 
 
 def check_output_file(option: str, path: str, endings: tuple[str, ...] = ()) -> None:
-    """Raise UsageError, before any work is done, if a file cannot be written; endings: allowed ones of its name."""
+    """Raise UsageError, before any work, if a file cannot be written. endings: allowed file-name endings; (): all."""
     if path and endings and Path(path).suffix not in endings:
         raise UsageError(f"{option} {path}: the name should end in {' or '.join(endings)}")
     with blamed_on(f"{option} {path} cannot be written"):
@@ -31,27 +32,14 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-class PartialFile:
-    """A file that is written in parts."""
-
-    def __init__(self, file: BinaryIO, path: Path):
-        self.file, self.path = file, path
-
-    def write(self, part: bytes) -> None:
-        """Write the next part; a failing write ends the job with one line."""
-        with blamed_on(f"{self.path} cannot be written", LoneError):
-            self.file.write(part)
-
-
 @contextlib.contextmanager
-def output_file_in_parts(path: Path) -> Iterator[PartialFile]:
-    """The same for a longer body, whose own errors are not blamed on the file."""
+def output_file_in_parts(path: Path) -> Iterator[Any]:
+    """Context like `output_file` for a longer body: errors of `write` are blamed on the file, other errors are not."""
+    blamed = blamed_on(f"{path} cannot be written", LoneError)
     with contextlib.ExitStack() as stack:
-        with blamed_on(f"{path} cannot be written", LoneError):
-            file = stack.enter_context(atomic_write(path))
-        yield PartialFile(file, path)
-        with blamed_on(f"{path} cannot be written", LoneError):
-            stack.close()  # renames the file
+        file = blamed(stack.enter_context)(atomic_write(path))
+        yield SimpleNamespace(write=blamed(file.write))
+        blamed(stack.close)()  # renames the file
 
 
 def named(model: Any, parameters: np.ndarray) -> dict[str, np.ndarray]:
@@ -78,7 +66,7 @@ def export(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 
 def write_json(value: dict, path: Path) -> None:
-    """Write a JSON file; ValueError for values that JSON lacks, which is not the file's fault."""
+    """Write a JSON file. Raises ValueError for values that JSON lacks, before the file is opened."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     with output_file(path) as file:
         file.write(text.encode())

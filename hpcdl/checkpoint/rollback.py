@@ -1,4 +1,4 @@
-"""Resuming from an older checkpoint in a run's folder: everything the run has written since is set aside.
+"""Resuming from an older checkpoint in a run's folder: all that the run has written since is set aside.
 
     before, --resume RUN/checkpoint-000000080.h5                           after
         checkpoint.h5 (step 120, or damaged), checkpoint-000000100.h5          later/
@@ -8,14 +8,12 @@
         checkpoint-000000080.h5                                                the same, and as checkpoint.h5
         checkpoint-000000060.h5, files named by users                          unchanged
 
-So neither a resumed run nor the rotation mistakes newer files for the present, and nothing is lost; files set aside
-again replace those of the same name. At all times there is a checkpoint.h5 that can be resumed.
-"""
+A file set aside replaces one of the same name in later/. At all times there is a checkpoint.h5 that can be resumed."""
 
 import os
 from pathlib import Path
 
-from hpcdl.checkpoint.checkpoint_file import OLDER, Checkpoint, link, move
+from hpcdl.checkpoint.checkpoint_file import Checkpoint, link, move, older_of
 from hpcdl.checkpoint.shards import sweep
 from hpcdl.errors import UsageError
 
@@ -23,7 +21,7 @@ LATER = "later"  # subfolder for files set aside
 
 
 def folder_of(resume: str) -> Path:
-    """Return the folder of the run that --resume names: itself, or that of the checkpoint file."""
+    """Return the folder of the run that --resume names: the folder itself, or the folder of the checkpoint file."""
     return Path(resume).parent if os.path.isfile(resume) else Path(resume)
 
 
@@ -34,11 +32,11 @@ def is_last(resume: str) -> bool:
 
 
 def later_than(step: int, resume: Path) -> list[Path]:
-    """Return the checkpoints beside this one that are of a later step, or damaged."""
+    """Return checkpoints beside `resume` of steps after `step`; a damaged best.h5, too; [] if `resume` is the last."""
     if is_last(str(resume)):
         return []
     folder = folder_of(str(resume))
-    later = [each for each in folder.iterdir() if (name := OLDER.fullmatch(each.name)) and int(name[1]) > step]
+    later = [each for each in older_of(folder) if int(each.stem.rpartition("-")[2]) > step]
     best = folder / "best.h5"
     if best.exists() and not best.samefile(resume) and step_of(best) > step:
         later.append(best)
@@ -46,7 +44,7 @@ def later_than(step: int, resume: Path) -> list[Path]:
 
 
 def set_aside(resume: Path, later: list[Path]) -> None:
-    """Make this checkpoint the run's last one; move later ones to the folder LATER. Raises OSError."""
+    """Make `resume` the run's last checkpoint; move the `later` ones to the folder LATER. Raises OSError."""
     folder = folder_of(str(resume))
     aside = folder / LATER
     aside.mkdir(exist_ok=True)
@@ -60,8 +58,8 @@ def set_aside(resume: Path, later: list[Path]) -> None:
 
 
 def older_checkpoints(folder: Path) -> list[Path]:
-    """Return the older checkpoints of a run, the latest first; those without a step are left out."""
-    names = [each for each in folder.iterdir() if OLDER.fullmatch(each.name) or each.name == "best.h5"]
+    """Return the checkpoints beside a run's checkpoint.h5, the latest step first, without damaged ones."""
+    names = [*older_of(folder), *folder.glob("best.h5")]
     steps = sorted(((step_of(each), each) for each in names), reverse=True)
     return [each for step, each in steps if step < float("inf")]
 

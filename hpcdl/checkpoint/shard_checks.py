@@ -1,9 +1,6 @@
-"""Checks that the vectors of a checkpoint lie in its own files.
-
+"""Checks that the vectors of a checkpoint lie in the checkpoint file itself, or in its own pieces (shards.py).
 HDF5 lets a data set have its elements in any other file, by name (external storage, virtual data sets, links): a
-foreign checkpoint could then read a user's file as parameters. So vectors must lie in the file itself, or, as virtual
-data sets, in pieces beside it with names of pieces (shards.py), and those in the piece itself.
-"""
+foreign checkpoint could then read a user's file as parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -15,19 +12,19 @@ from hpcdl.errors import reason
 
 
 def refuse_elsewhere(name: str, item: Any, joins: bool) -> None:
-    """Raise ValueError if a data set has its elements in other files; joins: virtual ones were checked before."""
+    """Raise ValueError if data set `item` lies in other files. joins: True if virtual data sets were checked before."""
     if item.external or (item.is_virtual and not joins):
         raise ValueError(f"{name} lies in other files")
 
 
 def foreign_content(folder: Path, piece: WrittenShard) -> str:
-    """Return a text on content that no rank has written to this piece, with the file's name; "" if there is none."""
+    """Return a text on content of a piece that no rank has written; "" if ranks have written all of it."""
     path = folder / FOLDER / piece.file
     try:
         with h5py.File(path, "r") as file:
             for name, rows in piece.rows.items():
                 if problem := _foreign_content(file, name, extents(rows)[piece.file]):
-                    return f"its piece {path} is none: {name} {problem}"
+                    return f"its piece {path} is not as a rank writes it: {name} {problem}"
     except Exception as error:  # of any type
         return f"its piece {path} cannot be read: {reason(error)}"
     return ""
@@ -38,7 +35,7 @@ def _foreign_content(file: h5py.File, name: str, size: int) -> str:
     for part in name.split("/"):
         link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
         if not isinstance(link, h5py.HardLink):
-            return "is not there" if link is None else "lies in other files"
+            return "is missing" if link is None else "lies in other files"
         item = item[part]
     if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf" or item.shape != (size,):
         return f"should be {size} numbers"

@@ -1,30 +1,25 @@
-"""A checkpoint in pieces: each rank writes what it holds to a file of its own, and joined they read as whole vectors.
+"""A checkpoint in pieces: each rank writes its part to a file of its own; one file joins them into whole vectors.
 
     rank r        pieces/step-000000080-5f3a09c1-rank-000r.h5    the blocks it speaks for, one after the other
     rank 0 then   checkpoint.h5      parameters, optimizer/NAME: virtual data sets of HDF5 over the pieces
                                      the list of the pieces with the size and the CRC-32 of each
 
-So no rank holds, sends or receives more than its own part, and all write at once. A writer per rank, rather
-than per node, needs no message and no further memory; copies on ranks that do not speak for them,
-such as replicas, are not written. A block of a weight that is cut by columns is a strided hyperslab of the whole:
-a few numbers in the mapping. Other cuts, one rank or any HDF5 program read the hyperslabs that they need.
+No rank holds, sends or receives more than its own part, and all write at once. Copies that a rank does not speak for,
+such as replicas, are not written. A block of a weight that is cut by columns is a strided hyperslab of the whole: a few
+numbers in the mapping. Other cuts, one rank or any HDF5 program read the hyperslabs that they need.
 
-Pieces are written first, each under a temporary name, synced and renamed, with names that no earlier checkpoint
-used. checkpoint.h5 is replaced when all exist, and afterwards pieces that no checkpoint needs are removed
-(`sweep`): whenever a run dies, a complete checkpoint exists. HDF5 lays out a piece, and its numbers are then written to
-their places as plain bytes: a full disk is an error of the write, and no lock of HDF5's is held meanwhile.
+Pieces are written first, each under a temporary name, synced and renamed, with names that no earlier checkpoint used.
+checkpoint.h5 is replaced when all exist, and pieces that no checkpoint needs are removed then (`sweep`): whenever a run
+dies, a complete checkpoint exists. HDF5 only lays out a piece; its numbers are written as plain bytes: a full disk is
+an error of the write, and no lock of HDF5 is held meanwhile.
 
-CRC-32 of a whole file, header included, is computed at some GB/s while it is written: faster than disks. That of
-checkpoint.h5 is in its first 512 bytes, which HDF5 leaves to the user, and is checked before HDF5 opens the file:
-HDF5 may crash on a broken mapping.
-
-The folder has to be on a file system that all ranks see; otherwise rank 0 gathers the whole state
-(hpcdl/runs/saving.py).
-"""
+The CRC-32 of checkpoint.h5 is in its first 512 bytes, which HDF5 leaves to the user, and is checked before HDF5 opens
+the file: HDF5 may crash on a broken mapping."""
 
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import re
@@ -50,13 +45,12 @@ LEFT = re.compile(rf"\.{NAME.pattern}\.\d+\.part")
 SLAB = 8 << 20  # bytes read or written at a time
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5, at the beginning of its files
 BLOCK = 512  # bytes before HDF5's header, in the file that joins the pieces
-SEAL = b"hpcdl checkpoint in pieces: "  # their beginning
+SEAL = b"hpcdl checkpoint in pieces: "  # begins these bytes
 REGULAR = ("v112", "latest")  # versions of the format: from 1.12 on a strided mapping is stored as a few numbers
 
 
 class ShardBlocks(NamedTuple):
-    """Place of elements of a piece: `blocks` x `length` from `at` in its data set are, in the whole, at `start`, start
-    + stride, ..."""
+    """Elements of a vector. In `file`: from `at`. In the vector: `blocks` of `length` at start, start + stride, ..."""
 
     file: str
     at: int
@@ -67,7 +61,7 @@ class ShardBlocks(NamedTuple):
 
     @classmethod
     def of(cls, file: str, at: int, start: int, blocks: int, length: int, stride: int) -> "ShardBlocks":
-        """Return the normal form: adjacent blocks become one block."""
+        """Return these elements in the normal form, in which adjacent blocks are one block."""
         if blocks == 1 or length == stride:
             blocks, length = 1, blocks * length
             stride = length
@@ -85,7 +79,7 @@ class WrittenShard(NamedTuple):
 
 @dataclass
 class Portion:
-    """What one rank writes of a vector of `size` elements: `pieces` of its array, merged where adjacent."""
+    """The part of a vector of `size` elements that one rank writes: `pieces` of its array, merged where adjacent."""
 
     array: Array
     pieces: "list[Hyperslab]"
@@ -111,24 +105,20 @@ class Portion:
                 yield device.host(self.array[start : min(start + most, piece.local + piece.size)])
 
     def copied(self) -> "Portion":
-        """Return the portion of a copy on the host, which later steps do not change."""
-        values, offset, pieces = np.empty(self.elements, self.dtype), 0, []
+        """Return the portion with its elements copied to the host, where later steps do not change them."""
+        values, offset = np.empty(self.elements, self.dtype), 0
         for slab in self.slabs():
             values[offset : offset + slab.size] = slab
             offset += slab.size
-        offset = 0
-        for piece in self.pieces:
-            pieces.append(piece._replace(local=offset))
-            offset += piece.size
-        return Portion(values, pieces, self.size)
+        return Portion(values, [piece._replace(local=at) for at, piece in self._offsets()], self.size)
+
+    def _offsets(self) -> "Iterator[tuple[int, Hyperslab]]":
+        """Return pairs (elements before the piece, piece) for pieces stored one after the other."""
+        return zip(itertools.accumulate((piece.size for piece in self.pieces), initial=0), self.pieces, strict=False)
 
     def rows(self, file: str) -> list[ShardBlocks]:
-        """Return the places of the elements if they lie in this file one after the other."""
-        rows, offset = [], 0
-        for piece in self.pieces:
-            rows.append(ShardBlocks.of(file, offset, *piece[1:]))
-            offset += piece.size
-        return rows
+        """Return the place of each piece: in the whole vector, and in `file`, where one piece follows the other."""
+        return [ShardBlocks.of(file, at, *piece[1:]) for at, piece in self._offsets()]
 
 
 def merged(pieces: "list[Hyperslab]") -> "list[Hyperslab]":
@@ -157,7 +147,7 @@ def name_of_piece(step: int, token: str, rank: int) -> str:
 
 
 def write_piece(folder: Path, name: str, portions: dict[str, Portion]) -> WrittenShard | None:
-    """Write a rank's portions to folder/pieces/name; None if they are empty. Raises OSError."""
+    """Write a rank's portions to folder/pieces/name; return the piece, None if they are empty. Raises OSError."""
     portions = {each: portion for each, portion in portions.items() if portion.elements}
     if not portions:
         return None
@@ -168,16 +158,16 @@ def write_piece(folder: Path, name: str, portions: dict[str, Portion]) -> Writte
         with open(temporary, "r+b", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             for each, place in places:
-                crc, at = zlib.crc32(read_at(file.fileno(), at, place - at), crc), place
+                crc, at = zlib.crc32(os.pread(file.fileno(), place - at, at), crc), place
                 for slab in portions[each].slabs():
                     write_at(file.fileno(), slab, at)
                     crc, at = zlib.crc32(slab, crc), at + slab.nbytes  # type: ignore[arg-type]
-            crc = zlib.crc32(read_at(file.fileno(), at, size - at), crc)
+            crc = zlib.crc32(os.pread(file.fileno(), size - at, at), crc)
     return WrittenShard(name, size, crc, {each: portion.rows(name) for each, portion in portions.items()})
 
 
 def laid_out(path: Path, portions: dict[str, Portion]) -> list[tuple[str, int]]:
-    """Create a file with an unfilled data set per portion; return (name, offset in the file) by offset."""
+    """Create a file with an unfilled data set per portion; return [(name, offset in bytes), ...] in order of offset."""
     places = []
     with Sink(path, "w+") as sink:
         with NewFile(sink) as file:
@@ -185,10 +175,7 @@ def laid_out(path: Path, portions: dict[str, Portion]) -> list[tuple[str, int]]:
                 properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                 properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
                 properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-                kind, space = h5py.h5t.py_create(portion.dtype), h5py.h5s.create_simple((portion.elements,))
-                dataset = h5py.h5d.create(
-                    parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, properties
-                )
+                dataset = created(file, name, portion.elements, portion.dtype, properties)
                 places.append((dataset.get_offset(), name))
         sink.check()
     with open(path, "r+b") as grown:  # HDF5 may leave the last data set beyond the file's end
@@ -197,14 +184,16 @@ def laid_out(path: Path, portions: dict[str, Portion]) -> list[tuple[str, int]]:
     return [(name, place) for place, name in sorted(places)]
 
 
-def parent(file: h5py.File, name: str) -> h5py.Group:
-    """Return the group of a data set of this name."""
-    group = name.rpartition("/")[0]
-    return file.require_group(group) if group else file
+def created(file: h5py.File, name: str, size: int, dtype: np.dtype, properties: Any) -> Any:
+    """Create a data set (size,) with these creation properties; return its HDF5 identifier."""
+    above, _, own = name.rpartition("/")
+    group = file.require_group(above) if above else file
+    space = h5py.h5s.create_simple((size,))
+    return h5py.h5d.create(group.id, own.encode(), h5py.h5t.py_create(dtype), space, properties)
 
 
 def write_at(file: int, values: np.ndarray, place: int) -> None:
-    """Write all values at an offset. Raises OSError."""
+    """Write all values at the offset `place`, in bytes. Raises OSError."""
     left = memoryview(values).cast("B")  # type: ignore[arg-type]
     while left:
         count = os.pwrite(file, left, place)
@@ -213,13 +202,8 @@ def write_at(file: int, values: np.ndarray, place: int) -> None:
         left, place = left[count:], place + count
 
 
-def read_at(file: int, place: int, count: int) -> bytes:
-    """Return up to `count` bytes at an offset."""
-    return os.pread(file, count, place)
-
-
 def problem_of(folder: Path, piece: WrittenShard, contents: bool = True) -> str:
-    """Return a text on what is wrong with a piece, with its file's name; "" if nothing. contents: read it, too."""
+    """Return a text that names a piece and its fault; "" if it has none. contents: True to read the piece, too."""
     path = folder / FOLDER / piece.file
     try:
         size = path.stat().st_size
@@ -228,7 +212,7 @@ def problem_of(folder: Path, piece: WrittenShard, contents: bool = True) -> str:
         if contents and crc_of(path) != piece.crc32:
             return f"its piece {path} is damaged: the checksum does not fit the contents"
     except FileNotFoundError:
-        return f"its piece {path} is not there"
+        return f"its piece {path} is missing"
     except OSError as error:
         return f"its piece {path} cannot be read: {error.strerror}"
     return ""
@@ -249,13 +233,13 @@ def crc_of(path: Path, first: int = 0) -> int:
 
 @dataclass
 class JoinedPieces:
-    """The pieces of a checkpoint, and the vectors they form: (size, type) by name."""
+    """The pieces of a checkpoint. forms: (size, type), by name, of the vectors that the pieces form."""
 
     pieces: list[WrittenShard] = dataclasses.field(default_factory=list)
     forms: dict[str, tuple[int, np.dtype]] = dataclasses.field(default_factory=dict)
 
     def rows(self, name: str) -> list[ShardBlocks]:
-        """Return the places of the elements of a vector."""
+        """Return the places of the elements of the vector `name`, in all pieces."""
         return [row for piece in self.pieces for row in piece.rows.get(name, [])]
 
     def listed(self) -> str:
@@ -263,15 +247,15 @@ class JoinedPieces:
         return json.dumps([[piece.file, piece.bytes, piece.crc32] for piece in self.pieces])
 
     def described(self) -> str:
-        """Return everything as text, for a checksum."""
+        """Return the pieces and their mapping as text, for a checksum."""
         forms = {name: [size, str(dtype), sorted(self.rows(name))] for name, (size, dtype) in self.forms.items()}
         return self.listed() + json.dumps(forms, sort_keys=True)
 
     def join(self, file: h5py.File) -> None:
-        """Create the virtual data sets, and the list of pieces."""
+        """Create the virtual data sets and the list of pieces in `file`."""
         for name, (size, dtype) in self.forms.items():
             rows = self.rows(name)
-            assert sum(row.blocks * row.length for row in rows) == size, "for each element one rank speaks"
+            assert sum(row.blocks * row.length for row in rows) == size, "each element has one rank that writes it"
             properties, ends = h5py.h5p.create(h5py.h5p.DATASET_CREATE), extents(rows)
             for row in rows:
                 count = row.blocks * row.length
@@ -279,8 +263,7 @@ class JoinedPieces:
                 whole.select_hyperslab((row.start,), (row.blocks,), (row.stride,), (row.length,))
                 source.select_hyperslab((row.at,), (1,), (count,), (count,))
                 properties.set_virtual(whole, f"{FOLDER}/{row.file}".encode(), f"/{name}".encode(), source)
-            space, kind = h5py.h5s.create_simple((size,)), h5py.h5t.py_create(dtype)
-            h5py.h5d.create(parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, properties)
+            created(file, name, size, dtype, properties)
         file.attrs[FOLDER] = self.listed()
 
     @classmethod
@@ -289,7 +272,7 @@ class JoinedPieces:
         pieces = [WrittenShard(name, size, crc, {}) for name, size, crc in parse_json(file.attrs[FOLDER])]
         known, forms = {piece.file: piece for piece in pieces}, {}
         if not all(isinstance(each.file, str) and NAME.fullmatch(each.file) for each in pieces):
-            raise ValueError("its pieces have other names")
+            raise ValueError("its pieces have other names than hpcdl gives")
 
         def visit(name: str, item: Any) -> None:
             if not isinstance(item, h5py.Dataset) or not item.is_virtual:
@@ -299,11 +282,11 @@ class JoinedPieces:
             for each in range(properties.get_virtual_count()):
                 source = properties.get_virtual_filename(each).removeprefix(f"{FOLDER}/")
                 if source not in known or properties.get_virtual_dsetname(each) != f"/{name}":
-                    raise ValueError("it is made of other files")
-                (start,), (stride,), (blocks,), (length,) = slab(properties.get_virtual_vspace(each))
-                (at,), (apart,), (count,), (block,) = slab(properties.get_virtual_srcspace(each))
+                    raise ValueError("its vectors are made of other files than its pieces")
+                (start,), (stride,), (blocks,), (length,) = properties.get_virtual_vspace(each).get_regular_hyperslab()
+                (at,), (apart,), (count,), (block,) = properties.get_virtual_srcspace(each).get_regular_hyperslab()
                 if (count > 1 and apart != block) or count * block != blocks * length:
-                    raise ValueError("it maps its pieces otherwise")
+                    raise ValueError("its vectors map the pieces in another way than hpcdl does")
                 row = ShardBlocks.of(source, at, start, blocks, length, stride)
                 known[source].rows.setdefault(name, []).append(row)
 
@@ -311,13 +294,8 @@ class JoinedPieces:
         return cls(pieces, forms)
 
 
-def slab(space: Any) -> Any:
-    """Return (start, stride, count, block) of a selection."""
-    return space.get_regular_hyperslab()
-
-
 def extents(rows: list[ShardBlocks]) -> dict[str, int]:
-    """Return the number of elements of a vector in each file of these rows."""
+    """Return how many elements of a vector each file holds, by the vector's `rows`."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.file] = max(counts.get(row.file, 0), row.at + row.blocks * row.length)
@@ -325,10 +303,7 @@ def extents(rows: list[ShardBlocks]) -> dict[str, int]:
 
 
 def read_into(dataset: h5py.Dataset, pieces: "list[Hyperslab]", array: Array) -> bool:
-    """Read a rank's pieces of a data set into its array; True if all values are finite.
-
-    HDF5 writes directly into an array on the host; otherwise a buffer of SLAB bytes is used.
-    """
+    """Read a rank's pieces of a data set into its array, on a device by slabs; return True if all values are finite."""
     device, most, finite = device_of(array), max(1, SLAB // array.dtype.itemsize), True
     space = dataset.id.get_space()
     for piece in merged(pieces):
@@ -351,7 +326,7 @@ def read_into(dataset: h5py.Dataset, pieces: "list[Hyperslab]", array: Array) ->
 
 @contextlib.contextmanager
 def joining_file(path: Path) -> Iterator[h5py.File]:
-    """As `new_file`, for the file that joins pieces, which is sealed when complete."""
+    """Context like `new_file`, for a file that joins pieces; the file is sealed when complete."""
     with atomic_path(path) as temporary:
         with Sink(temporary, "w+") as sink:
             with NewFile(sink, libver=REGULAR, userblock_size=BLOCK) as file:
@@ -361,13 +336,13 @@ def joining_file(path: Path) -> Iterator[h5py.File]:
 
 
 def seal(path: Path) -> None:
-    """Write size and CRC-32 of the contents into the first bytes. Raises OSError."""
+    """Write size and CRC-32 of the contents into the first bytes of the file. Raises OSError."""
     with open(path, "r+b", buffering=0) as file:
         write_at(file.fileno(), np.frombuffer(sealed(path), np.uint8), 0)
 
 
 def sealed(path: Path) -> bytes:
-    """Return the first bytes of such a file, computed from its contents."""
+    """Return the first BLOCK bytes of a file that joins pieces, computed from its contents."""
     text = b"%d bytes, crc32 %08x\n" % (path.stat().st_size, crc_of(path, BLOCK))
     return (SEAL + text).ljust(BLOCK, b"\0")
 
@@ -389,7 +364,7 @@ def joins_pieces(path: Path) -> bool:
 
 
 def files_of(path: Path) -> set[str] | None:
-    """Return the names of the pieces that a file needs; None if it is broken."""
+    """Return the names of the pieces that a file needs, possibly none; None if the file is broken."""
     try:
         with open(path, "rb") as first:
             if first.read(len(SEAL)) != SEAL:
@@ -402,11 +377,7 @@ def files_of(path: Path) -> set[str] | None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove pieces that no checkpoint file in this folder needs, such as those of a run that has died.
-
-    If a file cannot be read nothing is removed, since the pieces may be its own. Nobody may write pieces there
-    meanwhile.
-    """
+    """Remove the folder's pieces that no checkpoint needs; none if a checkpoint is broken. No rank may write now."""
     pieces, needed = folder / FOLDER, set()
     if not pieces.is_dir() or pieces.is_symlink():
         return

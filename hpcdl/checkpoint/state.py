@@ -2,14 +2,13 @@
 
     Same            the same on all ranks                       stored as on rank 0
     PerRank         each rank's own, equally long               ranks/NAME, a row per rank: the number of ranks is fixed
-    Summed          each rank has a summand of one vector       the sum; loaded to rank 0, others get 0
+    Summed          each rank has a summand of one vector       the sum; loaded to rank 0, other ranks get 0
     CutVector       each rank has a part (sharded_vector.py)    the whole vector, for any number of ranks and any cut
     RemoteVector    on other ranks that rank 0 can ask          the whole vector
     OptionalArray   on rank 0, of any length, or missing        unchanged
 
 Each has a name, a shape and a type in the file, and passes through rank 0 (`gather` and `scatter`). For a cut vector
-each rank writes and reads its own part (shards.py), if all ranks see the same files.
-"""
+each rank writes and reads its own part (shards.py), if all ranks see the same files."""
 
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -21,7 +20,6 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint, Stored, form_of, slabs_
 from hpcdl.checkpoint.sharded_vector import CutVector
 from hpcdl.checkpoint.shards import Portion
 from hpcdl.comm import Communicator, refuse_together
-from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, device_of
 
@@ -30,10 +28,11 @@ class Tracked(Protocol):
     """A vector of a run's state, from this rank's view."""
 
     def stored(self, name: str) -> str:
-        """Return its name in the file."""
+        """Return the vector's name in the file, by default `name`."""
+        return name
 
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
-        """Return its shape and type in the file of a run on so many ranks."""
+        """Return the vector's shape and type in the file of a run on so many ranks."""
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         """Return the whole vector, on the host of rank 0; None elsewhere. Collective."""
@@ -42,21 +41,18 @@ class Tracked(Protocol):
         """Give all ranks their parts of rank 0's vector; collective."""
 
 
-class OneArray:
+class OneArray(Tracked):
     """A vector that stands in the file in the shape and type of `array`."""
 
     def __init__(self, array: Array):
         self.array = array
-
-    def stored(self, name: str) -> str:
-        return name
 
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
         return self.array.shape, self.array.dtype
 
 
 class Same(OneArray):
-    """`array` is the same on all ranks."""
+    """A vector `array` that is the same on all ranks."""
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         return device_of(self.array).host(self.array) if comm.rank == 0 else None
@@ -67,11 +63,8 @@ class Same(OneArray):
         comm.broadcast(self.array)
 
 
-class PerRank:
-    """`array` is this rank's own."""
-
-    def __init__(self, array: Array):
-        self.array = array
+class PerRank(OneArray):
+    """A vector `array` that is this rank's own; the vectors of all ranks have the same length."""
 
     def stored(self, name: str) -> str:
         return f"ranks/{name}"
@@ -99,7 +92,7 @@ class PerRank:
 
 
 class Summed(OneArray):
-    """`array` is this rank's summand of one vector; the distribution of the sum over ranks does not matter."""
+    """A vector that is the sum of the ranks' arrays `array`; how the sum is divided among ranks does not matter."""
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         total = self.array.copy()
@@ -110,20 +103,12 @@ class Summed(OneArray):
         self.array[...] = 0 if whole is None else whole
 
 
-class RemoteVector:
-    """A vector distributed elsewhere: read() -> vector, write(vector). Tracked by rank 0 alone.
-
-    like: an array of its shape and type.
-    """
+class RemoteVector(OneArray):
+    """A vector on other ranks, tracked by rank 0: read() -> vector, write(vector). like: an array of the same form."""
 
     def __init__(self, read: Callable[[], np.ndarray], write: Callable[[np.ndarray], None], like: Array):
-        self.read, self.write, self.like = read, write, like
-
-    def stored(self, name: str) -> str:
-        return name
-
-    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
-        return self.like.shape, self.like.dtype
+        super().__init__(like)
+        self.read, self.write = read, write
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         return self.read()
@@ -138,17 +123,11 @@ def may_be_infinite(vector: Tracked) -> bool:
     return getattr(vector, "may_be_infinite", False)
 
 
-class OptionalArray:
-    """An optional array on rank 0, of any shape: read() -> array or None, write(array).
-
-    A checkpoint without it can be resumed, too; write is not called then.
-    """
+class OptionalArray(Tracked):
+    """An array on rank 0, of any shape. read() -> array, None if missing. write(array): if a checkpoint has one."""
 
     def __init__(self, read: Callable[[], np.ndarray | None], write: Callable[[np.ndarray], None]):
         self.read, self.write = read, write
-
-    def stored(self, name: str) -> str:
-        return name
 
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
         raise NotImplementedError
@@ -167,9 +146,9 @@ def finite(arrays: Iterable[np.ndarray]) -> bool:
 
 
 def visible_to_all(comm: Communicator, found: Checkpoint | None) -> Stored | None:
-    """Return the vectors of rank 0's checkpoint if all ranks see the file and its pieces; collective."""
+    """Return the vectors of rank 0's checkpoint, or None unless all ranks see the file and its pieces; collective."""
     vectors = found.vectors if found is not None and isinstance(found.vectors, Stored) else None
-    with activity.inside("look for the checkpoint", comm):
+    with comm.inside("look for the checkpoint"):
         vectors = comm.mpi.bcast(vectors)
         seen = comm.mpi.allreduce(vectors is not None and vectors.visible(), MPI.LAND)
     return vectors if seen else None
@@ -186,40 +165,34 @@ class State:
     def __init__(self) -> None:
         self.tracked: dict[str, Tracked] = {}
 
-    def track(self, name: str, vector: Tracked) -> None:
-        """Add a vector to each checkpoint."""
-        self.tracked[name] = vector
-
     def check_vectors(self, found: Checkpoint, ranks: int, refusal: str) -> None:
-        """Raise UsageError if a checkpoint has other vectors, or vectors of another form or number of ranks."""
+        """Raise UsageError, which begins with `refusal`, if a checkpoint's vectors are not this run's in name, form and
+        number of ranks, or not finite."""
         wanted = {vector.stored(name) for name, vector in self.tracked.items() if not isinstance(vector, OptionalArray)}
         if set(found.vectors) - self._loose != wanted:
-            raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}, not {', '.join(sorted(wanted))}")
+            mine, theirs = (", ".join(sorted(names)) for names in (wanted, found.vectors))
+            raise UsageError(f"{refusal} state is {theirs}; but this run's state is {mine}")
         for name, vector in self.tracked.items():
             if vector.stored(name) in self._loose:
                 continue
             (shape, dtype), form = form_of(found.vectors, vector.stored(name)), vector.form(ranks)
             if isinstance(vector, PerRank) and len(shape) == 2 and shape[0] != ranks:
                 before = shape[0]
-                raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
+                raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before} ranks, not {ranks}")
             if (shape, dtype) != form and shape not in getattr(vector, "older_shapes", ()):
                 raise UsageError(f"{refusal} {name} is {form_text(shape, dtype)}, not {form_text(*form)}")
-            read_apart = isinstance(vector, CutVector) and isinstance(found.vectors, Stored)  # and looked at then
+            read_apart = isinstance(vector, CutVector) and isinstance(found.vectors, Stored)  # and checked by `load`
             if not (may_be_infinite(vector) or read_apart or finite(slabs_of(found.vectors, vector.stored(name)))):
                 raise UsageError(f"{refusal} {name} is not finite, which no run saves")
 
     @property
     def cut(self) -> bool:
-        """True if there is a vector of which each rank has a part."""
+        """True if a vector is cut: each rank has a part of it."""
         return any(isinstance(vector, CutVector) for vector in self.tracked.values())
 
     def collect(self, comm: Communicator, apart: bool) -> tuple[dict[str, np.ndarray], dict[str, Portion], bool]:
-        """Return (whole vectors on rank 0, this rank's own portions, True if all values are finite), by names in the
-        file.
-
-        Vectors are views if possible; there are no portions unless `apart`. Collective; the flag is the same on all
-        ranks.
-        """
+        """Return (whole vectors on rank 0, this rank's portions if `apart`, True if the values of all ranks are
+        finite); vectors and portions by names in the file, as views if possible. Collective."""
         vectors: dict[str, np.ndarray] = {}
         portions: dict[str, Portion] = {}
         free = {each.stored(name) for name, each in self.tracked.items() if may_be_infinite(each)}
@@ -236,10 +209,8 @@ class State:
         return vectors, portions, not bad[0]
 
     def load(self, comm: Communicator, found: Checkpoint | None, refusal: str = "") -> None:
-        """Give all ranks their parts of rank 0's checkpoint; collective.
-
-        Raises AgreedError, begun by `refusal`, if a rank that reads its own part finds it damaged, or not finite.
-        """
+        """Give all ranks their parts of rank 0's checkpoint; collective. Raises AgreedError, which begins with
+        `refusal`, if a rank reads its own part and the part is damaged or not finite."""
         seen = visible_to_all(comm, found) if self.cut else None
         for name in sorted(self.tracked):
             vector = self.tracked[name]
@@ -252,5 +223,4 @@ class State:
 
     @property
     def _loose(self) -> set[str]:
-        """The names of optional vectors, of any form."""
         return {vector.stored(name) for name, vector in self.tracked.items() if isinstance(vector, OptionalArray)}

@@ -18,7 +18,7 @@ __all__ = ["ANY", "Arrival", "Communicator", "refuse_together"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use: diagnostics read the recordings of a job without MPI."""
+    """Import `name` at its first use: a program that only reads recordings (diagnostics) does not start MPI."""
     import importlib
 
     if name not in WHERE:

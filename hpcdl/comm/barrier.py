@@ -1,9 +1,7 @@
 """Dissemination barrier: no rank leaves before all ranks have entered.
 
-In round k each rank notifies the rank 2^k to its right and waits for the one 2^k to its left; after ceil(log2 N)
-rounds every rank knows that all have entered. N ceil(log2 N) empty messages. (Hensgen, Finkel and Manber, "Two
-algorithms for barrier synchronization", 1988; doi:10.1007/BF01379320)
-"""
+In round k each rank notifies the rank 2^k to its right and waits for the one 2^k to its left: ceil(log2 N) rounds, N
+ceil(log2 N) empty messages. (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988)"""
 
 from collections.abc import Iterator
 

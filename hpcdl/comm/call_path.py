@@ -3,11 +3,11 @@
     request path    a `Request` (requests.py): may be in flight beside others, and advances them while it waits
     fast path       for a blocking call while nothing is in flight: the same steps, executed one after the other
 
-The operations in flight differ from rank to rank, so one rank may take the request path and another the fast path. Both
-check, count and time the operation, report it to the watchdog and record its span. The request path costs several us
-more.
-"""
+One rank may take one path, and another the other. Both check, count and time an operation, report it to the watchdog
+and record its span. The request path costs some us more."""
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.call_matching import number
-from hpcdl.comm.collective_schedule import Step
 from hpcdl.comm.counting import LANES, Counters, CountingIntracomm, TranslatedSentCounts, translate_ranks
 from hpcdl.comm.diagnostics.call_signature import ALL, TYPES, Call, describe_call
 from hpcdl.comm.diagnostics.collective_checker import CollectiveChecker
@@ -31,15 +30,14 @@ MOST_TAG = 32767  # what MPI guarantees
 
 
 def flat(array: np.ndarray, written: bool = False) -> np.ndarray:
-    """Return a flat view of a contiguous array. Raises UsageError for any other buffer. written: it is written to."""
+    """Return a flat view of a contiguous array; UsageError for other buffers. written: the operation writes to it."""
     if not isinstance(array, np.ndarray) and not on_device(array):
         raise UsageError(f"a message is a numpy array, not {type(array).__name__}")
     if not array.flags.c_contiguous:
-        raise UsageError(
-            f"a buffer of shape {array.shape} is not contiguous; pass np.ascontiguousarray(...) or a contiguous part"
-        )
+        advice = "pass a contiguous array, or a contiguous part of this one"
+        raise UsageError(f"a buffer of shape {array.shape} is not contiguous; {advice}")
     if array.dtype not in TYPES:
-        raise UsageError(f"messages hold numbers that MPI knows, not {array.dtype}; convert the array first")
+        raise UsageError(f"MPI has no type for elements of {array.dtype}; convert the array first")
     if written and isinstance(array, np.ndarray) and not array.flags.writeable:
         raise UsageError("the array is read-only, and the operation writes to it; pass array.copy()")
     return array.reshape(-1)
@@ -48,13 +46,14 @@ def flat(array: np.ndarray, written: bool = False) -> np.ndarray:
 class CallPath:
     """Base of a communicator: the request path and the fast path of its operations."""
 
+    activity = activity  # the state of this process's communication
     mpi: MPI.Intracomm  # for point-to-point messages
     rank: int
     size: int
     traffic: Traffic
     timeline: Timeline
     allreduce: str
-    _checker: CollectiveChecker | None
+    checker: CollectiveChecker | None  # None: the ranks do not compare their calls
     _fast_calls: dict[Call, Callable[[np.ndarray], tuple[int, int]]]  # of all_reduce (collectives.py)
 
     def _open_call_path(self, collective: MPI.Intracomm) -> None:
@@ -65,35 +64,10 @@ class CallPath:
         self._calls: list[Call | None] = [None] * REMEMBERED  # the last calls, a ring buffer
         self._intracomm = CountingIntracomm
         self._counting: dict[str, CountingIntracomm] = {}  # by operation, for the fast path and for named tags
-        self._routes = TranslatedSentCounts(self.traffic.sent, self._world_ranks)  # ranks translated at first use
-        self._places: list[int] | None = None
-
-    # -- the request path --------------------------------------------------------------------------------------------
-
-    def _request(
-        self,
-        name: str,
-        steps: Iterator[Step],
-        comm: CountingIntracomm,
-        finish: Callable[[], Any] | None = None,
-        peer: dict[str, int] | None = None,
-        other: int = ALL,
-        compared: bool = False,
-    ) -> Request:
-        if other == ALL and self._checker is not None and not compared:
-            steps = self._checker.checked_steps(self, self._latest_call, steps)
-        return Request(self, name, steps, comm.counters, finish, peer, other)
-
-    def _lane(self, call: Call) -> CountingIntracomm:
-        """Return a counting communicator with its own tags; all ranks start the same operations in the same order."""
-        comm = self._intracomm(self._collective)
-        comm.sent = self._routes
-        return self._next_lane(comm, call)
-
-    # -- the fast path -----------------------------------------------------------------------------------------------
+        self._routes = TranslatedSentCounts(self.traffic.sent, lambda: self._world_ranks)
 
     def _fast_vector(self, array: Array, written: bool = False) -> np.ndarray | None:
-        """Return the array as a flat vector if a blocking call may take the fast path, else None (see `flat`)."""
+        """Return the array as a flat vector (see `flat`) if a blocking call may take the fast path, else None."""
         if activity.in_flight or type(array) is not np.ndarray:
             return None
         flags = array.flags
@@ -101,24 +75,18 @@ class CallPath:
             return None  # the request path refuses or copies it
         return array if array.ndim == 1 else array.reshape(-1)
 
-    def _fast_lane(self, call: Call) -> CountingIntracomm:
-        """As `_lane`, for an operation that ends before the next one starts; its counting communicator is reused."""
-        return self._next_lane(self._counting.get(call[0]) or self._counted(call[0], self._collective), call)
-
     def _fast_path(
         self,
         name: str,
         counters: Counters,
         run: Callable[[Any], tuple[int, int]],
         argument: Any,
-        finish: Callable[[], object] | None = None,
+        finish: Callable[[], Any] | None = None,
         peer: dict[str, int] | None = None,
         awaits: WaitTarget | None = None,
-    ) -> None:
-        """Run an operation on the fast path: run(argument), then finish(). awaits: None for all ranks of the group.
-
-        run returns the nanoseconds that it waited, and the bytes moved without a message.
-        """
+    ) -> Any:
+        """Run an operation on the fast path: run(argument), then finish(), whose value is returned. run returns
+        nanoseconds waited and bytes moved without a message. peer: as in `Request`. awaits: its target; None: all."""
         counters.calls += 1
         before, around, began, waits = counters.bytes, activity.operation, activity.since, activity.awaits
         activity.since = start = clock()
@@ -127,12 +95,10 @@ class CallPath:
         flight = activity.flight
         record = flight.begin(self, name, start, ALL if awaits is None else awaits.other) if flight is not None else 0
         try:
-            compared = (
-                self._checker.before(self, self._latest_call) if awaits is None and self._checker is not None else 0
-            )
+            checker = self.checker if awaits is None else None
+            compared = checker.before(self, self._latest_call) if checker is not None else 0
             waited, written = run(argument)
-            if finish is not None:
-                finish()
+            result = finish() if finish is not None else None
         except BaseException:
             if flight is not None:
                 flight.end(record, clock(), 0, FAILED)
@@ -150,17 +116,15 @@ class CallPath:
             sent = {"bytes sent": counters.bytes - before}
             timeline.spans.append((name, start, stop, sent | peer if peer else sent))
             timeline.ended += 1
-
-    # -- both --------------------------------------------------------------------------------------------------------
+        return result
 
     def send_through(self, kind: type[CountingIntracomm]) -> None:
-        """Send the messages of later operations through communicators of this class, as a fault drill does."""
+        """Send the messages of later operations through communicators of class `kind`, as a fault drill does."""
         self._intracomm = kind
         self._counting.clear()
         self._fast_calls.clear()
 
     def _counted(self, name: str, comm: MPI.Intracomm) -> CountingIntracomm:
-        """Return the reused counting communicator of an operation; it counts into the operation's counters."""
         counting = self._counting.get(name)
         if counting is None:
             counting = self._counting[name] = self._intracomm(comm)
@@ -168,71 +132,77 @@ class CallPath:
         counting.counters = self.traffic[name]
         return counting
 
-    def _next_lane(self, comm: CountingIntracomm, call: Call) -> CountingIntracomm:
+    def _lane(self, call: Call, reused: bool = False) -> CountingIntracomm:
+        """Begin a collective call; return a communicator with tags of its own. reused: the next call may reuse it."""
         self._begin_call(call)
         name = "all_reduce" if call[0] == "all_reduce_compressed" else call[0]
+        if reused:
+            comm = self._counting.get(name) or self._counted(name, self._collective)
+        else:
+            comm = self._intracomm(self._collective)
+            comm.sent = self._routes
         comm.lane, comm.counters = self._lane_of(number(call)), self.traffic[name]
         return comm
 
     def _wait_target(self, other: int) -> WaitTarget:
-        """Return the target of a wait for this rank."""
         found = self._others.get(other)
         if found is None:
             found = self._others[other] = WaitTarget(self, other)
         return found
 
-    def begin_library_call(self, name: str) -> WaitTarget:
-        """Register a collective call of the MPI library by this name; return its wait target."""
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Context of a collective call of the MPI library; counts the call in the sequence of this communicator."""
         self._begin_call((name, None, 0, "", 0))
-        if self._checker is not None:
-            self._checker.before(self, self._latest_call)
-        return self._everyone
+        if self.checker is not None:
+            self.checker.before(self, self._latest_call)
+        flight = activity.flight
+        with activity.inside(name, self._everyone):
+            record = flight.begin(self, name, activity.since, ALL) if flight is not None else 0
+            try:
+                yield
+            finally:
+                if flight is not None:
+                    flight.end(record, clock(), 0)
+
+    @property
+    def in_flight(self) -> list[Request]:
+        """The operations of this communicator that are not complete."""
+        return [request for request in activity.in_flight if request.communicator is self]
 
     @property
     def _latest_call(self) -> Call:
-        """The last collective call that has begun."""
         return self._calls[self.sequence % REMEMBERED]  # type: ignore[return-value]
 
-    @property
-    def checked(self) -> bool:
-        """True if the ranks compare each collective call (collective_checker.py)."""
-        return self._checker is not None
-
     def algorithm_of(self, call: Call) -> str:
-        """Return the name of the call's algorithm, as the ranks compare it."""
+        """Return the name of an all_reduce's algorithm, which the ranks compare; "" for other calls."""
         return self.allreduce if call[0] == "all_reduce" else ""
 
     def _begin_call(self, call: Call) -> None:
-        """Register the next collective call."""
         self.sequence += 1
         self._calls[self.sequence % REMEMBERED] = call
 
     def _lane_of(self, what: int) -> int:
-        """Return the lane of the last collective call; what: its call number."""
         return 1 + self.sequence % OWN_LANES + what * LANES
 
     def call_text(self, sequence: int) -> str | None:
-        """Return the text of this rank's call with this sequence number; None if it is in the future or forgotten."""
+        """Return the text of this rank's call with this sequence number; None if not made yet, or forgotten."""
         call = self._calls[sequence % REMEMBERED]
         known = call is not None and self.sequence - REMEMBERED < sequence <= self.sequence
         return describe_call(call) if known else None  # type: ignore[arg-type]
 
     def _peer(self, direction: str, rank: int) -> dict[str, int] | None:
-        """Return the trace detail that names the other rank of a message, or None without a trace."""
-        if not self.timeline.limit:
-            return None
-        return {direction: self._world_ranks()[rank]}
+        return {direction: self._world_ranks[rank]} if self.timeline.limit else None
 
+    @functools.cached_property
     def _world_ranks(self) -> list[int]:
-        """Return, for each rank, its number in the communicator that this group was derived from first."""
-        if self._places is None:
-            self._places = translate_ranks(self.mpi, self.timeline.comm)
-        return self._places
+        """The number of each rank in `timeline.comm`, the communicator from which this one is split."""
+        return translate_ranks(self.mpi, self.timeline.comm)
 
     @property
     def sent_to(self) -> list[list[int]]:
-        """What this rank has sent: [rank, bytes, messages] for each receiving rank of this communicator."""
-        rows, places = self.traffic.sent, self._world_ranks()
+        """[rank, bytes, messages] for each rank of this communicator to which this rank has sent messages."""
+        rows, places = self.traffic.sent, self._world_ranks
         totals = [[rank, rows[place][-1], sum(rows[place][:-1])] for rank, place in enumerate(places) if place in rows]
         return [total for total in totals if total[2]]
 
@@ -240,10 +210,8 @@ class CallPath:
         """True if rank and tag are valid; if not, the request path raises the error."""
         return 0 <= rank < self.size and 0 <= tag <= MOST_TAG
 
-    def _check_tag(self, tag: int) -> None:
-        if not 0 <= tag <= MOST_TAG:
-            raise UsageError(f"a tag is a number from 0 to {MOST_TAG}, not {tag}")
-
-    def _check_rank(self, rank: int) -> None:
+    def _check(self, rank: int, tag: int = 0) -> None:
         if not 0 <= rank < self.size:
             raise UsageError(f"there is no rank {rank} in a group of {self.size} (0 to {self.size - 1})")
+        if not 0 <= tag <= MOST_TAG:
+            raise UsageError(f"a tag is a number from 0 to {MOST_TAG}, not {tag}")

@@ -1,19 +1,9 @@
 """Collective operations as generators: written once, they run blocking and asynchronously.
 
-Where a blocking algorithm would wait for messages, the generator yields their requests instead, and continues when they
-are complete:
-
-    @collective
-    def ring_all_reduce(comm, vector, op=SUM):
-        ...
-        yield comm.Irecv(inbox, left), comm.Isend(chunk, right)
-        op(vector, inbox)
-
-`ring_all_reduce(comm, vector)` then waits at each yield. `ring_all_reduce.steps(comm, vector, op)` is the generator
-itself, which `hpcdl.comm.requests.Request` advances as messages arrive, while the caller computes.
-
-A step is a list of MPI requests or, without messages (shared memory), an `Until`.
-"""
+A generator under `@collective` yields a step where a blocking algorithm would wait: a sequence of MPI requests, as in
+`yield comm.Irecv(inbox, left), comm.Isend(chunk, right)`, or, for shared memory, an `Until`. A call,
+`ring_all_reduce(comm, vector)`, waits at each yield. `ring_all_reduce.steps(comm, vector, op)` is the generator itself,
+which `hpcdl.comm.requests.Request` advances as messages arrive, while the caller computes."""
 
 import contextlib
 import functools
@@ -26,18 +16,15 @@ from hpcdl.comm.progress import activity
 
 
 class Until:
-    """A step that waits for a condition; `block`, if given, waits for it faster than polling."""
+    """A step that waits for a condition. block(), if given, waits for the condition faster than polling does."""
 
     def __init__(self, condition: Callable[[], bool], block: Callable[[], None] | None = None):
         self.condition, self.block = condition, block
 
 
 class Delivery(Until):
-    """A step that waits for all requests, the receives first, and checks the lengths of the received messages.
-
-    check(number, status): called for each of the first `receives` requests; status: None if the message is longer than
-    its buffer (MPI gives no status then).
-    """
+    """A step that waits for all `requests`, of which the first `receives` are receives. check(number, status) is called
+    for each receive; its status is None if the message is longer than its buffer (MPI gives no status then)."""
 
     def __init__(self, requests: list[MPI.Request], receives: int, check: Callable[[int, MPI.Status | None], object]):
         super().__init__(self.arrived)
@@ -65,10 +52,7 @@ Step: TypeAlias = Sequence[MPI.Request] | Until
 
 @contextlib.contextmanager
 def keep_requests(step: Step) -> Iterator[None]:
-    """Keep the requests of a step alive if the body raises.
-
-    Open MPI's Waitall frees them when one has failed, and ends the process when another one fails later.
-    """
+    """Keep a step's requests if the body raises: Open MPI would free them, and end the process at the next failure."""
     try:
         yield
     except MPI.Exception:
@@ -102,7 +86,7 @@ def complete(step: Step) -> None:
 
 
 class Collective:
-    """A collective operation given by its generator `steps`; a call blocks until the last step is complete."""
+    """A collective operation made from its generator `steps` (`@collective`); a call blocks until the last step."""
 
     def __init__(self, steps: Callable[..., Iterator[Step]]):
         self.steps = steps
@@ -113,6 +97,4 @@ class Collective:
             complete(step)
 
 
-def collective(steps: Callable[..., Iterator[Step]]) -> Collective:
-    """Decorate a generator: the result is the blocking function, and its `.steps` is the generator."""
-    return Collective(steps)
+collective = Collective

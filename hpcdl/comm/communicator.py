@@ -1,14 +1,9 @@
 """The communicator: all message primitives, each blocking and, with a leading i, asynchronous.
 
-    push       a rank sends data to another             wait/notify   pause until another rank sends a signal
-    pull       a rank fetches data from another         barrier       pause until all ranks have entered
-    broadcast  one rank sends the same to all           all_reduce    reduce, and all ranks get the result
-    reduce     combine the data of all on one rank      reduce_scatter, all_gather    the two halves of an all-reduce
-
-A `Communicator` checks buffers, chooses the algorithm, and counts and times every operation; the algorithms
-(hpcdl/comm/allreduce/) need not know that. The operations are in point_to_point.py and collectives.py; creation, groups
-and release are here.
-"""
+push       a rank sends data to another             wait/notify   pause until another rank sends a signal
+pull       a rank fetches data from another         barrier       pause until all ranks have entered
+broadcast  one rank sends the same to all           all_reduce    reduce, and all ranks get the result
+reduce     combine the data of all on one rank      reduce_scatter, all_gather    the two halves of an all-reduce"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
@@ -32,23 +27,21 @@ from hpcdl.comm.rma_window import ExposedArray
 from hpcdl.comm.staging import supports_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.kernels.device import CPU, Array, Device, device_of
-from hpcdl.shared_memory import unlink_mpich_files
+from hpcdl.shared_memory import unlink_mapped
 
 PAIRS = ("push", "pull", "notify", "wait")  # point-to-point operations: they may never complete
 
 
 class Communicator(PointToPoint, Collectives):
-    """A group of ranks that exchange typed buffers; wraps an mpi4py communicator, which it duplicates.
+    """A group of ranks that exchange typed buffers, by a duplicate of an mpi4py communicator. Counts and times all
+    operations.
 
-    allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds that a
-    rank may wait in one operation before the job ends with a report of all ranks' places; 0: no limit. trace: number of
-    spans kept for the trace, the last ones. device: where `empty` allocates (hpcdl.kernels.device). ends_job: True if
-    an uncaught exception on one rank, or a deadlock, ends all ranks; the first such communicator over several ranks
-    installs the hooks (hpcdl/comm/failure.py). check: True if the ranks compare each collective call before they make
-    it (hpcdl/comm/diagnostics/collective_checker.py); None: as $HPCDL_CHECK says. Buffers are C-contiguous numpy
-    arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any shape and any MPI type (float32, float64, int64, ...).
-    The constructor, `split`, `duplicate`, `expose` and `free` are collective calls.
-    """
+    allreduce: name of the algorithm (hpcdl/comm/allreduce/) or package.module:function. timeout: seconds that a rank
+    may wait in one operation before the job ends with a report of all ranks' places; 0: no limit. trace: number of last
+    spans kept for the trace. device: where `empty` allocates. ends_job: True if an uncaught exception on one rank, or a
+    deadlock, ends all ranks (failure.py). check: True if the ranks compare each collective call before they make it
+    (diagnostics/collective_checker.py); None: as $HPCDL_CHECK says. Buffers: C-contiguous numpy arrays, or arrays on a
+    GPU, of any shape and MPI type. The constructor, `split`, `duplicate`, `expose` and `free` are collective."""
 
     def __init__(
         self,
@@ -66,7 +59,7 @@ class Communicator(PointToPoint, Collectives):
         check = enabled_by_environment() if check is None else check
         self._open(comm, "world", Traffic(), allreduce, bool(comm.allreduce(check, MPI.LOR)))
         if self.size == MPI.COMM_WORLD.size:  # all ranks have reached this point
-            unlink_mpich_files()
+            unlink_mapped()
         self.direct = supports_device_arrays(self.mpi, device)
         self.timeline = Timeline(self.mpi, trace)
         watches = timeout > 0 or (ends_job and self.size > 1)
@@ -74,23 +67,23 @@ class Communicator(PointToPoint, Collectives):
         self._watched_by(self.watchdog)
 
     def use(self, allreduce: str) -> None:
-        """Set the all-reduce algorithm by name, equal on all ranks; a collective call."""
+        """Set the all-reduce algorithm by name. Collective; raises AgreedError if the names differ between ranks."""
         self._compare("use", f"all-reduce by {allreduce}")
-        self.allreduce = allreduce
-        self._open_collectives(algorithm(allreduce))
+        self.allreduce, self.algorithm, self._fast_calls = allreduce, algorithm(allreduce), {}
+        self.node_memory = self.algorithm.prepare(self._collective) if self.algorithm.prepare else None
 
     @property
     def by_length(self) -> list[str]:
-        """The algorithms that `auto` uses, from short vectors to long ones; empty for any other algorithm."""
+        """The names of the algorithms that `auto` uses, from short vectors to long ones; empty if auto is not used."""
         return auto.table(self._collective) if self.algorithm is auto.ALGORITHM else []
 
     @property
     def exchange(self) -> str:
-        """How all_reduce sends an array on its GPU: direct or staged (hpcdl/comm/staging.py)."""
+        """How all_reduce sends an array on a GPU: "direct" or "staged" (hpcdl/comm/staging.py)."""
         return "direct" if self.direct and self.algorithm.direct else "staged"
 
     def _open(self, comm: MPI.Intracomm, name: str, traffic: Traffic, allreduce: str, check: bool) -> None:
-        self.name, self.traffic, self._checker = name, traffic, None
+        self.name, self.traffic, self.checker = name, traffic, None
         self.mpi, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
         self._exposed_arrays: list[ExposedArray] = []
         self._parent: Communicator | None = None
@@ -98,9 +91,7 @@ class Communicator(PointToPoint, Collectives):
         self._open_call_path(comm.Dup())
         self.use(allreduce)
         if check:
-            self._checker = CollectiveChecker(comm)
-
-    # -- groups ------------------------------------------------------------------------------------------------------
+            self.checker = CollectiveChecker(comm)
 
     @overload
     def split(
@@ -115,13 +106,11 @@ class Communicator(PointToPoint, Collectives):
     def split(
         self, color: int | None, key: int | None = None, name: str = "group", allreduce: str | None = None
     ) -> "Communicator | None":
-        """Return the group of the ranks that pass the same color, ordered by key; None on a rank whose color is None.
-
-        The group inherits trace and watchdog, and the algorithm unless `allreduce` names another.
-        """
+        """Return the group of the ranks that pass the same color, ordered by key (None: the rank); None if color is
+        None. The group inherits trace and watchdog, and the algorithm unless `allreduce` names another."""
         color, key = MPI.UNDEFINED if color is None else color, self.rank if key is None else key
         meet(self, "split")
-        with activity.inside("split", self):
+        with self.inside("split"):
             part = self.mpi.Split(color, key)
         if part == MPI.COMM_NULL:
             return None
@@ -130,10 +119,7 @@ class Communicator(PointToPoint, Collectives):
         return group
 
     def subgroup(self, ranks: Sequence[int], name: str = "group", tag: int = 0) -> "Communicator":
-        """Return the group of these ranks, in this order; only they make the call. It inherits as in `split`.
-
-        tag: distinguishes groups that several threads make at once.
-        """
+        """Return the group of these ranks, in this order; only they call this. tag: different in concurrent threads."""
         everyone = self.mpi.Get_group()
         chosen = everyone.Incl(list(ranks))
         with activity.inside("subgroup"):
@@ -146,7 +132,7 @@ class Communicator(PointToPoint, Collectives):
 
     @property
     def groups(self) -> list["Communicator"]:
-        """Its groups and duplicates that are not freed yet."""
+        """The groups and duplicates of this communicator that are not freed yet."""
         return list(self._derived)
 
     def family(self) -> Iterator["Communicator"]:
@@ -167,7 +153,7 @@ class Communicator(PointToPoint, Collectives):
         group.device, group.direct = self.device, self.direct
         group.timeline, group.watchdog = self.timeline, None
         with activity.inside("duplicate"):
-            group._open(comm, name, traffic, allreduce or self.allreduce, self._checker is not None)
+            group._open(comm, name, traffic, allreduce or self.allreduce, self.checker is not None)
         group._watched_by(self._watcher)
         group._parent = self
         self._derived.append(group)
@@ -181,18 +167,15 @@ class Communicator(PointToPoint, Collectives):
             activity.flight.register(self)
 
     def _compare(self, name: str, mine: str) -> None:
-        """Raise AgreedError, on all ranks, if their arguments of the call `name` differ; collective."""
+        """Raise AgreedError on all ranks if `mine`, this rank's call as text, differs between ranks; collective."""
         with activity.inside(name):
             if len({*self.mpi.allgather(mine)}) > 1:
                 refuse(self.mpi, mine)
 
     def empty(self, n: int | None = None, dtype: DTypeLike = "float32", like: Array | None = None) -> Array:
-        """Return a flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.
-
-        It lies in memory shared by the node's ranks if the all-reduce algorithm uses that. Shared memory is released at
-        the next call after all ranks have dropped the vector, or when this communicator is freed. n may differ between
-        ranks only if the algorithm works by messages alone; otherwise an AgreedError is raised.
-        """
+        """Return a flat vector of n elements, or of length, type and device of `like`, aligned to 64 bytes. Collective.
+        If the algorithm uses shared memory, the vector lies there: n and type must be equal on all ranks (AgreedError),
+        and the memory is released by the next `empty` after all ranks have dropped the vector, or by `free`."""
         if n is None:
             assert like is not None
             n = like.size
@@ -209,34 +192,34 @@ class Communicator(PointToPoint, Collectives):
         return CPU.empty(n, dtype)
 
     def expose(self, array: np.ndarray) -> ExposedArray:
-        """Copy `array` into memory that all ranks can pull from and push into; see `ExposedArray.array`."""
+        """Copy `array` into memory that all ranks can pull from and push into. The result's `array` is the copy."""
         flat(array)
         meet(self, "expose")
-        with activity.inside("expose", self):
+        with self.inside("expose"):
             exposed = ExposedArray(self.mpi, device_of(array).host(array))
         self._exposed_arrays.append(exposed)
         return exposed
 
-    def revoke(self) -> None:
-        """Revoke this communicator and its groups (ULFM): pending and later calls raise on all ranks; a local call.
+    def set_timeout(self, seconds: float) -> None:
+        """Replace the timeout, if this communicator has a watchdog."""
+        if self.watchdog is not None:
+            self.watchdog.timeout = seconds
 
-        A rank calls it when it has seen another rank fail.
-        """
+    def revoke(self) -> None:
+        """Revoke this communicator and its groups (ULFM) after a failure: all ranks' calls on them raise. Local."""
         for group in self._derived:
             group.revoke()
-        for comm in (self.mpi, self._collective, *([self._checker.comm] if self._checker is not None else [])):
+        for comm in (self.mpi, self._collective, self.checker.comm if self.checker is not None else MPI.COMM_NULL):
             if comm != MPI.COMM_NULL:
                 comm.Revoke()
 
     def free(self) -> None:
-        """Complete the collective operations in flight; free windows, communicators and groups; stop the watchdog.
-
-        MPI has only a few thousand communicators for a process. A second call has no effect.
-        """
+        """Complete the collective operations in flight; free windows, groups and communicators (MPI has only a few
+        thousand for a process); stop the watchdog. A second call has no effect."""
         if self.mpi == MPI.COMM_NULL:
             return
-        for request in list(activity.in_flight):
-            if request.communicator is self and request.name not in PAIRS:
+        for request in self.in_flight:
+            if request.name not in PAIRS:
                 request.wait()
         for group in self._derived[::-1]:
             group.free()
@@ -259,7 +242,7 @@ class Communicator(PointToPoint, Collectives):
                 memory.free()
             self.mpi.Free()
             self._collective.Free()
-            if self._checker is not None:
-                self._checker.free()
+            if self.checker is not None:
+                self.checker.comm.Free()
             self._fast_calls.clear()  # they refer to the freed memory ...
             self._counting.clear()  # ... and these to the freed communicators

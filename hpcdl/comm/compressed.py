@@ -1,37 +1,29 @@
 """All-reduce with 16-bit messages and error feedback: half of the bytes, and rounding errors do not accumulate.
 
-A reduce-scatter and an all-gather, each in one step. With 3 ranks, vectors a, b, c of 3 chunks each, and ' for a chunk
-rounded to 16 bits:
+A reduce-scatter and an all-gather, each in one step. On 3 ranks, with vectors a, b, c of 3 chunks, and ' for 16 bits:
 
                      rank 0                rank 1                rank 2
     holds            a0 a1 a2              b0 b1 b2              c0 c1 c2
     sends            a1' -> 1, a2' -> 2    b2' -> 2, b0' -> 0    c0' -> 0, c1' -> 1
     adds in float32  S0 = a0 + b0' + c0'   S1 = b1 + a1' + c1'   S2 = c2 + a2' + b2'
-    sends to all     S0'                   S1'                   S2'
-    then holds       S0' S1' S2'           S0' S1' S2'           S0' S1' S2'
+    sends to all     S0'                   S1'                   S2'                    all then hold S0' S1' S2'
 
-    cost, N ranks    messages      bytes sent                                      steps
-    rank r           2 (N - 1)     2 [K - k(r) + (N - 1) k(r)]  (4 (N-1) K / N)    2
+    cost, N ranks    messages      bytes sent; k(r): length of chunk r of the K     steps
+    rank r           2 (N - 1)     2 [K - k(r) + (N - 1) k(r)]  (4 (N-1) K / N)     2
 
-where k(r) is the length of chunk r of the K values: half of what the same exchange, or the ring, sends in float32.
-
-Error feedback at both ends: the rank that rounds a chunk keeps the error in `residual`, and adds it to that chunk in
-the next call. Rank r rounds the chunks of the others when it sends them, and the complete sum of chunk r; it does not
-round its own part of that sum, so one residual of K values serves both ends. The invariant is
+That is half of what the ring sends in float32. Error feedback at both ends: the rank that rounds a chunk keeps the
+error in `residual`, and adds it to that chunk in the next call. Rank r rounds the other ranks' chunks when it sends
+them, and the sum of chunk r: one residual of K values serves both. The invariant is
 
     sum over ranks of (vector + residual before) = result + sum over ranks of residual after
 
-up to the rounding of the additions, so the results of T calls add up to the T exact sums, within the residuals. Each
-chunk is added once, first its rank's own, then the others in the order of the ranks, and all ranks decode the same
-codes: they get the same bits. A single rank sends and rounds nothing.
-
-(Tang et al., "DoubleSqueeze: parallel stochastic gradient descent with double-pass error-compensated compression", ICML
-2019; the exchange is that of Tang et al., "1-bit Adam", ICML 2021)
-"""
+up to the rounding of the additions: the results of T calls add up to the T exact sums, within the residuals. Each chunk
+is added on one rank, in one order, and all ranks decode the same codes, so all get the same bits. A single rank sends
+and rounds nothing. (Tang et al., "DoubleSqueeze: parallel stochastic gradient descent with double-pass
+error-compensated compression", ICML 2019; the exchange: Tang et al., "1-bit Adam", ICML 2021)"""
 
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -50,11 +42,8 @@ KINDS = {  # encode with error feedback, decode, decode and add
 
 
 class Compressed:
-    """The state of compressed all-reduces of one vector: buffers, and the rounding error of this rank.
-
-    size, dtype: of the vector, float32 or float64. kind: float16 or bfloat16. residual: this rank's rounding error, in
-    the vector's type and size, valid for this number of ranks. Raises UsageError for other types and kinds.
-    """
+    """State of one vector's compressed all-reduces: buffers, and `residual`, this rank's rounding errors, valid for
+    this number of ranks. size, dtype: of the vector (float32, float64). kind: float16 or bfloat16. Else UsageError."""
 
     def __init__(self, size: int, dtype: DTypeLike, kind: str):
         if kind not in KINDS:
@@ -71,33 +60,20 @@ class Compressed:
         self.add(nothing, no_code)
 
     def part(self, cut: slice) -> "Compressed":
-        """Return the state of a part of the vector that is reduced by itself; its residual is a view of this one.
-
-        Parts that do not overlap may be in flight at once.
-        """
+        """Return the state of slice `cut` of the vector, reduced by itself. Its residual is a view of the whole one."""
         part = copy.copy(self)
         part.residual, part.code, part.inbox = self.residual[cut], self.code[cut], np.empty((0, 0), np.uint16)
         return part
 
     def check_vector(self, vector: np.ndarray, op: str) -> None:
-        """Raise UsageError, before any message leaves, if this vector cannot be reduced."""
+        """Raise UsageError, before any message leaves, if vector or op do not fit this state, or it is in use."""
         if vector.size != self.residual.size or vector.dtype != self.residual.dtype:
             wanted = f"{self.residual.size} elements of {self.residual.dtype}"
-            raise UsageError(f"this compression is for {wanted}, not for {vector.size} of {vector.dtype}")
+            raise UsageError(f"this compression state is for {wanted}, not for {vector.size} of {vector.dtype}")
         if op not in ("sum", "mean"):
-            raise UsageError(f"compressed messages are for sum and mean, not for {op}: there, errors do not add up")
+            raise UsageError(f"compressed messages are for sum and mean, not {op}, whose errors do not add up")
         if self.in_flight:
-            raise UsageError("this compression is in use by an all-reduce in flight; wait for it, or make another")
-
-    def steps(self, comm: MPI.Intracomm, vector: np.ndarray, op: Any = None) -> Iterator[Step]:
-        """The all-reduce as a generator, with the signature of the other algorithms; `op` is the sum."""
-        return compressed_all_reduce.steps(comm, vector, self)
-
-    def inbox_of(self, ranks: int, length: int) -> np.ndarray:
-        """Return a buffer (ranks, length) for one chunk of codes from each rank; reused, as new memory costs more."""
-        if self.inbox.shape != (ranks, length):
-            self.inbox = np.empty((ranks, length), np.uint16)
-        return self.inbox
+            raise UsageError("an all-reduce in flight uses this compression state; wait for it, or make another state")
 
 
 @collective
@@ -107,7 +83,9 @@ def compressed_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, state: Compre
     cut, code, others = chunks(vector.size, size), state.code, [other for other in range(size) if other != rank]
     own, state.in_flight = cut[rank], True
     if size > 1:
-        inbox = state.inbox_of(size - 1, code[own].size)
+        if state.inbox.shape != (size - 1, code[own].size):  # reused, as new memory costs more
+            state.inbox = np.empty((size - 1, code[own].size), np.uint16)
+        inbox = state.inbox  # a row of codes from each other rank
         requests = [comm.Irecv(row, other) for row, other in zip(inbox, others, strict=True)]
         for to in others[rank:] + others[:rank]:  # the right neighbour first, so that all links are busy
             part = cut[to]

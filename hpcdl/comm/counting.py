@@ -1,14 +1,10 @@
-"""A communicator that counts the messages it sends, so that the bytes a run reports are measured.
+"""A communicator that counts the messages it sends, by receiver and size: the bytes that a run reports are measured.
 
-The algorithms receive this subclass of `mpi4py.MPI.Intracomm` as their communicator. Each operation in flight has its
-own tags, so that messages of two operations never match. Counting costs 0.33 us for each Isend (0.17 of them
-for the rank that it goes to; medians), 1 us for other calls. Persistent and partitioned sends, and pickled messages
-(which serve set-up only), are not counted.
+The algorithms receive this subclass of `mpi4py.MPI.Intracomm`. Each operation in flight has its own tags, so that
+messages of two operations never match. Counting costs 0.33 us for an Isend, 1 us for other calls. Pickled (set-up
+only), persistent and partitioned messages are not counted; library collectives name no receivers."""
 
-Messages are also counted by receiver and payload size. Messages inside a library's collective, and data in shared
-memory, have no receiver.
-"""
-
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,17 +41,12 @@ def nbytes(buffer: Any) -> int:
     if isinstance(buffer, list | tuple):
         counts = [item for item in buffer[1:] if isinstance(item, int)]
         types = [item for item in buffer if isinstance(item, MPI.Datatype)]
-        if counts and types:
-            return counts[0] * types[0].Get_size()
-        return nbytes(buffer[0])
+        return counts[0] * types[0].Get_size() if counts and types else nbytes(buffer[0])
     return 0 if buffer is MPI.IN_PLACE else memoryview(buffer).nbytes
 
 
 class SentCounts(dict[int, list[int]]):
-    """Messages that this rank has sent, by receiver: a row of counts for each.
-
-    A row counts the messages of 0, 1, 2, up to 4, up to 8, ... bytes; its last element is the sum of all bytes.
-    """
+    """Messages sent, by receiver: how many of 0, 1, 2, up to 4, up to 8, ... bytes, then the sum of all bytes."""
 
     def __missing__(self, rank: int) -> list[int]:
         row = self[rank] = [0] * (SIZES + 1)
@@ -63,7 +54,7 @@ class SentCounts(dict[int, list[int]]):
 
 
 class TranslatedSentCounts(dict[int, list[int]]):
-    """The rows of `sent` by the ranks of another communicator; places() returns their numbers in `sent`."""
+    """The rows of `sent` by the ranks of another communicator. places(): the number of each such rank in `sent`."""
 
     def __init__(self, sent: dict[int, list[int]], places: Callable[[], Sequence[int]]):
         super().__init__()
@@ -84,10 +75,7 @@ def translate_ranks(comm: MPI.Intracomm, others: MPI.Intracomm) -> list[int]:
 
 
 class CountingIntracomm(MPI.Intracomm):
-    """`CountingIntracomm(comm)` behaves as `comm`, adds what it sends to `counters` and shifts all tags to its lane.
-
-    sent: counts by receiver, a rank of `comm` (SentCounts or TranslatedSentCounts).
-    """
+    """Behaves as `comm`; counts messages in `counters` and, by receiver, in `sent`; shifts all tags to its lane."""
 
     sent: dict[int, list[int]]
 
@@ -96,7 +84,7 @@ class CountingIntracomm(MPI.Intracomm):
         self.lane = 0
 
     def count(self, buffer: Any, to: int | None = None) -> None:
-        """Count a message with this payload; to: its receiver, if there is one."""
+        """Count a message with this payload; to: its receiver, None if unknown."""
         size = nbytes(buffer)
         self.counters.bytes += size
         if self.counters.messages is not None:
@@ -107,7 +95,7 @@ class CountingIntracomm(MPI.Intracomm):
             row[-1] += size
 
     def shift(self, tag: int) -> int:
-        """Return the tag shifted to this lane."""
+        """Return the tag shifted to the lane of this communicator, a range of TAGS tags."""
         return self.lane * TAGS + (0 if tag == ANY_TAG else tag)
 
     # The calls of our own algorithms, written out for speed; the other methods are wrapped below.
@@ -131,20 +119,19 @@ class CountingIntracomm(MPI.Intracomm):
         allreduce(self, sendbuf, recvbuf, op)
 
 
-def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = False) -> None:
-    """Make the method `name` count its argument `sends` and shift its tags (parameter name -> default).
-
-    hidden: True for a collective of the library, whose messages are unknown. Arguments may be positional or named.
-    """
+def _wrap(name: str, hidden: bool = False) -> None:
+    """Make method `name` count its payload and shift its tags. hidden: a collective, whose messages are unknown."""
     plain = getattr(MPI.Intracomm, name)
-    order = PARAMETERS[name]
+    parameters = inspect.signature(plain).parameters
+    _, *order = parameters
+    tags = [tag for tag in order if "tag" in tag]
 
     def method(self: CountingIntracomm, *arguments: Any, **options: Any) -> Any:
         given = dict(zip(order, arguments, strict=False)) | options
-        for tag, default in tags.items():
-            given[tag] = self.shift(given.get(tag, default))
-        if sends is not None:
-            payload = given.get(sends, MPI.IN_PLACE)
+        for tag in tags:
+            given[tag] = self.shift(given.get(tag, parameters[tag].default))
+        if name != "Recv":
+            payload = given.get(order[0], MPI.IN_PLACE)
             payload = given["recvbuf"] if payload is MPI.IN_PLACE else payload  # in place: the other buffer
             self.count(payload, given.get("dest"))
         if hidden:
@@ -171,32 +158,13 @@ def _derive(name: str) -> None:
     setattr(CountingIntracomm, name, method)
 
 
-SEND = ("buf", "dest", "tag")
-EXCHANGE = ("sendbuf", "dest", "sendtag", "recvbuf", "source", "recvtag")
-REPLACE = ("buf", "dest", "sendtag", "source", "recvtag")
-PARAMETERS: dict[str, tuple[str, ...]]  # by name of the method
-PARAMETERS = dict.fromkeys(("Send", "Bsend", "Ssend", "Rsend", "Ibsend", "Issend", "Irsend"), SEND)
-PARAMETERS |= {"Recv": ("buf", "source", "tag", "status"), "Sendrecv": (*EXCHANGE, "status"), "Isendrecv": EXCHANGE}
-PARAMETERS |= {"Sendrecv_replace": (*REPLACE, "status"), "Isendrecv_replace": REPLACE}
-for _name, _order in PARAMETERS.items():
-    _tags = {_tag: 0 if _tag == "sendtag" or _order is SEND else MPI.ANY_TAG for _tag in _order if "tag" in _tag}
-    _wrap(_name, None if _name == "Recv" else _order[0], _tags)
-
-COLLECTIVES: dict[str, tuple[str, ...]] = {
-    "Bcast": ("buf", "root"),
-    "Allreduce": ("sendbuf", "recvbuf", "op"),  # of Iallreduce; see above
-    "Reduce": ("sendbuf", "recvbuf", "op", "root"),
-    "Reduce_scatter_block": ("sendbuf", "recvbuf", "op"),
-    "Reduce_scatter": ("sendbuf", "recvbuf", "recvcounts", "op"),
-    "Scan": ("sendbuf", "recvbuf", "op"),
-    "Exscan": ("sendbuf", "recvbuf", "op"),
-}
-COLLECTIVES |= dict.fromkeys(("Allgather", "Allgatherv", "Alltoall", "Alltoallv", "Alltoallw"), ("sendbuf", "recvbuf"))
-COLLECTIVES |= dict.fromkeys(("Gather", "Gatherv", "Scatter", "Scatterv"), ("sendbuf", "recvbuf", "root"))
-for _name, _order in COLLECTIVES.items():
-    for _form in (_name, "I" + _name.lower()):
-        PARAMETERS[_form] = _order
-        if _form != "Allreduce":
-            _wrap(_form, _order[0], {}, hidden=True)
+SENDS = "Send", "Bsend", "Ssend", "Rsend", "Ibsend", "Issend", "Irsend"
+EXCHANGES = "Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace"
+COLLECTIVES = ["Bcast", "Reduce", "Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan", "Allgather", "Allgatherv"]
+COLLECTIVES += ["Alltoall", "Alltoallv", "Alltoallw", "Gather", "Gatherv", "Scatter", "Scatterv"]
+for _name in (*SENDS, *EXCHANGES, "Recv"):
+    _wrap(_name)
+for _name in (*COLLECTIVES, *(f"I{each.lower()}" for each in ("Allreduce", *COLLECTIVES))):
+    _wrap(_name, hidden=True)
 for _name in ("Dup", "Clone", "Split", "Split_type", "Create", "Create_group"):
     _derive(_name)

@@ -1,9 +1,5 @@
 """Collectives in one step: every rank sends directly to each other rank.
 
-    exchange                  all-gather, gather, scatter and all-to-all, from lists of sends and receives
-    folded_reduce_scatter     each rank receives its part from all ranks, and folds the rows into one
-    folded_all_reduce         the same with the chunks of one vector, then an all-gather
-
     with 3 ranks              rank 0                   rank 1                   rank 2
     holds                     a0 a1 a2                 b0 b1 b2                 c0 c1 c2
     sends                     a1 -> 1, a2 -> 2         b2 -> 2, b0 -> 0         c0 -> 0, c1 -> 1
@@ -14,9 +10,8 @@
     folded_reduce_scatter     N - 1          K - k(r)                                  1
     folded_all_reduce         2 (N - 1)      K - k(r) + (N - 1) k(r)                   2
 
-A fold sees all values of an element at once, in the order of the ranks: so values of 16 bits are added in float32 and
-rounded once, any operation can be one, and all ranks get the same bits.
-"""
+A fold gets all values of an element at once, in the order of the ranks: so values of 16 bits are added in float32 and
+rounded once, any operation can be a fold, and all ranks get the same bits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -26,8 +21,8 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.collective_schedule import Delivery, Step, collective
+from hpcdl.comm.compressed import KINDS as CODERS
 from hpcdl.errors import UsageError
-from hpcdl.kernels import convert
 from hpcdl.kernels import reduce as kernels
 
 Fold: TypeAlias = Callable[[np.ndarray, np.ndarray], None]  # (rows of all ranks, into): into <- fold of the rows
@@ -42,28 +37,19 @@ BY_NAME: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-CODERS = {
-    "float16": (convert.encode_float16, convert.decode_float16, convert.add_float16),
-    "bfloat16": (convert.encode_bfloat16, convert.decode_bfloat16, convert.add_bfloat16),
-}
 
 
 @collective
 def exchange(comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message]) -> Iterator[Step]:
-    """Send and receive these vectors; between two ranks they match in list order.
-
-    Raises UsageError if a message is longer or shorter than its vector. A rank that receives nothing waits until its
-    messages are being received, so that ranks with different calls are detected (call_matching.py).
-    """
+    """Send and receive these vectors; between two ranks they match in list order. UsageError if lengths differ.
+    A rank that receives nothing waits until its messages are being received, so that differing calls are detected."""
 
     def check(number: int, status: MPI.Status | None) -> None:
         vector, other = receives[number]
         if status is None or status.Get_elements(MPI.BYTE) != vector.nbytes:
-            what = "more" if status is None else f"{status.Get_elements(MPI.BYTE)} bytes"
-            raise UsageError(
-                f"rank {comm.rank}: {vector.size} {vector.dtype} ({vector.nbytes} bytes) are to come from rank "
-                f"{other}, and it has sent {what}; let each rank receive as many elements as are sent to it"
-            )
+            what = "more bytes" if status is None else f"{status.Get_elements(MPI.BYTE)} bytes"
+            expected = f"{vector.size} {vector.dtype} ({vector.nbytes} bytes) from rank {other}, which has sent {what}"
+            raise UsageError(f"rank {comm.rank} expects {expected}; receive as many elements as are sent")
 
     send = comm.Isend if receives else comm.Issend
     coming = [comm.Irecv(vector.view(np.uint8), other) for vector, other in receives]
@@ -74,7 +60,7 @@ def exchange(comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[M
 def folded_reduce_scatter(
     comm: MPI.Intracomm, parts: Sequence[np.ndarray], into: np.ndarray, fold: Fold
 ) -> Iterator[Step]:
-    """into <- the fold of all ranks' parts for this rank; parts: this rank's part for each rank."""
+    """Fold all ranks' vectors for this rank, of equal length, into `into`; parts: this rank's vector for each rank."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [(rank + i) % size for i in range(1, size)]
     rows = np.empty((size, into.size), into.dtype)
@@ -90,13 +76,12 @@ def folded_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold) -> It
     parts = [vector[each] for each in chunks(vector.size, size)]
     others = [(rank + i) % size for i in range(1, size)]
     yield from folded_reduce_scatter.steps(comm, parts, parts[rank], fold)
-    mine = parts[rank]
-    yield from exchange.steps(comm, [(mine, each) for each in others], [(parts[each], each) for each in others])
+    yield from exchange.steps(comm, [(parts[rank], each) for each in others], [(parts[each], each) for each in others])
 
 
 @collective
 def folded_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold, root: int) -> Iterator[Step]:
-    """Replace the `vector` of rank `root` by the fold of all ranks' vectors; the others keep theirs."""
+    """Replace the `vector` of rank `root` by the fold of all ranks' vectors; other ranks keep theirs."""
     rank, size = comm.Get_rank(), comm.Get_size()
     if rank != root:
         yield from exchange.steps(comm, [(vector, root)], [])
@@ -108,7 +93,7 @@ def folded_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold, root: int
 
 
 def folding(name: str, kind: str | None = None) -> Fold:
-    """Return the fold of that name (BY_NAME); kind: float16 or bfloat16 for vectors of 16-bit codes (uint16)."""
+    """Return the fold `name` (BY_NAME). kind: float16 or bfloat16 if vectors hold 16-bit codes (uint16); else None."""
     function = BY_NAME[name]
 
     def fold(rows: np.ndarray, into: np.ndarray) -> None:

@@ -1,7 +1,5 @@
-"""One rank's failure ends all ranks at once, with its reason.
-
-Plain mpi4py hangs: the rank that raised waits in MPI_Finalize for the others, which wait for its messages.
-"""
+"""One rank's failure ends all ranks at once, with its reason. Plain mpi4py hangs: the rank that raised waits in
+MPI_Finalize for the others, which wait for its messages."""
 
 import atexit
 import contextlib
@@ -26,21 +24,12 @@ from hpcdl.comm.job_abort import end_job
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, AgreedExit, LoneError, TrainingError, UsageError, line, reason
 
-claims: list[socket.socket] = []  # the claims of this process to report why the job ends, held until it exits
-
 
 @contextlib.contextmanager
 def job() -> Iterator[None]:
-    """Context of a program of several ranks: a rank that leaves it by an error or with a status ends all others.
-
-        with hpcdl.job():
-            comm = Communicator()
-            ...
-
-    An error is printed by the hooks of `install`. An exit with a status other than 0 ends the job with that status, as
-    the others would wait for this rank; an AgreedExit does not. If others wait for a rank that has left in good order,
-    the watchdog ends the job.
-    """
+    """Context of a program of several ranks: an error, or an exit with a status, of one rank ends all ranks.
+    The hooks of `install` print the error. A status other than 0 becomes the job's status, except for an AgreedExit. If
+    other ranks wait for a rank that has left in good order, the watchdog ends the job."""
     install()
     try:
         yield
@@ -55,13 +44,9 @@ def job() -> Iterator[None]:
 
 @functools.cache  # once
 def install() -> None:
-    """Make an exception that nobody catches, in any thread, print its traceback once and abort the job.
-
-    `job` installs it, in which all programs run. For a user's own program the first `Communicator` over several ranks
-    installs it, unless it is made with `ends_job=False`. It replaces sys.excepthook and threading.excepthook, takes
-    over SIGUSR2 (hpcdl/comm/diagnostics/status_signal.py), and stays until the process ends. An exit in a thread ends
-    that thread, as Python defines it.
-    """
+    """Make an uncaught exception, in any thread, print its traceback once and abort the job, until the process ends.
+    `job` calls this; otherwise the first `Communicator` over several ranks does, unless made with `ends_job=False`. It
+    replaces sys.excepthook and threading.excepthook, and takes over SIGUSR2 (diagnostics/status_signal.py)."""
     sys.excepthook = abort
     threading.excepthook = in_thread
     atexit.register(leave_program)
@@ -69,13 +54,13 @@ def install() -> None:
 
 
 def in_thread(event: Any) -> None:
-    """Run `abort` for an exception in a thread; SystemExit ends only the thread."""
+    """Run `abort` for an exception in a thread; SystemExit ends only the thread, as Python defines it."""
     if not issubclass(event.exc_type, SystemExit):
         abort(event.exc_type, event.exc_value, event.exc_traceback)
 
 
 def leave_program() -> None:
-    """Run at interpreter exit: record it, and let the watchdogs tell the others that this rank has left."""
+    """Record the exit of the interpreter, and let the watchdogs tell the other ranks that this one has left."""
     if activity.flight is not None:
         activity.flight.ended(LEFT, "left its program")
     if not MPI.Is_finalized():
@@ -83,7 +68,7 @@ def leave_program() -> None:
 
 
 def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) -> None:
-    """Print what happened on this rank and end the whole job: status 2 for bad input, 1 for everything else."""
+    """Print what happened on this rank, then end the job with status 2 for bad input, else 1, unless interactive."""
     if hasattr(sys, "ps1"):  # an interactive session: an error must not end it
         return sys.__excepthook__(kind, value, trace)
     comm = MPI.COMM_WORLD
@@ -103,17 +88,14 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
 
 
 def claim_report() -> bool:
-    """Claim the report of why the job ends; False if another rank of the same launcher on this host has it.
-
-    The claim is an abstract socket address: the kernel gives it to one process, and releases it when that exits. A
-    claim of another user is ignored.
-    """
+    """Claim to be the rank that reports why the job ends; False if another rank of this launcher on this host has. A
+    claim is an abstract socket address, which one process holds until it exits. Claims of other users are ignored."""
     address = f"\0hpcdl-ends-{os.getuid()}-{os.getppid()}"
     mine = socket.socket(socket.AF_UNIX)
     try:
         mine.bind(address)
         mine.listen(128)
-        claims.append(mine)
+        activity.claims.append(mine)
     except OSError:
         mine.settimeout(1.0)
         with contextlib.suppress(OSError), mine:
@@ -135,11 +117,8 @@ def print_error(text: str) -> None:
 
 @contextlib.contextmanager
 def refuse_together(comm: MPI.Intracomm) -> Iterator[None]:
-    """Context of a part of the set-up that may raise UsageError on some ranks only: then all ranks raise together.
-
-    The body must not communicate. Raises, on all ranks, an AgreedError with the message of the lowest rank that raised
-    a UsageError.
-    """
+    """Context in which a UsageError on some ranks becomes an AgreedError on all, with the message of the lowest such
+    rank. Collective; the body must not communicate."""
     refusal = None
     try:
         with activity.exempt():

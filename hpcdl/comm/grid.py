@@ -7,18 +7,17 @@
 
     rank = (d * pipeline + p) * tensor + t
 
-Each rank is in one group along each axis, with the ranks that differ on this axis alone. End ranks are in one more:
+Each rank is in a group along each axis, of the ranks that differ on this axis alone. Pipeline ends are in one more:
 
     group       ranks that share      of rank 5     what they do together
     data        p and t               1 5           add up gradients
     pipeline    d and t               5 7           send activations, and their gradients
     tensor      d and p               4 5           multiply by the parts of a matrix
-    ends        d and t, p outermost  5 7           add up gradients of tied embeddings
+    ends        d and t, p at an end  5 7           add up gradients of tied embeddings
 
 Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node. Data is
 the outermost: one exchange for each update. (The order of Narayanan et al., "Efficient large-scale language model
-training on GPU clusters using Megatron-LM", SC 2021.)
-"""
+training on GPU clusters using Megatron-LM", SC 2021.)"""
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError, nearest
@@ -28,10 +27,7 @@ AXES = ("data", "pipeline", "tensor")
 
 
 def parse_grid(text: str, size: int) -> dict[str, int]:
-    """Read `data=2,pipeline=2,tensor=2` into the ranks along each axis; a missing axis has 1.
-
-    Raises UsageError if the text has another form, or the grid has not `size` ranks.
-    """
+    """Return the number of ranks on each axis from `data=2,tensor=2`, by default 1. UsageError if not `size` ranks."""
     grid = {}
     for item in text.split(","):
         axis, equals, number = item.partition("=")
@@ -41,9 +37,9 @@ def parse_grid(text: str, size: int) -> dict[str, int]:
             hint = nearest(axis, AXES)
             raise UsageError(f"grid {text!r}: there is no axis {axis!r}{hint}; the axes are {', '.join(AXES)}")
         if axis in grid:
-            raise UsageError(f"grid {text!r}: the axis {axis} is there twice; give it once")
+            raise UsageError(f"grid {text!r}: the axis {axis} is given twice; give each axis once")
         if not (number.isascii() and number.isdigit() and int(number) > 0):
-            raise UsageError(f"grid {text!r}: {axis} is a whole number of ranks from 1 on, not {number!r}")
+            raise UsageError(f"grid {text!r}: the axis {axis} has a whole number of ranks, at least 1, not {number!r}")
         grid[axis] = int(number)
     grid = {axis: grid.get(axis, 1) for axis in AXES}
     check_grid(grid, size)
@@ -51,7 +47,7 @@ def parse_grid(text: str, size: int) -> dict[str, int]:
 
 
 def check_grid(grid: dict[str, int], size: int) -> None:
-    """Raise UsageError, with the counts that would fit, if the grid has not `size` ranks."""
+    """Raise UsageError, with numbers of ranks that would fit, if the grid does not have `size` ranks."""
     text = ",".join(f"{axis}={number}" for axis, number in grid.items())
     if min(grid.values()) < 1:
         raise UsageError(f"grid {text}: each axis has at least 1 rank")
@@ -59,17 +55,15 @@ def check_grid(grid: dict[str, int], size: int) -> None:
     ranks = grid["data"] * replica
     if ranks != size:
         fitting = "" if size % replica else f", or take data={size // replica}"
-        there = f"there {'is' if size == 1 else 'are'} {size}"
-        raise UsageError(f"grid {text} has {counted(ranks, 'rank')}, and {there}: start {ranks}{fitting}")
+        needed = counted(ranks, "rank")
+        raise UsageError(f"grid {text} has {needed}, and the job has {size}: start {needed}{fitting}")
 
 
 class Grid:
-    """The place of this rank on the grid, and its groups; each is a `Communicator` with the traffic counts of `comm`.
-
-    shape: (data, pipeline, tensor); place: (d, p, t). data, pipeline, tensor: groups, also of 1 rank; a rank's number
-    in a group is its place along that axis. ends: the group of first and last stage; None on other stages, and for 1
-    stage. The constructor and `free` are collective calls. Raises UsageError if `comm` has another number of ranks.
-    """
+    """This rank's place on the grid, and its groups `data`, `pipeline`, `tensor` and `ends`: communicators that share
+    the traffic counts of `comm`. Made collectively; UsageError if `comm` has another size than the grid.
+    shape: (data, pipeline, tensor). place: (d, p, t), which are also the rank's numbers in its groups data, pipeline
+    and tensor. ends: group of the first and last stage; None on other stages, and if there is one stage."""
 
     def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, tensor: int = 1):
         check_grid({"data": data, "pipeline": pipeline, "tensor": tensor}, comm.size)
@@ -81,13 +75,13 @@ class Grid:
         self.ends = two_ends(self.pipeline)
 
     def free(self) -> None:
-        """Free the groups; `comm` stays."""
+        """Free the groups; `comm` stays. Collective."""
         for group in (self.data, self.pipeline, self.tensor):
             group.free()
 
 
 def two_ends(comm: Communicator) -> Communicator | None:
-    """Return the group of the first and the last rank, which share tied weights; None on others, and for one rank."""
+    """Return the group of the first and last rank, which share tied weights; None on others, and for one rank."""
     if comm.size == 1:
         return None
     return comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")

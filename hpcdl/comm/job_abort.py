@@ -15,13 +15,9 @@ OTHERS = 1.0  # seconds within which all ranks of a failing job exit
 
 
 def end_job(status: int, reason: str = "") -> None:
-    """Flush this rank's output, and abort the whole job with this status; if others survive it, exit this rank only.
-
-    reason: recorded for the post-mortem (hpcdl/comm/diagnostics/flight_recorder.py).
-
-    The launcher reads the ranks' output from pipes, and drops unread output when it ends the job (seen with MPICH): a
-    pause of a tenth of a second lets it read.
-    """
+    """Flush this rank's output, and abort the job with this status; if other ranks are to survive, end this rank only.
+    reason: for the post-mortem (diagnostics/flight_recorder.py). The launcher reads the ranks' output from pipes, and
+    drops unread output when it ends the job (seen with MPICH): a pause of a tenth of a second lets it read."""
     if activity.flight is not None:
         activity.flight.ended(BROKE, reason or f"ended the job with status {status}")
     sys.stdout.flush()
@@ -36,10 +32,8 @@ def end_job(status: int, reason: str = "") -> None:
 
 
 def is_the_last() -> bool:
-    """True if all other ranks have exited; PRRTE 3 would then report a death by signal as status 0.
-
-    The lowest live rank waits for the others, which may be about to fail, too.
-    """
+    """True if all other ranks have exited; after a death by signal the job's status would be 0 then (PRRTE 3). The
+    lowest live rank waits up to OTHERS seconds for the others, which may fail, too."""
     comm, until = MPI.COMM_WORLD, time.monotonic() + OTHERS
     while True:
         comm.Ack_failed()

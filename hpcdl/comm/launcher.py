@@ -11,10 +11,9 @@ from hpcdl.errors import UsageError
 def mpiexec() -> str:
     """Return the mpiexec beside this Python (MPI from the registry), or else the one on the PATH (the site's)."""
     beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise UsageError("there is no mpiexec; install hpcdl[mpi], or put your site's on the PATH")
-    return found
+    if found := str(beside) if beside.exists() else shutil.which("mpiexec"):
+        return found
+    raise UsageError("no mpiexec beside this Python or on the PATH; pip install 'hpcdl[mpi]', or load your site's MPI")
 
 
 def clean_environment() -> dict[str, str]:

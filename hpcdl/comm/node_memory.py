@@ -1,13 +1,5 @@
-"""Shared memory of a communicator's ranks on one node: flags, scratch blocks, vectors.
-
-    memory = node_memory(comm)       the memory of this communicator; the first call is collective
-    memory.empty(n, dtype)           a vector that all ranks of the node can access (collective)
-    memory.all_reduce(vector)        over the ranks of the node; `steps` is its asynchronous form
-    memory.leaders(comm)             one rank of each node, as a communicator
-
-The loops and the flags are explained in kernels/shared.py. Operations in flight together take turns in the order of
-their start, which is the same on all ranks.
-"""
+"""Shared memory of a communicator's ranks on one node: flags, scratch blocks, vectors (see kernels/shared.py).
+Operations in flight take turns in the order of their start, which is the same on all ranks."""
 
 import os
 import weakref
@@ -31,11 +23,8 @@ MESSAGES = "ranks exchange messages instead"
 
 
 class NodeMemory:
-    """The shared memory of a node and its ranks (`comm`, `rank`, `size`).
-
-    usable: True if there is room for it on all nodes of the communicator. nodes: the number of nodes. shared: True if
-    the communicator has several ranks, all on this node.
-    """
+    """The shared memory of a node. comm, rank, size: of its ranks. usable: True if all nodes have room. nodes: number
+    of nodes. firsts: each node's first rank, its leader. shared: True if usable, by several ranks, all on one node."""
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm = ranks_of_node(comm)
@@ -60,7 +49,7 @@ class NodeMemory:
         self.arrived = Until(lambda: bool(self._arrived(0)) or self._progress(), self._await_arrival)
 
     def _share(self, size: int, what: str, otherwise: str) -> int | None:
-        """Allocate `size` bytes for each rank; return its row in `places`, or None if there is no room."""
+        """Allocate `size` bytes per rank; return their row in `places`, or None, with a warning, if room is lacking."""
         parts = shared_memory.share(self.comm, size, what, otherwise)
         if parts is None:
             return None
@@ -72,26 +61,22 @@ class NodeMemory:
         self.parts[row] = parts  # others may still use their parts when this rank has dropped its vector
         return row
 
-    def _reclaim(self) -> None:
-        """Free the vectors that all ranks have dropped; collective over the node."""
-        for row in sorted(set.intersection(*self.comm.allgather(set(self.dropped)))):
-            self.places[row] = 0  # 0 bytes: an empty row
-            self.parts[row] = []
-            self.empty_rows.append(row)
-            self.dropped.discard(row)
-
     def empty(self, n: int, dtype: np.dtype) -> np.ndarray | None:
         """Return a vector of n elements that all ranks of the node can access, or None; collective over the node."""
         if not self.usable or self.size == 1 or n == 0 or not reducible(dtype):
             return None
         with activity.inside("empty"):
-            self._reclaim()
-            row = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")
+            for row in sorted(set.intersection(*self.comm.allgather(set(self.dropped)))):  # all ranks have dropped it
+                self.places[row] = 0  # 0 bytes: an empty row
+                self.parts[row] = []
+                self.empty_rows.append(row)
+                self.dropped.discard(row)
+            made = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")
         self._compile(dtype)  # before the first timed step
-        if row is None:
+        if made is None:
             return None
-        lent = ArrayOwner(self.parts[row][self.rank][: n * dtype.itemsize])
-        weakref.finalize(lent, self.dropped.add, row).atexit = False
+        lent = ArrayOwner(self.parts[made][self.rank][: n * dtype.itemsize])
+        weakref.finalize(lent, self.dropped.add, made).atexit = False
         return np.asarray(lent).view(dtype)
 
     def _compile(self, dtype: np.dtype) -> None:
@@ -101,12 +86,6 @@ class NodeMemory:
             if kind not in loop.compiled:
                 loop.compile(kind)
 
-    def leaders(self, comm: MPI.Intracomm) -> "SubsetCommunicator":
-        """Return the first ranks of all nodes as a communicator whose messages pass through `comm`."""
-        return SubsetCommunicator(comm, self.firsts)
-
-    # -- flags and turns ---------------------------------------------------------------------------------------------
-
     def _arrived(self, looks: int) -> int:
         return self._agreed(kernels.arrived(self.places, self.state, looks))
 
@@ -114,14 +93,13 @@ class NodeMemory:
         """Return `found`, true when all ranks have arrived; UsageError if the ranks' calls differ."""
         if found == kernels.DIFFER:
             self.words[kernels.PHASE], self.words[kernels.START] = kernels.BEGIN, 0
-            words = [part[: kernels.LINE].view(np.int64)[4 + self.words[kernels.COUNT] % 2] for part in self.parts[0]]
-            kind = AgreedError if self.nodes == 1 else UsageError
-            raise kind(mismatch_message(dict(zip(self.ranks, map(describe_call_code, words), strict=True))))
+            calls, kind = {}, AgreedError if self.nodes == 1 else UsageError
+            for rank, part in zip(self.ranks, self.parts[0], strict=True):
+                word = int(part[: kernels.LINE].view(np.int64)[4 + self.words[kernels.COUNT] % 2])  # a `call_code`
+                call = "all_reduce", KINDS[(word >> 2) % 64], word >> 8, list(CODES)[word & 3], 0
+                calls[rank] = describe_call(call)
+            raise kind(mismatch_message(calls))
         return found
-
-    def begin(self, vector: np.ndarray, op: Reduction) -> None:
-        """Begin this operation on this vector; all ranks of the node compare their calls."""
-        self.words[kernels.CALL] = call_code(vector, op)
 
     def _await_arrival(self) -> None:
         while not self._arrived(self.patience):
@@ -132,7 +110,7 @@ class NodeMemory:
         return self.comm.Iprobe()  # no message ever arrives on this communicator
 
     def turn(self, steps: Iterator[Step], dtype: np.dtype) -> Iterator[Step]:
-        """Run the generator `steps` after all that were started before it; dtype: of its vector."""
+        """Yield `steps` after the steps of all operations started before have ended. dtype: of the vector to reduce."""
         self.queue.append(steps)
         self._compile(dtype)
         try:
@@ -146,8 +124,6 @@ class NodeMemory:
         written, self.words[kernels.WRITTEN] = self.words[kernels.WRITTEN], 0
         return written
 
-    # -- the all-reduce of one node ----------------------------------------------------------------------------------
-
     def _advance(self, vector: np.ndarray, op: Reduction, looks: int) -> int:
         return self._agreed(kernels.all_reduce(vector, self.places, self.state, call_code(vector, op), looks))
 
@@ -157,10 +133,7 @@ class NodeMemory:
             self._progress()
 
     def reducer(self, like: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]]:
-        """Return `all_reduce` as a function for writable vectors of the length and type of `like`.
-
-        The function returns the nanoseconds waited, and the bytes that `take_written` would have returned.
-        """
+        """Return the all-reduce for writable vectors like `like`; it returns nanoseconds waited and bytes moved."""
         self._compile(like.dtype)
         loop, state, call = kernels.all_reduce.version(like.dtype), self.state, call_code(like, op)
         words, waited, written = self.words, kernels.WAITED, kernels.WRITTEN
@@ -179,43 +152,23 @@ class NodeMemory:
         return reduce
 
     def steps(self, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-        """The all-reduce of the node as an asynchronous generator."""
+        """Yield the steps of the node's all-reduce."""
         while not self._advance(vector, op, 0):
             yield self.arrived
 
     # -- several nodes: all ranks of a node add into the vector of its rank 0, the leader, and copy the result ------
 
-    def offer(self, vector: np.ndarray, start: int) -> None:
-        """Offer the vector from element `start` on, or a copy of its next block, to the node."""
-        kernels.offer_from(vector, start, self.places, self.state)
-
     def offered(self, vector: np.ndarray, start: int) -> np.ndarray:
-        """Return the offered values: the vector itself from `start` on, or this rank's scratch block."""
+        """Return the values offered to the node: the vector itself from `start` on, or this rank's scratch block."""
         if kernels.in_window(self.places, self.state):
             return vector[start:]
         return self.parts[0][self.rank][kernels.SCRATCH : kernels.BYTES].view(vector.dtype)
 
-    def add_to_leader(self, vector: np.ndarray, first: int, size: int, op: Reduction) -> None:
-        """Add this rank's share of all vectors of the node, from `first` on, into the leader's; then raise the flag."""
-        kernels.add_to_leader(vector, first, size, self.places, self.state, CODES[op.name])
-
-    def post(self) -> None:
-        """Raise this rank's flag."""
-        kernels.raise_flag(self.places, self.state)
-
-    def publish(self) -> None:
-        """Announce to the node that the next piece of the leader's vector is complete."""
-        kernels.publish(self.places, self.state)
-
     def published(self) -> Until:
-        """Return a step that waits until the next piece is complete."""
+        """Return a step that waits until the leader has published the next piece."""
         self.state[kernels.PUBLISHED] += 1
         count = self.state[kernels.PUBLISHED]
         return Until(lambda: kernels.published(self.places, count) or self._progress())
-
-    def copy_from_leader(self, into: np.ndarray, first: int) -> None:
-        """into <- the leader's offered values from `first` on."""
-        kernels.copy_from_leader(into, first, self.places, self.state)
 
     def free(self) -> None:
         """Release the memory; vectors in it live as long as arrays refer to them."""
@@ -224,7 +177,7 @@ class NodeMemory:
 
 
 class ArrayOwner:
-    """Keeps a part of the shared memory alive as long as an array over it."""
+    """Keeps a part of the shared memory alive as long as an array over that part exists."""
 
     def __init__(self, part: np.ndarray):
         self.part, self.__array_interface__ = part, part.__array_interface__
@@ -264,25 +217,16 @@ def call_code(vector: np.ndarray, op: Reduction) -> int:
     return (vector.size * 64 + TYPES[vector.dtype]) * 4 + CODES[op.name]
 
 
-def describe_call_code(word: int) -> str:
-    """Return the text of a `call_code`."""
-    size, kind = divmod(int(word) >> 2, 64)
-    return describe_call(("all_reduce", KINDS[kind], size, list(CODES)[int(word) & 3], 0))
-
-
-KEY = "node memory"
-
-
 def known_memory(comm: MPI.Intracomm) -> Any:
     """Return the node memory of this communicator, None if it has none yet."""
-    return comm.Get_attr(attribute_key(KEY))
+    return comm.Get_attr(attribute_key("node memory"))
 
 
 def node_memory(comm: MPI.Intracomm) -> NodeMemory:
-    """Return the node memory of this communicator; the first call is collective."""
+    """Return the node memory of this communicator. The first call makes it, and is collective."""
     memory = known_memory(comm)
     if memory is None:
         with activity.inside("node memory"):
             memory = NodeMemory(comm)
-        comm.Set_attr(attribute_key(KEY), memory)
+        comm.Set_attr(attribute_key("node memory"), memory)
     return memory

@@ -15,10 +15,7 @@ from hpcdl.kernels import reduce as kernels
 
 @dataclass(frozen=True)
 class Reduction:
-    """op(into, values) combines two flat vectors into the first; `mpi` is the same operation for MPI.
-
-    divides: True if `finish` divides the result by the number of vectors.
-    """
+    """A reduction: op(into, values) combines two flat vectors into the first. divides: `finish` makes it the mean."""
 
     name: str
     combine: Callable[[np.ndarray, np.ndarray], None]
@@ -27,7 +24,7 @@ class Reduction:
 
     @functools.cached_property
     def mpi(self) -> MPI.Op:
-        """The MPI operation; created on first use, if MPI has none like it, as MPI has started by then."""
+        """The MPI operation; if MPI has none like it, created on first use, as MPI has started by then."""
         return propagate_nan(self.combine) if self.native is None else self.native
 
     def __call__(self, into: np.ndarray, values: np.ndarray) -> None:
@@ -40,11 +37,8 @@ class Reduction:
 
 
 def propagate_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
-    """Return a maximum or minimum for MPI that propagates NaN (IEEE 754-2019).
-
-    With MPI's own operations the result depends on the order of the values. It serves integers, too, so that all ranks
-    of a call name the same operation.
-    """
+    """Return a maximum or minimum for MPI that propagates NaN (IEEE 754-2019); with MPI's own the result depends on the
+    order of values. It serves integers, too, so that all ranks of a call name the same operation."""
 
     def call(values: Any, into: Any, datatype: MPI.Datatype) -> None:
         dtype = to_numpy_dtype(datatype)
@@ -61,7 +55,7 @@ OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 
 def reducible(dtype: np.dtype) -> bool:
-    """True if the loops support this type."""
+    """True if reductions support this type."""
     return dtype.isnative and (dtype.kind in "iu" or dtype in (np.float32, np.float64))
 
 
@@ -80,5 +74,5 @@ def reduction_named(name: str, dtype: np.dtype) -> Reduction:
     if not reducible(dtype):
         raise UsageError(f"reductions take integers, float32 and float64, not {dtype}")
     if name == "mean" and not np.issubdtype(dtype, np.floating):
-        raise UsageError(f"the mean of {dtype} values is not {dtype}; take the sum, or convert to floating point")
+        raise UsageError(f"{dtype} cannot hold the mean of {dtype} values; take the sum, or convert to floating point")
     return OPERATIONS[name]

@@ -9,19 +9,11 @@ all-reduce starts, and whenever another layer is complete, the all-reduces in fl
                                                    |- all-reduce 2 -|   compute: it is exposed, and so is the time to
                                                                         test and start requests between the layers
 
-    cost, B buckets      all-reduces    values sent                       latencies
-    each step            B              those of one, but for rounding    B times those of one
-
-A bucket is a run of whole layers with at least `size` bytes, counted from the end of the vector (`buckets`). Buckets
-are the same on all ranks and start in the same order for every batch, because MPI matches collective calls by their
-order. The result equals that of one all-reduce but for the order of additions: each bucket is cut into chunks by
-itself.
-
-While a rank computes, messages progress only as far as the MPI library or the network moves them without calls. The
-hidden share is measured, never assumed: `Overlap.costs`.
-
-(Li et al., "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020)
-"""
+B buckets send as many values as one all-reduce, up to the rounding of chunks, and pay B times its latencies. Buckets
+are equal on all ranks and start in one order, because MPI matches collective calls by their order. Only the order of
+additions differs from one all-reduce. While a rank computes, messages progress only as far as the MPI library or the
+network moves them without calls, so the hidden share is measured (`Overlap.costs`). (Li et al., "PyTorch distributed:
+experiences on accelerating data parallel training", VLDB 2020)"""
 
 import functools
 import time
@@ -42,10 +34,7 @@ FEWEST, MOST, SECONDS = 3, 15, 1.0  # turns of a trial, and the seconds that dec
 
 
 def buckets(layout: Any, size: float) -> list[slice]:
-    """Cut the vector of `layout` from its end into buckets of whole layers, each the fewest that make `size` bytes.
-
-    The layers left at the beginning form the last bucket, which may be smaller.
-    """
+    """Cut the vector of `layout` from its end into runs of whole layers; each but the last has `size` bytes or more."""
     cut, stop = [], layout.size
     for start in sorted({0} | {part.start for _, part in layout.layer_slices}, reverse=True):
         if start == 0 or (stop - start) * layout.dtype.itemsize >= size:
@@ -55,7 +44,7 @@ def buckets(layout: Any, size: float) -> list[slice]:
 
 
 class AfterBackward:
-    """The all-reduce of the whole gradient after the backward pass; state: compression state (`Compressed`)."""
+    """The all-reduce of the whole gradient after the backward pass. state: a `Compressed`; None: no compression."""
 
     ready = None  # no callback
 
@@ -71,47 +60,34 @@ class AfterBackward:
 
 
 class Overlap:
-    """The all-reduces of the buckets of one gradient: `ready` starts them, `finish` ends the step.
-
-    cut: the buckets from the end of the vector, equal on all ranks; together they cover the vector. state: a
-    `Compressed` of the whole gradient, of which each bucket uses its part.
-    """
+    """The all-reduces of one gradient's buckets. cut: the buckets from the end of the vector, equal on all ranks;
+    together they cover it. state: a `Compressed` of the whole gradient; each bucket uses its part."""
 
     def __init__(self, comm: Communicator, gradient: np.ndarray, cut: list[slice], state: Compressed | None = None):
         self.comm, self.gradient, self.cut, self.state = comm, gradient, cut, state
-        self.starters = [
-            functools.partial(comm.iall_reduce, gradient[part])
-            if state is None
-            else functools.partial(comm.iall_reduce_compressed, gradient[part], state.part(part))
-            for part in cut
-        ]
+        start: Any = comm.iall_reduce if state is None else comm.iall_reduce_compressed
+        states = [[] if state is None else [state.part(part)] for part in cut]
+        self.starters = [functools.partial(start, gradient[part], *own) for part, own in zip(cut, states, strict=True)]
         self.in_flight: deque[Request] = deque()
         self.steps = 0
         self.trial: dict[str, float] = {}
         self.exchange = comm.traffic["all_reduce"]
         self.before = self.exchange.seconds
-        self._reset()
-
-    def _reset(self) -> None:
-        self.missing, self.started = [part.stop - part.start for part in self.cut], 0
+        self.started, self.missing = 0, [part.stop - part.start for part in cut]  # elements of each bucket
 
     def ready(self, part: slice) -> None:
-        """Report that slice `part` of the gradient is final: start the buckets that it completes; advance the others.
-
-        The slices of a step are disjoint, in any order, and need not cover the vector: `finish` starts the rest. Raises
-        UsageError if a part is reported twice: its bucket may have been sent before it was complete.
-        """
+        """Start the buckets that slice `part` of the gradient, now final, completes; advance the all-reduces in flight.
+        The slices of a step may leave gaps, which `finish` sends; UsageError if two slices overlap."""
         start, stop, _ = part.indices(self.gradient.size)
         new = stop - start
-        for i in range(self.started, len(self.cut)):
-            bucket = self.cut[i]
+        for i, bucket in enumerate(self.cut[self.started :], self.started):
             if bucket.stop <= start:
                 break
             common = max(0, min(stop, bucket.stop) - max(start, bucket.start))
             self.missing[i] -= common
             new -= common
         if new or min(self.missing) < 0:
-            raise UsageError(f"the model reports a part of elements {start} to {stop} of its gradient as final twice")
+            raise UsageError(f"on_ready was called twice for some of the elements {start} to {stop} of the gradient")
         while self.started < len(self.cut) and self.missing[self.started] == 0:
             self._start()
         while self.in_flight and self.in_flight[0].test():
@@ -128,16 +104,11 @@ class Overlap:
         while self.in_flight:
             self.in_flight.popleft().wait()
         self.steps += 1
-        self._reset()
-
-    # -- does overlap pay? --------------------------------------------------------------------------------------------
+        self.started, self.missing = 0, [part.stop - part.start for part in self.cut]
 
     def try_out(self, backward: Callable[..., object]) -> str | None:
-        """Measure steps with and without overlap; return a line with the reason if overlap loses. A collective call.
-
-        backward(gradient, on_ready): computes the gradient of a step. The trial uses a gradient and a communicator of
-        its own: only its seconds are kept.
-        """
+        """Measure steps with and without overlap, on another vector. Return why overlap loses; None if it does not.
+        Collective. backward(gradient, on_ready): computes the gradient of a step."""
         own = self.comm.duplicate("trial")
         with self.comm.timeline.span("try overlap"):
             self.trial = self._time_steps(own, backward)
@@ -148,14 +119,14 @@ class Overlap:
         plain, overlapped = self.trial["plain_step_seconds"], self.trial["overlapped_step_seconds"]
         if overlapped <= plain:
             return None
+        reason = f"no core is spare: {ranks} ranks on {places} cores" if ranks >= places else "try another --bucket-mib"
         if len(self.cut) == 1:
-            reason = "the gradient is one bucket, complete when nothing is left to compute; try a smaller --bucket-mib"
-        else:
-            reason = f"no core is spare: {ranks} ranks on {places}" if ranks >= places else "try another --bucket-mib"
-        return f"overlap loses: {1e3 * overlapped:.3g} ms a step with it, {1e3 * plain:.3g} ms without; {reason}"
+            reason = "the gradient is one bucket, which no computing is left to hide; try a smaller --bucket-mib"
+        both = f"a step takes {1e3 * overlapped:.3g} ms with it, {1e3 * plain:.3g} ms without"
+        return f"overlap loses: {both}; {reason}"
 
     def _time_steps(self, own: Communicator, backward: Callable[..., object]) -> dict[str, float]:
-        """Return seconds of a step both ways, and of the exchange alone: medians of turns, means over the ranks."""
+        """Return the seconds of a step without and with overlap, and of the exchange alone: means of ranks' medians."""
         gradient, exchange = own.empty(like=self.gradient), own.traffic["all_reduce"]
         state = None if self.state is None else Compressed(gradient.size, gradient.dtype, self.state.kind)
         plain, overlapped = AfterBackward(own, gradient, state), Overlap(own, gradient, self.cut, state)
@@ -186,12 +157,9 @@ class Overlap:
         return dict(zip(names, median.tolist(), strict=True))
 
     def costs(self, own: Communicator) -> dict:
-        """Return the entries of the summary, equal on all ranks; a collective call on `own`.
-
-        hidden_fraction = 1 - exposed / alone, at least 0. alone: seconds of the exchange with no computing beside it,
-        in the trial. exposed: seconds of a training step inside the communicator's calls, including the wait for slower
-        ranks. Both are means over the ranks. None if nothing was measured: on one rank, or without a step.
-        """
+        """Return the entries of the summary, equal on all ranks; collective on `own`.
+        hidden_fraction: 1 - exposed / alone, at least 0; None: not measured. alone: seconds of the exchange without
+        computing (in the trial). exposed: seconds of a step in communicator calls, with waits. Means over ranks."""
         hidden, more = None, {}
         if self.trial and self.steps:
             exposed = np.array([(self.exchange.seconds - self.before) / self.steps])

@@ -1,7 +1,7 @@
 """Point-to-point operations: push, pull, notify and wait."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -27,24 +27,16 @@ class Arrival(NamedTuple):
     size: int
 
 
-def in_bytes(vector: np.ndarray) -> np.ndarray:
-    """Return the vector as bytes, for a receive: with other types MPICH aborts at a message of half an element."""
-    return vector.view(np.uint8)
-
-
 def arrival(comm: MPI.Intracomm, vector: np.ndarray, source: int, status: MPI.Status | None) -> Arrival:
-    """Return the Arrival in `vector`; status: None if the message was longer. Raises UsageError if it does not fit."""
+    """Return the Arrival of a message in `vector`. UsageError if it ends in mid-element or (status None) is longer."""
     if status is None:
-        raise UsageError(
-            f"rank {comm.rank}: a message of {source_text(source)} is longer than the {vector.size} {vector.dtype} of "
-            "the array that waits for it; wait with an array as long as what is pushed"
-        )
+        what = f"a message of {source_text(source)} is longer than the receiving array of {vector.size} {vector.dtype}"
+        raise UsageError(f"rank {comm.rank}: {what}; pass `wait` an array as long as the pushed one")
     size, rest = divmod(status.Get_elements(MPI.BYTE), vector.itemsize)
     if rest:
-        raise UsageError(
-            f"rank {comm.rank}: the message of rank {status.source} is of {size * vector.itemsize + rest} bytes, no "
-            f"whole number of {vector.dtype}; wait with an array of the type that is pushed"
-        )
+        what = f"{size * vector.itemsize + rest} bytes, not a whole number of {vector.dtype}"
+        advice = "pass `wait` an array of the pushed array's type"
+        raise UsageError(f"rank {comm.rank}: the message of rank {status.source} has {what}; {advice}")
     return Arrival(status.source, size)
 
 
@@ -53,13 +45,13 @@ def source_text(source: int) -> str:
     return "some rank" if source == ANY else f"rank {source}"
 
 
-def single_message(start: Callable[[], MPI.Request]) -> Iterator[list[MPI.Request]]:
-    """Yield the single step of an operation of one message; start() sends it inside, so that its bytes are counted."""
-    yield [start()]
+def plain_send(comm: MPI.Intracomm, vector: np.ndarray, to: int, tag: int) -> Iterator[Step]:
+    """Send a message and yield the step that waits for it; sent here, its bytes count as those of the operation."""
+    yield [comm.Isend(vector, to, tag)]
 
 
 def send(message: tuple[MPI.Intracomm, np.ndarray, int, int]) -> tuple[int, int]:
-    """Send, and wait until the vector may be changed; return the nanoseconds waited, and 0 bytes without a message."""
+    """Send a vector, and wait until it may be changed; return the nanoseconds waited, and 0 (no other bytes)."""
     comm, vector, to, tag = message
     request = comm.Isend(vector, to, tag)
     start = clock()
@@ -68,9 +60,9 @@ def send(message: tuple[MPI.Intracomm, np.ndarray, int, int]) -> tuple[int, int]
 
 
 def receive(message: tuple[MPI.Intracomm, np.ndarray, int, int, MPI.Status]) -> tuple[int, int]:
-    """Wait for a message; return the nanoseconds waited, and 0 bytes without a message."""
+    """Wait for a message; return the nanoseconds waited, and 0, the bytes moved without a message."""
     comm, vector, source, tag, status = message
-    request = comm.Irecv(in_bytes(vector), source, tag)
+    request = comm.Irecv(vector.view(np.uint8), source, tag)  # with other types MPICH aborts at half an element
     start = clock()
     try:
         activity.block(lambda: request.Test(status))
@@ -93,8 +85,8 @@ def labelled_datatype(label: np.ndarray, vector: np.ndarray) -> MPI.Datatype:
     return MPI.Datatype.Create_struct(lengths, [MPI.Get_address(label), MPI.Get_address(vector)], kinds).Commit()
 
 
-def labelled_send(comm: MPI.Intracomm, vector: np.ndarray, kind: str, to: int, tag: int) -> Iterator[Step]:
-    """Yield the step of a message with a label of its kind and size."""
+def labelled_send(comm: MPI.Intracomm, vector: np.ndarray, to: int, tag: int, kind: str) -> Iterator[Step]:
+    """Send a message with a label, its kind and size; yield the step that waits for it."""
     label = np.array([(kind.encode(), vector.size)], LABEL)
     message = labelled_datatype(label, vector)
     request = comm.Isend([MPI.BOTTOM, 1, message], to, tag)
@@ -102,26 +94,27 @@ def labelled_send(comm: MPI.Intracomm, vector: np.ndarray, kind: str, to: int, t
     yield [request]
 
 
-def labelled_receive(
-    comm: MPI.Intracomm,
-    vector: np.ndarray,
-    kind: str,
-    source: int,
-    tag: int,
-    then: Callable[[Arrival], object],
+def plain_receive(
+    comm: MPI.Intracomm, vector: np.ndarray, source: int, tag: int, then: Callable[[Arrival], object]
 ) -> Iterator[Step]:
-    """Yield the step that receives it. Raises UsageError if the message has another length or kind than the vector."""
+    """Yield the step that receives a message and then calls then(arrival)."""
+    request = comm.Irecv(vector.view(np.uint8), source, tag)
+    yield Delivery([request], 1, lambda _, status: then(arrival(comm, vector, source, status)))
+
+
+def labelled_receive(
+    comm: MPI.Intracomm, vector: np.ndarray, source: int, tag: int, then: Callable[[Arrival], object], kind: str
+) -> Iterator[Step]:
+    """As `plain_receive`, for a labelled message. UsageError if its length differs from the vector's, or its kind."""
     label = np.zeros(1, LABEL)
 
     def arrived(_: int, status: MPI.Status | None) -> None:
         sent, size = label["kind"][0].decode(), int(label["size"][0])
         if status is None or (sent, size) != (kind, vector.size):
-            what = f"{size} {sent}" if sent else "more"
+            what = f"{size} {sent}" if sent else "more bytes"
             whom = source_text(source if status is None else status.source)
-            raise UsageError(
-                f"rank {comm.rank}: {vector.size} {kind} are to be received, and {whom} has sent {what}; send and "
-                "receive tensors of one length and type"
-            )
+            advice = "send and receive tensors of equal length and type"
+            raise UsageError(f"rank {comm.rank} expects {vector.size} {kind}, and {whom} has sent {what}; {advice}")
         then(Arrival(status.source, size))
 
     message = labelled_datatype(label, vector)
@@ -143,28 +136,24 @@ class PointToPoint(CallPath):
         at: int = 0,
         op: str = "replace",
     ) -> Request:
-        """Send `array` to rank `to`, which receives it by `wait(array, source)`.
-
-        into: write it directly into the exposed array of `to`, from element `at` on, while that rank computes; op "sum"
-        adds it.
-        """
+        """Send `array` to rank `to`, which receives it by `wait(array, source)`. into: write it into the exposed array
+        of `to` instead, from element `at` on, while that rank computes; op "sum" adds it."""
         vector = flat(array)
-        self._check_rank(to)
-        self._check_tag(tag)
-        comm, peer = self._counted("push", self.mpi), self._peer("to", to)
         if into is None:
-            return self._request("push", single_message(lambda: comm.Isend(vector, to, tag)), comm, peer=peer, other=to)
+            return self._send("push", vector, to, tag)
+        self._check(to, tag)
         into.check_transfer(vector, to, at)
         if op not in ("replace", "sum"):
             raise UsageError(f"push: unknown op {op!r}; known: replace, sum")
-        put = into.window.Rput if op == "replace" else into.window.Raccumulate
-        options = {} if op == "replace" else {"op": MPI.SUM}
 
-        def write() -> "MPI.Request":
+        def write(comm: Any, vector: np.ndarray, to: int, _tag: int) -> Iterator[Step]:
             comm.count(vector, to)
-            return put(vector, to, target=at, **options)
+            if op == "replace":
+                yield [into.window.Rput(vector, to, target=at)]
+            else:
+                yield [into.window.Raccumulate(vector, to, target=at, op=MPI.SUM)]
 
-        return self._request("push", single_message(write), comm, lambda: into.window.Flush(to), peer=peer, other=to)
+        return self._send("push", vector, to, tag, write, finish=lambda: into.window.Flush(to))
 
     def push(
         self,
@@ -178,61 +167,53 @@ class PointToPoint(CallPath):
         vector = self._fast_vector(array) if into is None else None
         if vector is None or not self._known(to, tag):
             self.ipush(array, to, tag, into, at, op).wait()
-            return
-        comm = self._counted("push", self.mpi)
-        message, peer = (comm, vector, to, tag), self._peer("to", to)
-        self._fast_path("push", comm.counters, send, message, peer=peer, awaits=self._wait_target(to))
-
-    @staged(out=False, collective=False)
-    def ipull(self, array: np.ndarray, source: int, of: ExposedArray, at: int = 0) -> Request:
-        """Fetch into `array` the elements from `at` on of the exposed array of `source`, while that rank computes."""
-        vector = flat(array, written=True)
-        self._check_rank(source)
-        of.check_transfer(vector, source, at)
-        comm = self._counted("pull", self.mpi)
-        comm.count(EMPTY, source)  # `source` sends the values; this rank sends only the request
-        return self._request(
-            "pull",
-            iter([[of.window.Rget(vector, source, target=at)]]),
-            comm,
-            peer=self._peer("from", source),
-            other=source,
-        )
-
-    def pull(self, array: np.ndarray, source: int, of: ExposedArray, at: int = 0) -> None:
-        self.ipull(array, source, of, at).wait()
+        else:
+            self._fast_send("push", vector, to, tag)
 
     def inotify(self, to: int, tag: int = 0) -> Request:
         """Send rank `to` a notification, an empty message that it receives by `wait(source=...)`."""
-        self._check_rank(to)
-        self._check_tag(tag)
-        comm = self._counted("notify", self.mpi)
-        steps = single_message(lambda: comm.Isend(EMPTY, to, tag))
-        return self._request("notify", steps, comm, peer=self._peer("to", to), other=to)
+        return self._send("notify", EMPTY, to, tag)
 
     def notify(self, to: int, tag: int = 0) -> None:
         if activity.in_flight or not self._known(to, tag):
             self.inotify(to, tag).wait()
-            return
-        comm = self._counted("notify", self.mpi)
-        message, peer = (comm, EMPTY, to, tag), self._peer("to", to)
-        self._fast_path("notify", comm.counters, send, message, peer=peer, awaits=self._wait_target(to))
+        else:
+            self._fast_send("notify", EMPTY, to, tag)
+
+    def ipush_labelled(self, array: np.ndarray, kind: str, to: int, tag: int = 0) -> Request:
+        """As `ipush`, for `iwait_labelled`: the message also carries the array's length and `kind`."""
+        return self._send("push", flat(array), to, tag, labelled_send, kind)
+
+    def _send(
+        self, name: str, vector: np.ndarray, to: int, tag: int, steps: Any = plain_send, *more: Any, finish: Any = None
+    ) -> Request:
+        self._check(to, tag)
+        comm = self._counted(name, self.mpi)
+        sending, peer = steps(comm, vector, to, tag, *more), self._peer("to", to)
+        return Request(self, name, sending, comm.counters, finish, peer, to)
+
+    def _fast_send(self, name: str, vector: np.ndarray, to: int, tag: int) -> None:
+        comm, peer = self._counted(name, self.mpi), self._peer("to", to)
+        self._fast_path(name, comm.counters, send, (comm, vector, to, tag), peer=peer, awaits=self._wait_target(to))
+
+    @staged(out=False, collective=False)
+    def ipull(self, array: np.ndarray, source: int, of: ExposedArray, at: int = 0) -> Request:
+        """Fetch elements of the exposed array `of` on rank `source`, from `at` on, into `array`, while it computes."""
+        vector = flat(array, written=True)
+        self._check(source)
+        of.check_transfer(vector, source, at)
+        comm = self._counted("pull", self.mpi)
+        comm.count(EMPTY, source)  # `source` sends the values; this rank sends only the request
+        steps = iter([[of.window.Rget(vector, source, target=at)]])
+        return Request(self, "pull", steps, comm.counters, None, self._peer("from", source), source)
+
+    def pull(self, array: np.ndarray, source: int, of: ExposedArray, at: int = 0) -> None:
+        self.ipull(array, source, of, at).wait()
 
     @staged(collective=False)
     def iwait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Request:
-        """Wait for a push (into `array`) or, without an array, a notification; the result is its `Arrival`."""
-        vector = EMPTY if array is None else flat(array, written=True)
-        if source != ANY:
-            self._check_rank(source)
-        self._check_tag(tag)
-        comm, found = self._counted("wait", self.mpi), list[Arrival]()
-
-        def arrived(_: int, status: MPI.Status | None) -> None:
-            found.append(arrival(comm, vector, source, status))
-
-        steps = iter([Delivery([comm.Irecv(in_bytes(vector), source, tag)], 1, arrived)])
-        peer = None if source == ANY else self._peer("from", source)
-        return self._request("wait", steps, comm, found.pop, peer, SOME if source == ANY else source)
+        """Receive a push into `array` or, without an array, a notification; the result is the message's `Arrival`."""
+        return self._receive(EMPTY if array is None else flat(array, written=True), source, tag)
 
     def wait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Arrival:
         vector = self._fast_vector(EMPTY if array is None else array, written=True)
@@ -244,33 +225,19 @@ class PointToPoint(CallPath):
         self._fast_path("wait", comm.counters, receive, (comm, vector, source, tag, status), peer=peer, awaits=awaits)
         return arrival(comm, vector, source, status)
 
-    # -- labelled messages ---------------------------------------------------------------------------------------------
-
-    def ipush_labelled(self, array: np.ndarray, kind: str, to: int, tag: int = 0) -> Request:
-        """As `ipush`, for `iwait_labelled`: the message also carries the array's length and `kind`."""
-        vector = flat(array)
-        self._check_rank(to)
-        self._check_tag(tag)
-        comm = self._counted("push", self.mpi)
-        steps = labelled_send(comm, vector, kind, to, tag)
-        return self._request("push", steps, comm, peer=self._peer("to", to), other=to)
-
     def iwait_labelled(self, array: np.ndarray, kind: str, source: int = ANY, tag: int = 0) -> Request:
-        """As `iwait`, for an `ipush_labelled`. Raises UsageError if its length or kind differs from the array's."""
-        vector = flat(array, written=True)
-        if source != ANY:
-            self._check_rank(source)
-        self._check_tag(tag)
+        """As `iwait`, for an `ipush_labelled`. UsageError if its length or kind is not that of `array` and `kind`."""
+        return self._receive(flat(array, written=True), source, tag, labelled_receive, kind)
+
+    def _receive(self, vector: np.ndarray, source: int, tag: int, steps: Any = plain_receive, *more: Any) -> Request:
+        self._check(0 if source == ANY else source, tag)
         comm, found = self._counted("wait", self.mpi), list[Arrival]()
-        steps = labelled_receive(comm, vector, kind, source, tag, found.append)
-        peer = None if source == ANY else self._peer("from", source)
-        return self._request("wait", steps, comm, found.pop, peer, SOME if source == ANY else source)
+        receiving = steps(comm, vector, source, tag, found.append, *more)
+        peer, other = (None, SOME) if source == ANY else (self._peer("from", source), source)
+        return Request(self, "wait", receiving, comm.counters, found.pop, peer, other)
 
     def wait_until(
-        self,
-        condition: Callable[[], object],
-        meanwhile: Callable[[], bool] | None = None,
-        patient: bool = False,
+        self, condition: Callable[[], object], meanwhile: Callable[[], bool] | None = None, patient: bool = False
     ) -> None:
         """Wait until `condition()`, in naps, while operations in flight advance; for the parameters see `nap_until`."""
         waited = nap_until(condition, "wait", meanwhile, patient, self._wait_target(SOME))

@@ -1,28 +1,18 @@
-"""Progress engine: what this process holds of communication (`activity`), and how it waits.
-
-    activity.in_flight            the requests (requests.py) that are not complete
-    activity.advance()            advance all of them as far as messages have arrived
-    activity.waiting()            the current wait and its length, for the watchdog
-    activity.watchdogs, .flight   the watchdogs and the flight recorder (hpcdl/comm/diagnostics/)
-    activity.survives             True if the others go on when a rank dies
-
-    with activity.inside("split"): ...       an MPI call outside of requests
-    with activity.exempt(): ...               work that all ranks know of: no wait for this rank counts as a hang
+"""Progress engine: the state of this process's communication (`activity`), and how it waits.
 
 MPI progresses a message only inside its calls, and another rank may need this rank's part of one operation before it
-starts the next. So a wait advances all operations in flight. MPI's own waiting may keep the core (MPICH's does); then
-the other processes on it, perhaps the awaited one, run only after a preemption, some milliseconds later. So a wait
-gives up the core between two polls, by these rules:
+starts the next. So a wait advances all operations in flight. MPI's own wait may keep the core (MPICH's does); another
+process on it, perhaps the awaited one, then runs only after a preemption, some milliseconds later. So a wait gives up
+the core between two polls:
 
     activity.block(condition)         nothing else is in flight: 50 polls, some 20 us, then a yield after each. After a
                                       preemption 1,000 polls of this process sleep 20 us instead: a yield has no effect
                                       across sessions if the kernel groups processes by session, and a process that has
                                       slept is scheduled first
-    activity.advance_others()         operations in flight advance, then a yield: their work looks like a preemption
+    activity.advance_others()         operations advance, then a yield; no sleep, as their work looks like preemption
     nap_until(condition, "wait")      `pause`: yields for 200 us, then naps of an eighth of the wait, at most 1 ms
     flags in the memory of a node     2,000 polls, or 1 if ranks share cores, then a yield; MPI's turn after 50 yields
-    meet(comm, "split")               all ranks, before a call of MPI that blocks
-"""
+    meet(comm, "split")               all ranks, before a call of MPI that blocks"""
 
 import contextlib
 import functools
@@ -51,7 +41,7 @@ clock = time.perf_counter_ns
 
 @functools.cache
 def attribute_key(name: str) -> int:
-    """Return the key of an attribute of communicators; created on first use, as MPI has started by then."""
+    """Return the key of communicator attribute `name`; created on first use, as MPI has started by then."""
     return MPI.Comm.Create_keyval()
 
 
@@ -64,7 +54,7 @@ class WaitTarget(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The current wait of a process: operation, seconds, start, target if known, and True if it may take any time."""
+    """The current wait of a process. since: start (`clock`). awaits: None if unknown. patient: it may take any time."""
 
     operation: str
     seconds: float
@@ -78,26 +68,26 @@ WaitContext: TypeAlias = tuple[str | None, int, WaitTarget | None, bool]
 
 
 class Activity:
-    """What this process holds of communication, and its current wait. Times are nanoseconds of `clock`."""
+    """The state of this process's communication, and its current wait. Times are nanoseconds of `clock`."""
 
     def __init__(self) -> None:
-        self.in_flight: list = []
-        self.watchdogs: list = []  # open ones
+        self.in_flight: list = []  # the requests (requests.py) that are not complete
+        self.watchdogs: list = []  # that are open
         self.watch_thread: Any = None  # the thread that polls for them
         self.survives = False  # True if the others go on when a rank dies: see `survive`
         self.naps = 0  # polls left that sleep first
-        self.operation: str | None = None  # operation that it waits in
+        self.operation: str | None = None  # the operation of the current wait
         self.since = 0  # start of the wait
         self.awaits: WaitTarget | None = None  # target of the wait
         self.patient = False  # True if the wait may take any time
         self.exemptions = 0  # nesting depth of `exempt`
-        self.exempt_until = -(1 << 62)  # end of the last one
-        self.last: str | None = "none yet"  # the operation before
-        self.flight: FlightRecorder | None = (
-            None  # where operations are recorded (hpcdl/comm/diagnostics/flight_recorder.py)
-        )
+        self.exempt_until = -(1 << 62)  # end of the last `exempt`
+        self.last: str | None = "none yet"  # the operation of the last wait
+        self.flight: FlightRecorder | None = None  # records operations
         self.tested: tuple[Any, int] | None = None  # the request of the last unsuccessful `test`, and its time
         self.failure: Exception | None = None  # of a request, when ranks may be dead: ends every nap
+        self.signal_pipe: list[int] = []  # of SIGUSR2 (status_signal.py): read end, write end
+        self.claims: list = []  # sockets: its claims to report why the job ends (failure.py), held until it exits
         self.abandoned: list = []  # given up, with buffers that MPI may still write to: requests, steps with a failure
 
     def advance(self) -> None:
@@ -110,12 +100,12 @@ class Activity:
                     self.failure = error
 
     def advance_others(self) -> None:
-        """Between two polls of a wait: advance all operations in flight, and yield the core."""
+        """Advance all operations in flight, and yield the core, between two polls of a wait."""
         self.advance()
         os.sched_yield()
 
     def block(self, condition: Callable[[], object]) -> None:
-        """Poll until the condition holds, while nothing else is in flight."""
+        """Wait until the condition holds, by polling; only for use while nothing else is in flight."""
         for _ in range(POLLS):
             if condition():
                 return
@@ -132,19 +122,17 @@ class Activity:
             before = now
 
     def check(self) -> None:
-        """Raise the error of a failed request in flight, when ranks may be dead."""
+        """Raise the error of a request that has failed, if ranks may be dead (`survive`)."""
         if self.failure is not None:
             raise self.failure
 
     def survive(self) -> None:
-        """From now on the others go on when a rank dies (recovery/ulfm_recovery.py).
-
-        Requests are then tested one by one, a failed one ends every nap, and a rank that fails exits alone.
-        """
+        """Let the other ranks go on when a rank dies (recovery/ulfm_recovery.py): requests are tested one by one, a
+        failed one ends every nap, and a rank that fails exits alone."""
         self.survives = True
 
     def record_with(self, recorder: FlightRecorder | None) -> FlightRecorder | None:
-        """Record operations with this recorder, which is returned, from now on; None: no longer."""
+        """Record operations with this recorder from now on (None: no longer); return it."""
         self.flight = recorder
         return recorder
 
@@ -167,27 +155,17 @@ class Activity:
         self.operation, self.since, self.awaits, self.patient = around
 
     @contextlib.contextmanager
-    def inside(self, name: str, comm: Any = None) -> Iterator[None]:
-        """Context of an MPI call outside of requests: `with activity.inside("split"): ...`.
-
-        comm: the `Communicator` of a collective call, which is counted in its sequence; None for other calls.
-        """
-        around = self.enter(name, None if comm is None else comm.begin_library_call(name))
-        flight = self.flight if comm is not None else None
-        record = flight.begin(comm, name, self.since, ALL) if flight is not None else 0
+    def inside(self, name: str, awaits: WaitTarget | None = None) -> Iterator[None]:
+        """Context of an MPI call outside of requests; for collective calls a `Communicator` has its own `inside`."""
+        around = self.enter(name, awaits)
         try:
             yield
         finally:
             self.leave(around)
-            if flight is not None:
-                flight.end(record, clock(), 0)
 
     @contextlib.contextmanager
     def exempt(self) -> Iterator[None]:
-        """Context of work that all ranks know of, such as a checkpoint: a wait for this rank does not count as a hang.
-
-        Its own waits within the body count as usual.
-        """
+        """Context of work that all ranks know of, such as saving: a wait for this rank does not count as a hang."""
         self.exemptions += 1
         try:
             yield
@@ -196,7 +174,7 @@ class Activity:
             self.exempt_until = clock()
 
     def busy(self, within: float) -> bool:
-        """True if this process is inside `exempt`, or was within the last `within` seconds."""
+        """True if this process waits for nothing, and is in `exempt` or was in the last `within` seconds."""
         return self.operation is None and bool(self.exemptions or (clock() - self.exempt_until) / 1e9 < within)
 
     def waiting(self) -> Wait | None:
@@ -211,19 +189,18 @@ class Activity:
         return None
 
 
+# The state of this process, shared by its communicators; other rooms call the functions.
 activity = Activity()
+inside, exempt, advance = activity.inside, activity.exempt, activity.advance
+survive, abandon, record_with = activity.survive, activity.abandon, activity.record_with
 
 
 def meet(comm: Any, name: str) -> None:
-    """Wait until all ranks of a `Communicator` have entered, and advance this rank's operations in flight meanwhile.
-
-    Use it before MPI calls that block without progress: another rank may need this rank's part of an operation in
-    flight before it reaches the same call. name: of that call, for the watchdog. Raises AgreedError, on all ranks, if
-    they enter different calls.
-    """
+    """Wait until all ranks of a `Communicator` have entered; advance operations in flight, which others may need first.
+    For use before MPI calls that block without progress. AgreedError on all ranks if `name`, of the call, differs."""
     code = zlib.crc32(name.encode())
     largest = np.array([code, -code])
-    with activity.inside(name, comm):
+    with comm.inside(name):
         entered = comm.mpi.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX)
         while not entered.Test():
             activity.advance_others()
@@ -248,15 +225,13 @@ def nap_until(
 ) -> float:
     """Wait until the condition holds, in naps that free the core; return the seconds spent waiting.
 
-    The added latency is at most a nap. name: of the operation, for the watchdog. meanwhile():
-    work to do while waiting; returns True if it did any; its time is not counted. patient: the wait may take any time,
-    as in a server that waits for requests; --timeout then applies only if a rank does not answer at all. awaits: the
-    ranks that make the condition true; if all of them have left, the job ends.
-    """
+    name: of the operation, for the watchdog. meanwhile(): work to do in between; True if it did any; its time is not
+    counted. patient: the wait may take any time, as a server's for requests; --timeout then applies only if a rank does
+    not answer at all. awaits: the ranks that make the condition true; if all of them have left, the job ends."""
     begun = quiet = clock()
     busy, around = 0, activity.enter(name, awaits)
     try:
-        activity.patient = activity.patient or patient
+        activity.patient |= patient
         while not condition():
             activity.advance()
             activity.check()

@@ -11,16 +11,12 @@ from hpcdl.comm.progress import WaitTarget, activity, clock, nap_until
 
 
 class Request:
-    """One asynchronous operation, driven through its generator (see hpcdl/comm/collective_schedule.py).
+    """An operation in flight, driven through its generator (collective_schedule.py). `wait` and `test`
+    also advance all other operations of this rank (progress.py), so ranks may wait in any order.
 
-    It reports its span to the communicator's timeline, its seconds to `counters`, and its waits to the watchdog.
-    finish() is called once, when the last message has arrived; its return value is the result. peer: the other rank of
-    a point-to-point message for the trace, as {"to": rank} or {"from": rank}, or None. other: that rank in the
-    communicator; SOME if it may be any, ALL for a collective call.
-
-    Waiting for or testing one operation advances all others of this rank (progress.py), so ranks may wait for their
-    operations in different orders.
-    """
+    finish() is called once, when the last message has arrived; its value is the result. peer: the other rank of a
+    point-to-point message, for the trace, as {"to": rank} or {"from": rank}; or None. other: that rank in the
+    communicator; SOME: any rank; ALL: a collective call. counters: count the seconds of the operation."""
 
     pending: Any  # Step | None: the step it waits for; None when done
     progressed: int  # time of the last progress
@@ -43,15 +39,13 @@ class Request:
         self.start, self.bytes = clock(), 0
         counters.calls += 1
         activity.in_flight.append(self)
-        self.flight = activity.flight  # the recorder of its `record`
-        self.record = (
-            self.flight.begin(communicator, name, self.start, other, STARTED) if self.flight is not None else 0
-        )
+        self.flight, self.record = activity.flight, 0
+        if self.flight is not None:
+            self.record = self.flight.begin(communicator, name, self.start, other, STARTED)
         self._next_step()
         counters.seconds += (clock() - self.start) / 1e9
 
     def _next_step(self) -> None:
-        """Advance to the next step, or complete the operation."""
         self.progressed, before = clock(), self.counters.bytes
         try:
             self.pending = next(self.steps, None)
@@ -65,8 +59,8 @@ class Request:
                 self.result = self.finish()
         self.bytes += self.counters.bytes - before  # other operations share these counters
         if self.done:
-            details, stop = {"bytes sent": self.bytes} | self.peer, clock()
-            self.communicator.timeline.add(self.name, self.start, stop, **details)
+            stop = clock()
+            self.communicator.timeline.add(self.name, self.start, stop, **{"bytes sent": self.bytes} | self.peer)
             if self.flight is not None:
                 self.flight.end(self.record, stop, self.bytes)
 
@@ -86,7 +80,7 @@ class Request:
             self.finish = lambda: follow(finish() if finish is not None else None)
 
     def test(self) -> bool:
-        """Advance without blocking; True when the operation is complete."""
+        """Advance this operation and, unless it is then complete, all others, without blocking; True when complete."""
         start = clock()
         if not self.advance():
             activity.advance()
@@ -98,7 +92,7 @@ class Request:
         return self.done
 
     def advance(self) -> bool:
-        """Advance only this operation, as far as its messages have arrived; True when it is complete."""
+        """Advance this operation only, as far as its messages have arrived; True when it is complete."""
         while not self.done and self._poll_step(ready):
             self._next_step()
         return self.done

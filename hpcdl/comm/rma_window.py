@@ -1,10 +1,8 @@
 """One-sided communication (RMA): an array that other ranks read and write while its owner computes.
 
-`comm.expose(array)` copies each rank's array into an MPI window that stays open (one `Lock_all` for its whole
-life), so that a pull is one MPI_Get and completes although the target rank never enters MPI. Within a node this is
-guaranteed; between hosts over TCP the message waits until the owner next enters MPI, unless the library runs a
-progress thread (MPICH: MPIR_CVAR_ASYNC_PROGRESS=1).
-"""
+The MPI window stays open for its whole life (one `Lock_all`), so a pull is one MPI_Get. Within a node it completes
+although the owner never enters MPI. Between hosts over TCP it waits until the owner next enters MPI, unless the library
+runs a progress thread (MPICH: MPIR_CVAR_ASYNC_PROGRESS=1)."""
 
 from typing import Any
 
@@ -15,7 +13,7 @@ from hpcdl.errors import UsageError
 
 
 class ExposedArray:
-    """This rank's `array` in an MPI window of all ranks of the communicator; lengths may differ between ranks."""
+    """A copy, `array`, of this rank's array in a window of all ranks. Lengths may differ; UsageError if types do."""
 
     def __init__(self, comm: MPI.Intracomm, array: np.ndarray):
         kinds = set(comm.allgather(array.dtype.str))
@@ -31,13 +29,12 @@ class ExposedArray:
         comm.Barrier()  # no rank pulls before all values are in place
 
     def check_transfer(self, array: np.ndarray, rank: int, at: int) -> None:
-        """Raise UsageError if a transfer exceeds the exposed array of `rank`."""
+        """Raise UsageError if the type differs, or the transfer exceeds the exposed array of `rank`."""
         if array.dtype != self.array.dtype:
-            raise UsageError(f"the exposed array holds {self.array.dtype}, not {array.dtype}")
+            raise UsageError(f"the exposed array holds {self.array.dtype}, and the passed array {array.dtype}")
         if at < 0 or at + array.size > self.lengths[rank]:
-            raise UsageError(
-                f"elements {at} to {at + array.size} are outside the {self.lengths[rank]} that rank {rank} exposes"
-            )
+            there = f"the exposed array of rank {rank}, which has {self.lengths[rank]}"
+            raise UsageError(f"elements {at} to {at + array.size} are outside {there}")
 
     def free(self) -> None:
         """Close the window if it is open; a collective call."""

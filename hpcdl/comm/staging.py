@@ -3,23 +3,18 @@
     staged    array on the GPU -> copy -> pinned host vector -> the operation -> copy -> array on the GPU
     direct    the operation receives the GPU's array, and the MPI library reads and writes it
 
-Staging always works: the algorithms and the library see a host vector. It costs a copy of
-the K values each way, K * itemsize / (bandwidth of the bus) seconds, which count as seconds of the operation; the wait
-for the array's computation does not. On one rank a collective operation has no effect, so nothing is copied.
+Staging always works. It costs K * itemsize / (bandwidth of the bus) seconds each way, which count as seconds of the
+operation; the wait for the array's computation does not. A collective operation on one rank copies nothing. Host arrays
+at unaligned addresses (np.frombuffer with an offset) are staged, too: mpi4py and compiled loops refuse them.
 
-Direct needs three conditions: the all-reduce algorithm passes its vector to MPI unread (its record has `direct`); the
-MPI library declares itself CUDA-aware on every rank (`is_cuda_aware`); and a test of the library on arrays of the GPU
-succeeds (`self_test`). A library that is not CUDA-aware would crash on such an array.
-
-A host array at unaligned addresses, as np.frombuffer with an offset returns, is staged, too: neither mpi4py nor
-compiled loops accept it.
-"""
+Direct is used if the all-reduce algorithm passes its vector to MPI unread (`direct` in its record), the MPI library
+declares itself CUDA-aware on every rank (`is_cuda_aware`; others would crash), and a test succeeds (`self_test`)."""
 
 import ctypes
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -32,61 +27,49 @@ NVIDIA = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
 Start = TypeVar("Start", bound=Callable[..., Any])
 
 
-@overload
-def staged(start: Start) -> Start: ...
-
-
-@overload
 def staged(
     *, out: bool = True, back: bool = True, collective: bool = True, direct: bool = False
-) -> Callable[[Start], Start]: ...
+) -> Callable[[Start], Start]:
+    """Decorate a method that starts an operation on its first argument: the array may then be on a GPU, or unaligned.
+    out: the operation reads the array. back: it writes it. collective: it does nothing on one rank. direct: it uses the
+    chosen algorithm, which may take GPU arrays. A result in the host vector becomes that part of the array."""
 
+    def decorate(start: Any) -> Any:
+        @functools.wraps(start)
+        def on_host(self: Any, array: Any = None, *arguments: Any, **options: Any) -> Any:
+            if not on_device(array) and (not isinstance(array, np.ndarray) or array.flags.aligned):
+                return start(self, array, *arguments, **options)
+            if not array.flags.c_contiguous:
+                raise UsageError(f"a buffer of shape {array.shape} is not contiguous; pass a contiguous part")
+            device, vector = device_of(array), array.reshape(-1)
+            device.synchronize()
+            if direct and on_device(array) and self.exchange == "direct":
+                return start(self, vector, *arguments, **options)
+            begin, alone = time.perf_counter(), collective and self.size == 1
+            host = (CPU if alone else device).pinned(vector.shape, vector.dtype)
+            if out and not alone:
+                device.copy_out(vector, host)
+            if locked := isinstance(vector, np.ndarray) and not vector.flags.writeable:
+                host.flags.writeable = False
+            copied = time.perf_counter() - begin
+            request = start(self, host, *arguments, **options)
 
-def staged(
-    start: Any = None, *, out: bool = True, back: bool = True, collective: bool = True, direct: bool = False
-) -> Any:
-    """Decorate a method that starts an operation on its first argument: the array may be on a GPU, or unaligned.
+            def finish(result: Any) -> Any:
+                if back and not alone and not locked:
+                    device.copy_in(vector, host)
+                if isinstance(result, np.ndarray):
+                    first = (result.ctypes.data - host.ctypes.data) // max(1, host.itemsize)
+                    return vector[first : first + result.size]
+                return result
 
-    out, back: True if the operation reads, or writes, the array. collective: True if it has no effect on one rank.
-    direct: True if it runs the communicator's algorithm, which may accept GPU arrays. A result that is a part of the
-    array is returned as that part of the GPU's array.
-    """
-    if start is None:
-        return functools.partial(staged, out=out, back=back, collective=collective, direct=direct)
+            begin = time.perf_counter()
+            request.then(finish)  # copies back now if the operation is already complete
+            request.counters.seconds += copied + time.perf_counter() - begin
+            return request
 
-    @functools.wraps(start)
-    def on_host(self: Any, array: Any = None, *arguments: Any, **options: Any) -> Any:
-        if not on_device(array) and (not isinstance(array, np.ndarray) or array.flags.aligned):
-            return start(self, array, *arguments, **options)
-        if not array.flags.c_contiguous:
-            raise UsageError(f"a buffer of shape {array.shape} is not contiguous; pass a contiguous part")
-        device, vector = device_of(array), array.reshape(-1)
-        device.synchronize()
-        if direct and on_device(array) and self.exchange == "direct":
-            return start(self, vector, *arguments, **options)
-        begin, alone = time.perf_counter(), collective and self.size == 1
-        host = (CPU if alone else device).pinned(vector.shape, vector.dtype)
-        if out and not alone:
-            device.copy_out(vector, host)
-        if locked := isinstance(vector, np.ndarray) and not vector.flags.writeable:
-            host.flags.writeable = False
-        copied = time.perf_counter() - begin
-        request = start(self, host, *arguments, **options)
+        return on_host
 
-        def finish(result: Any) -> Any:
-            if back and not alone and not locked:
-                device.copy_in(vector, host)
-            if isinstance(result, np.ndarray):
-                first = (result.ctypes.data - host.ctypes.data) // max(1, host.itemsize)
-                return vector[first : first + result.size]
-            return result
-
-        begin = time.perf_counter()
-        request.then(finish)  # copies back now if the operation is already complete
-        request.counters.seconds += copied + time.perf_counter() - begin
-        return request
-
-    return on_host
+    return decorate
 
 
 def is_cuda_aware() -> bool:
@@ -112,13 +95,12 @@ def self_test(comm: MPI.Intracomm, device: Device) -> bool:
     except MPI.Exception:
         return False
     wanted = size * values + size * (size - 1) // 2
-    return bool(
-        np.array_equal(device.host(sums), wanted) and np.array_equal(device.host(received), values + (rank - 1) % size)
-    )
+    came = np.array_equal(device.host(received), values + (rank - 1) % size)
+    return bool(came and np.array_equal(device.host(sums), wanted))
 
 
 def supports_device_arrays(comm: MPI.Intracomm, device: Device) -> bool:
-    """True if all ranks may pass GPU arrays to the MPI library; collective. Some ranks may have no GPU: servers."""
+    """True if all ranks may pass GPU arrays to the MPI library; collective. A rank without a GPU: False on all."""
     with activity.inside("self-test of messages from the GPU"):
         if not comm.allreduce(device is not CPU, MPI.LAND):
             return False

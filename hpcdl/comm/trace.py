@@ -1,14 +1,9 @@
-"""Tracing: counters of every operation, and spans of all ranks on one clock.
+"""Tracing: counters of every operation, and spans of all ranks on one clock, in Chrome's trace format.
 
-`Traffic` counts calls, bytes, messages, seconds and seconds blocked, for each kind of operation. `Timeline` keeps the
-last `limit` spans (name, start, end) of its rank, and `write` gathers those of all ranks into one file in Chrome's
-trace format, with a row for each rank, for https://ui.perfetto.dev. All ranks' spans cover the end of the run; the
-common time is that of the busiest rank's spans.
-
-Each host has its own clock. The offset to the clock of rank 0 is measured by ping-pong when the timeline is made and
+Each host has its own clock. Its offset to the clock of rank 0 is measured by ping-pong when the timeline is made and
 when it is written (Cristian, "Probabilistic clock synchronization", 1989): the round with the shortest round trip
-counts, and the remote clock is assumed to be read in its middle. Times between are shifted by linear interpolation.
-"""
+counts, and rank 0's clock is assumed to be read in its middle. Times in between are shifted by linear interpolation. As
+ranks keep only their last spans, all ranks have spans only for the time that the busiest rank's spans cover."""
 
 import contextlib
 import dataclasses
@@ -33,10 +28,8 @@ ROUNDS = 10
 
 
 class Traffic(dict[str, Counters]):
-    """Counters by kind of operation, as traffic["all_reduce"].bytes, and `sent`, the messages by receiver.
-
-    The ranks of `sent` are numbered in the first communicator, from which the groups with this traffic are derived.
-    """
+    """Counters by kind of operation, as traffic["all_reduce"].bytes. sent: messages by receiver, numbered in the first
+    communicator, from which the groups with this traffic are derived."""
 
     def __init__(self, *counters: Any, **named: Counters):
         super().__init__(*counters, **named)
@@ -91,24 +84,16 @@ class Traffic(dict[str, Counters]):
 
 
 class SentTotals(dict[int, tuple[float, float]]):
-    """Total bytes and messages that other ranks say they have sent, by rank."""
+    """Total bytes and messages that other ranks report to have sent, by rank."""
 
     def note(self, rank: int, bytes: float, messages: float) -> None:
-        """A rank has sent so much in all; what arrives later may have been said earlier."""
+        """Note the totals that a rank reports; keep the larger ones, as an older report may arrive later."""
         before = self.get(rank, (0.0, 0.0))
         self[rank] = max(before[0], bytes), messages if math.isnan(messages) else max(before[1], messages)
 
-    def with_own(self, own: tuple[float, float]) -> tuple[float, float]:
-        """Return the totals of these ranks and of this one."""
-        parts = own, *self.values()
-        return sum(part[0] for part in parts), sum(part[1] for part in parts)
-
 
 def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
-    """Return the nanoseconds to add to this rank's clock to get that of rank 0; a collective call.
-
-    The ranks of one node share a clock, so only the first rank of each node plays ping-pong with rank 0.
-    """
+    """Return the nanoseconds to add to this rank's clock to get rank 0's; collective. One rank per node measures."""
     leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
     offset = np.zeros(1, np.int64)
     if leaders != MPI.COMM_NULL:
@@ -120,14 +105,14 @@ def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
                     ball[0] = time.perf_counter_ns()
                     leaders.Send(ball, other)
             elif leaders.rank == other:
-                best = None
+                trips = []
                 for _ in range(ROUNDS):
                     start = time.perf_counter_ns()
                     leaders.Send(ball, 0)
                     leaders.Recv(ball, 0)
                     stop = time.perf_counter_ns()
-                    if best is None or stop - start < best:
-                        best, offset[0] = stop - start, ball[0] - (start + stop) // 2
+                    trips.append((stop - start, int(ball[0]) - (start + stop) // 2))
+                offset[0] = min(trips)[1]
         leaders.Free()
     node.Bcast(offset)
     return int(offset[0])
@@ -165,13 +150,12 @@ class Timeline:
             self.node = None
 
     def write(self, path: str | Path | None, root: int = 0) -> None:
-        """Gather all ranks' spans, on the clock of rank 0, and write them to `path` on rank `root`; collective."""
+        """Write all ranks' spans, on rank 0's clock, to `path` on rank `root`, for ui.perfetto.dev; collective."""
         with activity.inside("write the trace"):
             now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)
-        then, first = self.first
-        drift = (last - first) / max(1, now - then)
-        spans = [(name, t + first + drift * (t - then), (stop - t), details) for name, t, stop, details in self.spans]
-        with activity.inside("write the trace"):
+            then, first = self.first
+            drift = (last - first) / max(1, now - then)
+            spans = [(name, t + first + drift * (t - then), stop - t, details) for name, t, stop, details in self.spans]
             everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.ended - len(spans)), root)
         if everyone is not None and path is not None:
             blame = blamed_on(f"{path} cannot be written", LoneError)
@@ -180,7 +164,7 @@ class Timeline:
 
 
 def trace_events(everyone: list[tuple[str, list, int]]) -> list[dict]:
-    """Return the trace events; everyone: (host, spans, number of dropped earlier spans) of each rank."""
+    """Return the trace events, in microseconds. everyone: (host, spans, number of dropped spans) of each rank."""
     origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
     events: list[dict] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
     for rank, (host, spans, dropped) in enumerate(everyone):
@@ -189,16 +173,16 @@ def trace_events(everyone: list[tuple[str, list, int]]) -> list[dict]:
             place: dict[str, Any] = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
             events.append(place | {"name": "thread_name", "args": {"name": label}})
             events.append(place | {"name": "thread_sort_index", "args": {"sort_index": rank}})
-            events += [as_event(span, origin, place["tid"]) for span in nested]
+            for name, start, length, details in nested:
+                event = {"name": name, "ph": "X", "pid": 0, "tid": place["tid"]}
+                event |= {"ts": round((start - origin) / 1e3, 3), "dur": round(length / 1e3, 3)}
+                events.append(event | {"args": details} if details else event)
             label = f"rank {rank}, in flight at once"  # label of further rows
     return events
 
 
 def rows(spans: list) -> list[list]:
-    """Distribute spans (name, start, length, details) over as few rows as possible, without overlap in a row.
-
-    Spans of a row may nest or follow each other. Blocking calls always nest; operations in flight may overlap.
-    """
+    """Distribute spans (name, start, length, details) over rows, in which they nest or follow each other."""
     spread: list[list] = []  # spans of each row,
     open_until: list[list[float]] = []  # and the ends of its open spans, the innermost last
     for span in sorted(spans, key=lambda span: (span[1], -span[2])):
@@ -213,11 +197,3 @@ def rows(spans: list) -> list[list]:
         open_until[row].append(end)
         spread[row].append(span)
     return spread
-
-
-def as_event(span: tuple[str, float, float, dict], origin: float, row: int) -> dict:
-    """Return a span as a complete event of the trace format, in microseconds from the origin."""
-    name, start, length, details = span
-    event: dict[str, Any] = {"name": name, "ph": "X", "pid": 0, "tid": row}
-    event |= {"ts": round((start - origin) / 1e3, 3), "dur": round(length / 1e3, 3)}
-    return event | {"args": details} if details else event

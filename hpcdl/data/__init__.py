@@ -2,8 +2,7 @@
 
 data = open_data("digits", comm=comm, placement="shared", seed=0)
 for batch in data.batches(epoch, batch_size=64, share=(comm.rank, comm.size)):
-    ...                                                # batch.x, batch.y, batch.total
-"""
+    ...                                                # batch.x, batch.y, batch.total"""
 
 from hpcdl.data.arrays import from_arrays
 from hpcdl.data.batch import Batch

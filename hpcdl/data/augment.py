@@ -4,8 +4,7 @@
     flip      half of the images are mirrored, left to right
 
 The moves are drawn for the whole batch from (seed, "augment", epoch, step), and each rank takes its slice of them: an
-image moves the same way for any number of ranks. Images are moved while a batch is gathered.
-"""
+image moves the same way for any number of ranks."""
 
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ class Augment:
         self.shift, self.flip, self.random = shift, flip, Random(seed)
 
     def moves(self, epoch: int, step: int, total: int, offset: int, rows: int) -> Moves:
-        """Return the moves of rows [offset, offset + rows) of a batch of `total`."""
+        """Return the moves of rows [offset, offset + rows) of a batch of `total` rows."""
         random = self.random("augment", epoch, step)
         shifts = random.integers(-self.shift, self.shift + 1, (2, total))
         mirrored = random.integers(0, 1 + self.flip, total)
@@ -42,7 +41,7 @@ class Augment:
 
 
 def make_augment(spec: str, features: tuple, seed: int) -> Augment | None:
-    """Parse `shift:2`, `flip` or `shift:2,flip`; None for "". UsageError: unknown word, or features are no image."""
+    """Return the augmentation of a spec, as "shift:2,flip"; None for "". UsageError: unknown word, or no images."""
     shift, flip = 0, False
     for word in filter(None, spec.split(",")):
         name, _, text = word.partition(":")
@@ -57,9 +56,8 @@ def make_augment(spec: str, features: tuple, seed: int) -> Augment | None:
     if not shift and not flip:
         return None
     if len(features) not in (2, 3):
-        raise UsageError(
-            f"augment {spec!r} needs images of shape (height, width) or (height, width, channels), not {features}"
-        )
+        shapes = "(height, width) or (height, width, channels)"
+        raise UsageError(f"augment {spec!r} needs images of shape {shapes}, not {features}")
     if shift >= min(features[:2]):
-        raise UsageError(f"augment {spec!r} would move a whole image of {features} out of sight; use a smaller shift")
+        raise UsageError(f"augment {spec!r} would move images of shape {features} out of sight; use a smaller shift")
     return Augment(features, shift, flip, seed)

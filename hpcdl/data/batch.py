@@ -1,14 +1,19 @@
-"""A batch, a block of rows to predict, and the rotating buffers that batches are gathered into."""
+"""A batch, rows to predict in blocks, and the rotating buffers that batches are gathered into."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcdl.chunks import chunks
-from hpcdl.csr import CSR
+from hpcdl.csr import CSR, START
+from hpcdl.data.hdf5 import SLAB_BYTES
 from hpcdl.kernels.device import CPU, Array, Device
+
+BLOCK_ROWS = 8192  # rows of a block to predict, at most
 
 
 @dataclasses.dataclass(slots=True)
@@ -18,8 +23,7 @@ class Batch:
     x      (rows, features) in the model's type, C-contiguous, scaled; a CSR (hpcdl/csr.py) for sparse data
     y      (rows,) int64 class numbers, or targets (rows,) or (rows, outputs) in the model's type
     total  examples of the whole batch, over all ranks
-    epoch, step (in the epoch), index (rows,): row numbers in the training set
-    """
+    epoch, step: numbers of the epoch and of the step in it; index (rows,): numbers of the rows in the training set"""
 
     x: Any
     y: Array
@@ -29,94 +33,93 @@ class Batch:
     index: np.ndarray
 
     def split(self, parts: int) -> list["Batch"]:
-        """Return the micro-batches chunks(rows, parts): views with the same total; some may have no rows."""
-        return [
-            Batch(self.x[part], self.y[part], self.total, self.epoch, self.step, self.index[part])
-            for part in chunks(len(self.x), parts)
-        ]
+        """Return `parts` micro-batches, cut by `chunks`, as views that keep the total; some may have no rows."""
+        about, cut = (self.total, self.epoch, self.step), chunks(len(self.x), parts)
+        return [Batch(self.x[part], self.y[part], *about, self.index[part]) for part in cut]
 
 
 class RowBlock(NamedTuple):
-    """Rows of a source that are to be predicted, encoded as features or in the model's form.
+    """A block of rows to predict. x: raw features, or these in the form of a model. `rows` does as `Split.rows`."""
 
-    x: (rows, features), maybe a CSR; numbers: (rows,) int64, in the source, from 0; y: class numbers of the model, or
-    targets; ids: names of the rows. dropped: rows left out for missing values; filled: missing values filled in (texts
-    by zeros); unseen: texts that the recipe does not know (zeros, too).
-    """
-
-    x: Any
-    numbers: np.ndarray
-    y: np.ndarray | None = None
-    ids: list[str] | None = None
-    dropped: int = 0
-    filled: int = 0
-    unseen: int = 0
+    x: Any  # (rows, features), maybe a CSR
+    numbers: np.ndarray  # (rows,) int64: row numbers in the source, from 0
+    y: np.ndarray | None = None  # class numbers of the model, or targets; None: no labels
+    ids: list[str] | None = None  # names of the rows; None: no names
+    dropped: int = 0  # number of rows left out for missing values
+    filled: int = 0  # number of missing values filled in (texts by zeros)
+    unseen: int = 0  # number of texts that the recipe does not have; their features are 0
 
     @property
     def examples(self) -> int:
-        """The number of rows, by the name that a split uses."""
         return len(self.x)
 
     def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
-        """Return x and y of rows start to stop, like a split."""
         assert self.y is not None
         return self.x[start:stop], self.y[start:stop]
 
 
+class PredictionRows(NamedTuple):
+    """Rows to predict."""
+
+    name: str  # of the source, for messages
+    blocks: Callable[[], Iterator[Callable[[], RowBlock]]]  # yields a parser for each block
+    labelled: bool = False  # True if rows have a y
+    ids: bool = False  # True if rows have ids
+    features: tuple[int, ...] = ()  # shape of a row
+
+
+def in_blocks(
+    load: Callable[[slice], RowBlock], rows: int, features: tuple[int, ...], ranks: int, nnz: int | None = None
+) -> Iterator[Callable[[], RowBlock]]:
+    """Yield for each block of range(rows) a function that loads it. Ranks take turns. nnz: elements of sparse rows."""
+    row = 8 * math.prod(features) if nnz is None else START.itemsize + 16 * nnz / max(1, rows)
+    most = max(1, min(BLOCK_ROWS, int(SLAB_BYTES / row), -(-rows // ranks)))
+    for start in range(0, rows, most):
+        yield partial(load, slice(start, min(start + most, rows)))
+
+
+class RowForm(NamedTuple):
+    """The types and shapes of rows."""
+
+    width: int  # number of features
+    dtype: np.dtype  # of x
+    y_dtype: np.dtype
+    outputs: tuple[int, ...] = ()  # shape of a row's y
+    sparse: bool = False  # True if x is a CSR
+
+    def empty(self, rows: int, empty: Callable[..., Array] = CPU.empty) -> tuple[Any, Array]:
+        """Return arrays for x and y, allocated by empty(shape, dtype); a sparse x grows as it is filled."""
+        x: Any = CSR.empty(rows, self.width, self.dtype, empty=empty) if self.sparse else None
+        y = empty((rows, *self.outputs), self.y_dtype)
+        return empty((rows, self.width), self.dtype) if x is None else x, y
+
+
 class BatchBuffers:
     """`count` pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches.
+    empty(shape, dtype): allocator on the host or a device. A sparse x keeps the room that `gather` has added."""
 
-    empty(shape, dtype) allocates an array, on the host or a device. sparse: x is a CSR; its views share one element
-    store, so that room that `gather` makes stays.
-    """
-
-    def __init__(
-        self,
-        count: int,
-        width: int,
-        dtype: np.dtype,
-        y_dtype: np.dtype,
-        empty: Callable[..., Array] = CPU.empty,
-        outputs: tuple[int, ...] = (),
-        sparse: bool = False,
-    ):
-        self.empty, self.sparse = empty, sparse
-        self.turn, self.pairs = 0, [self._pair(0, width, dtype, outputs, y_dtype) for _ in range(count)]
-
-    def _pair(self, rows: int, width: int, dtype: np.dtype, outputs: tuple[int, ...], y_dtype: np.dtype) -> tuple:
-        x = CSR.empty(rows, width, dtype, empty=self.empty) if self.sparse else self.empty((rows, width), dtype)
-        return x, self.empty((rows, *outputs), y_dtype)
+    def __init__(self, count: int, form: RowForm, empty: Callable[..., Array] = CPU.empty):
+        self.form, self.allocate, self.turn = form, empty, 0
+        self.pairs = [form.empty(0, empty) for _ in range(count)]
 
     def next(self, rows: int) -> tuple[Any, Array]:
         """Return the first `rows` rows of the next pair, the least recently used one."""
         self.turn = (self.turn + 1) % len(self.pairs)
+        if len(self.pairs[self.turn][1]) < rows:
+            self.pairs[self.turn] = self.form.empty(rows, self.allocate)
         x, y = self.pairs[self.turn]
-        if len(y) < rows:
-            x, y = self.pairs[self.turn] = self._pair(rows, x.shape[1], x.dtype, y.shape[1:], y.dtype)
         return x[:rows], y[:rows]
 
 
 class DeviceBuffers:
-    """Buffers for batches that are gathered on the host (`host`) and used on a device, which may be the host itself.
+    """`count` pairs of arrays on the host (`host`) to gather batches into, and 2 on the device, if that is another."""
 
-    count: pairs on the host; a GPU has two, one for the current batch and one for the previous one.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        count: int,
-        width: int,
-        dtype: np.dtype,
-        y_dtype: np.dtype,
-        outputs: tuple[int, ...] = (),
-        sparse: bool = False,
-    ):
-        self.device, self.host = device, BatchBuffers(count, width, dtype, y_dtype, device.pinned, outputs, sparse)
-        self.copies = None if device is CPU else BatchBuffers(2, width, dtype, y_dtype, device.empty, outputs, sparse)
+    def __init__(self, device: Device, count: int, form: RowForm):
+        self.device, self.host = device, BatchBuffers(count, form, device.pinned)
+        self.copies = None if device is CPU else BatchBuffers(2, form, device.empty)
 
     def hand_out(self, batch: Batch) -> Batch:
-        """Return the batch on the device: itself, or with x and y copied into the next pair there."""
+        """Return the batch on the device: unchanged on the host, else with x and y copied into its next pair."""
         if self.copies is None:
             return batch
         x, y = self.copies.next(len(batch.y))

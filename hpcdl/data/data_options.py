@@ -21,7 +21,7 @@ Standardize = bool | str | dict[str, np.ndarray]  # a flag, "auto", or the stati
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """Options of `open_data`; `dtype` is the model's."""
+    """The options of `open_data`; `dtype` is the model's."""
 
     partition: str
     dtype: np.dtype
@@ -39,26 +39,20 @@ class DataOptions:
         return self.seed if self.data_seed is None else self.data_seed
 
     def check_fit(
-        self,
-        classes: int,
-        features: tuple[int, ...],
-        rows: int,
-        scale: float,
-        text: bool = False,
-        sparse: bool = False,
+        self, classes: int, features: tuple[int, ...], rows: int, scale: float, text: bool = False, sparse: bool = False
     ) -> None:
-        """Raise UsageError if an option does not fit such data; rows: of training."""
+        """Raise UsageError if an option does not fit data with these properties. rows: number of training rows."""
         if sparse and (self.augment or self.standardize not in (False, "auto")):
-            raise UsageError("the zeros of sparse rows stay zero: they cannot be standardized, nor moved as images are")
+            raise UsageError("sparse rows cannot be standardized or augmented, for their zeros must stay zero")
         if text and self.standardize not in (False, "auto"):
-            raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
+            raise UsageError("tokens of a text cannot be standardized: they number characters, and are no quantities")
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"dtype must be float32 or float64, not {self.dtype}")
         if isinstance(self.standardize, str) and self.standardize != "auto":
             raise UsageError(f"standardize must be True, False, auto or statistics, not {self.standardize!r}")
         largest_input(scale, self.dtype)
         if not 0 <= self.validation < 1:
-            raise UsageError(f"validation must be a fraction from 0 up to 1, as 0.1, not {self.validation}")
+            raise UsageError(f"validation must be a fraction of 0 or more, below 1, as 0.1, not {self.validation}")
         check_shards(*parse_partition(self.partition, classes), rows)
         make_augment(self.augment, features, self.seed)
 
@@ -69,42 +63,31 @@ class DataOptions:
         return column if name == "column" else ""
 
     def standard(self, measured: Callable[[], dict[str, np.ndarray]], schema: Schema) -> Standard | None:
-        """Return the standardization by the given statistics or those that `measured` computes; None: none.
-
-        auto: only a table's columns are standardized, for each has a unit of its own.
-        """
-        given = self.standardize
+        """Return the standardization, by given statistics or measured(); None: no standardization ("auto", no table).
+        UsageError if `dtype` has too few digits for a feature or target far from 0 with a small deviation."""
+        given, dtype = self.standardize, self.dtype
         if given is False or (given == "auto" and schema.recipe is None):
             return None
         if isinstance(given, dict):
-            return Standard(given, self.dtype)
+            return Standard(given, dtype)
         statistics = measured()
-        refuse_coarse(statistics, self.dtype, schema)
-        return Standard(statistics, self.dtype)
-
-
-def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, schema: Schema) -> None:
-    """Raise UsageError if the type has too few digits for a feature far from 0 with a small deviation."""
-    for what, names in (("feature", ("mean", "deviation")), ("value to predict", TARGET)):
-        if names[0] in statistics:
-            mean, deviation = (statistics[name] for name in names)
-            changing = np.where(deviation == 1.0, np.inf, deviation)  # 1: it may be constant
-            lost = np.finfo(dtype).eps * abs(mean) / changing
-            if lost.max() > MOST_ROUNDING:
-                k = int(lost.argmax())
-                recipe = Recipe.read(schema.recipe, "the recipe of the data") if schema.recipe else None
-                name = f" ({recipe.features[k]})" if recipe and what == "feature" else ""
-                raise UsageError(
-                    f"the {what} {k}{name} is {mean[k]:g} give or take {deviation[k]:.3g}, and {dtype} has too few "
-                    "digits for that: take --dtype float64, subtract an offset from the data, or leave it out"
-                )
+        for what, names in (("feature", ("mean", "deviation")), ("value to predict", TARGET)):
+            if names[0] in statistics:
+                mean, deviation = (statistics[name] for name in names)
+                changing = np.where(deviation == 1.0, np.inf, deviation)  # 1: the feature may be constant
+                lost = np.finfo(dtype).eps * abs(mean) / changing
+                if lost.max() > MOST_ROUNDING:
+                    k = int(lost.argmax())
+                    recipe = Recipe.read(schema.recipe, "the recipe of the data") if schema.recipe else None
+                    name = f" ({recipe.features[k]})" if recipe and what == "feature" else ""
+                    far = f"the {what} {k}{name} has mean {mean[k]:g} and deviation {deviation[k]:.3g}"
+                    todo = f"take --dtype float64, subtract an offset from the data, or leave the {what} out"
+                    raise UsageError(f"{far}, for which {dtype} has too few digits: {todo}")
+        return Standard(statistics, dtype)
 
 
 def model_type(dtype: DTypeLike) -> np.dtype:
-    """Return the type of a model's parameters; UsageError for what is no type.
-
-    A model that computes in bfloat16 (hpcdl/torch/model.py) holds float32.
-    """
+    """Return the type of a model's parameters, float32 for bfloat16 (hpcdl/torch/model.py). UsageError: not a type."""
     try:
         return np.dtype("float32" if dtype == "bfloat16" else dtype)
     except TypeError:
@@ -112,8 +95,9 @@ def model_type(dtype: DTypeLike) -> np.dtype:
 
 
 def held_out_rows(labels: np.ndarray, classes: int, options: DataOptions) -> np.ndarray:
-    """Return the sorted rows that validation holds out; empty without validation."""
+    """Return the sorted rows that `validation` holds out; 0: none. UsageError if a fraction above 0 takes 0 or all."""
     rows = hold_out(labels, classes, options.validation, Random(options.drawn_by)("validation"))
     if options.validation and not 0 < len(rows) < len(labels):
-        raise UsageError(f"validation={options.validation} would hold out {len(rows)} of {len(labels)} training rows")
+        count = f"{len(rows)} of {len(labels)} training rows"
+        raise UsageError(f"validation={options.validation} would hold out {count}; hold out 1 or more, but not all")
     return rows

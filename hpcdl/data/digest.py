@@ -7,11 +7,9 @@
 
 Name, compression, chunks and other attributes do not count. Labels count as int64, targets as float64.
 
-A file stores its digest in an attribute, with a time in whole seconds that is also set as its modification time. A
-later write changes the file's time, and so does a copy; the attribute is then ignored. In that case one rank reads the
-file once, slab by slab, and caches the digest for this path, inode, size and times. A file that changed in the last
-seconds is not cached: a later change might get the same time.
-"""
+A file stores its digest in an attribute, with a time that is also set as the file's modification time. A later write or
+a copy changes that time: the attribute is ignored, the file read, and the digest cached for this path, inode, size and
+times. A file that changed in the last seconds is not cached: a later change might get the same time."""
 
 import contextlib
 import hashlib
@@ -33,54 +31,35 @@ from hpcdl.data.hdf5 import dataset, open_file, slabs_of
 from hpcdl.errors import blamed_on
 from hpcdl.files import atomic_write, cache_folder, parse_json
 
-SETTLE_SECONDS = 4.0  # after a change; on any file system a later change then gets another time
+SETTLE_SECONDS = 4.0  # after a change, until a later change gets another time on any file system
 ATTRIBUTE = "digest"  # "DIGEST SECONDS"
 ATTRIBUTE_PATTERN = re.compile(r"([0-9a-f]{32}) ([0-9]{1,18})")
 
 
 def blake(content: bytes = b"") -> "hashlib.blake2b":
-    """Return a BLAKE2 hash of 16 bytes."""
     return hashlib.blake2b(content, digest_size=16)
 
 
-class ColumnDigest:
-    """The digest of a column, updated part by part."""
-
-    def __init__(self, kind: np.dtype):
-        # Long doubles have padding bytes without a meaning.
-        self.kind = np.dtype("<f8") if kind.kind == "f" and kind.itemsize > 8 else kind.newbyteorder("<")
-        self.hash = blake()
-        self.shape: tuple[int, ...] = (0,)
-
-    def add(self, part: np.ndarray) -> None:
-        """Add the next rows."""
-        self.hash.update(np.ascontiguousarray(part, self.kind).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        self.shape = (self.shape[0] + len(part), *part.shape[1:])
-
-    def summary(self) -> list:
-        """Return type, shape and hash of the column."""
-        return [self.kind.str, self.shape, self.hash.hexdigest()]
-
-
 class Digest:
-    """The digest of a data set, updated by parts of columns in any order."""
+    """The digest of a data set. Its columns are added in any order, each from its first rows to its last."""
 
     def __init__(self) -> None:
-        self.columns: dict[str, ColumnDigest] = {}
+        self.columns: dict[str, tuple[np.dtype, tuple[int, ...], Any]] = {}  # type, shape and hash by name
 
     def add(self, name: str, part: np.ndarray, labels: bool = False) -> None:
-        """Add the next rows of a column. labels: the values count, not their type."""
-        if name not in self.columns:
-            label = np.dtype(np.float64 if part.dtype.kind == "f" else np.int64)
-            self.columns[name] = ColumnDigest(label if labels else part.dtype)
-        self.columns[name].add(part)
+        """Add the next rows of a column. labels: True to hash int64 or float64, so that their width has no effect."""
+        kind = np.dtype(np.float64 if part.dtype.kind == "f" else np.int64) if labels else part.dtype
+        # Long doubles have padding bytes without a meaning.
+        kind = np.dtype("<f8") if kind.kind == "f" and kind.itemsize > 8 else kind.newbyteorder("<")
+        kind, shape, content = self.columns.get(name, (kind, (0,), blake()))
+        content.update(np.ascontiguousarray(part, kind).reshape(-1).view(np.uint8))
+        self.columns[name] = kind, (shape[0] + len(part), *part.shape[1:]), content
 
     def finish(
         self, features: tuple[int, ...], classes: int, scale: float, vocabulary: Vocabulary | None = None
     ) -> str:
-        """Return the digest; all columns are complete."""
         header = [list(features), int(classes), float(scale), vocabulary and vocabulary.characters]
-        columns = {name: column.summary() for name, column in self.columns.items()}
+        columns = {name: [kind.str, shape, each.hexdigest()] for name, (kind, shape, each) in self.columns.items()}
         return blake(json.dumps([header, columns], sort_keys=True).encode()).hexdigest()
 
 
@@ -96,7 +75,6 @@ def rows_digest(features: tuple[int, ...], classes: int, scale: float, groups: d
 
 
 def columns_of(x: "CSR | np.ndarray", features: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Return the columns of rows x by name."""
     if isinstance(x, CSR):
         return {f"x/{name}": getattr(x, name)[: x.nnz] for name in ("data", "indices")} | {"x/indptr": x.indptr}
     return {"x": x.reshape(-1, *features)}
@@ -104,26 +82,47 @@ def columns_of(x: "CSR | np.ndarray", features: tuple[int, ...]) -> dict[str, np
 
 def file_digest(info: Info) -> str:
     """Return the digest of a data file: from its attribute, the cache, or a pass over the file."""
-    with blamed_on(f"data file {info.path} cannot be read"):
-        before = os.stat(info.path)
-    return (
-        _from_attribute(info, before)
-        or _from_cache(info.path, before)
-        or _into_cache(info.path, before, compute_digest(info))
-    )
+    path = info.path
+    with blamed_on(f"data file {path} cannot be read"):
+        before = os.stat(path)
+    stored = _stored(path)
+    if stored and before.st_mtime_ns == int(stored[2]) * 10**9:
+        return stored[1]
+    key = _unchanged(path, before)
+    entry = cache_folder() / "digests" / f"{blake(os.fsencode(key[0])).hexdigest()}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        cached = parse_json(entry.read_text())
+        if cached["file"] == key and isinstance(cached["digest"], str):
+            return cached["digest"]
+    digest = compute_digest(info)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
+        same = _unchanged(path, os.stat(path)) == key
+        if same and time.time() - max(before.st_mtime, before.st_ctime) > SETTLE_SECONDS:
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(entry) as file:
+                file.write(json.dumps({"file": key, "digest": digest}).encode())
+    return digest
+
+
+def _stored(path: str) -> re.Match | None:
+    """Return a match of the digest that a file stores (group 1) and of its time (group 2); None: no digest."""
+    with open_file(path) as file:
+        return ATTRIBUTE_PATTERN.fullmatch(str(file.attrs.get(ATTRIBUTE)))
+
+
+def _unchanged(path: str, now: os.stat_result) -> list:
+    return [os.path.realpath(path), now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
 
 
 def file_signature(path: str) -> str:
-    """Return size and stored digest as a text: it tells files of one path on different hosts apart, without a read."""
+    """Return a file's size and stored digest as a text, to compare hosts' files of one path; no rows are read."""
     with blamed_on(f"data file {path} cannot be read"):
         size = os.stat(path).st_size
-    with open_file(path) as file:
-        match = ATTRIBUTE_PATTERN.fullmatch(str(file.attrs.get(ATTRIBUTE)))
-    return f"{size} bytes, {f'digest {match[1]}' if match else 'no digest'}"
+    stored = _stored(path)
+    return f"{size} bytes, {f'digest {stored[1]}' if stored else 'no digest'}"
 
 
 def compute_digest(info: Info) -> str:
-    """Return the digest of a data file from one pass over it."""
     digest = Digest()
     with open_file(info.path) as file:
         xs = [f"x/{part}" for part in PARTS] if info.sparse else ["x"]
@@ -137,7 +136,7 @@ def compute_digest(info: Info) -> str:
 
 
 def write_digest(file: h5py.File, digest: str) -> int:
-    """Store the digest in a new file; return the time to set once it is closed (`set_digest_time`)."""
+    """Store the digest in a new file; return the seconds for `set_digest_time`, to call once the file is closed."""
     seconds = (int(time.time()) - 2) // 2 * 2  # before any change to come, and as coarse as file systems are
     file.attrs[ATTRIBUTE] = f"{digest} {seconds}"
     return seconds
@@ -147,37 +146,3 @@ def set_digest_time(path: Path, seconds: int) -> None:
     """Set the file's modification time to the one stored with its digest."""
     with contextlib.suppress(OSError):  # then the digest is computed on demand
         os.utime(path, (seconds, seconds))
-
-
-def _from_attribute(info: Info, now: os.stat_result) -> str | None:
-    """Return the digest stored in the file, if the file is unchanged since."""
-    with open_file(info.path) as file:
-        match = ATTRIBUTE_PATTERN.fullmatch(str(file.attrs.get(ATTRIBUTE)))
-    return match[1] if match and now.st_mtime_ns == int(match[2]) * 10**9 else None
-
-
-def _cache_entry(path: str, now: os.stat_result) -> tuple[Path, list]:
-    """Return the path of a file's cache entry, and the key that identifies the unchanged file."""
-    real = os.path.realpath(path)
-    name = blake(os.fsencode(real)).hexdigest()
-    key = [real, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
-    return cache_folder() / "digests" / f"{name}.json", key
-
-
-def _from_cache(path: str, now: os.stat_result) -> str | None:
-    where, key = _cache_entry(path, now)
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        entry = parse_json(where.read_text())
-        return entry["digest"] if entry["file"] == key and isinstance(entry["digest"], str) else None
-    return None
-
-
-def _into_cache(path: str, before: os.stat_result, digest: str) -> str:
-    where, key = _cache_entry(path, before)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
-        same = _cache_entry(path, os.stat(path))[1] == key
-        if same and time.time() - max(before.st_mtime, before.st_ctime) > SETTLE_SECONDS:
-            where.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(where) as file:
-                file.write(json.dumps({"file": key, "digest": digest}).encode())
-    return digest

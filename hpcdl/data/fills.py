@@ -1,15 +1,14 @@
 """Imputation of a table's missing numbers by the mean or the median of their column over the training rows.
 
-    prepare-data   fills missing numbers in from all training rows, and marks them: train/filled, test/filled,
-                   rows/filled (rows, ceil(k / 8)) uint8 hold a bit per number column, of k, 1 where it was filled in
-    open_data      with --validation computes the fills from the remaining training rows (unmarked cells only) and puts
-                   them into all marked cells as rows are read
+    prepare-data   fills missing numbers from all training rows, and marks them: GROUP/filled (rows, ceil(k / 8)) uint8
+                   holds a bit for each of the k number columns, 1 if the number was filled in
+    open_data      with --validation recomputes the fills from the remaining training rows (unmarked cells only), and
+                   puts them into all marked cells as rows are read
     evaluate       puts the fills that the model was trained with into the rows of another file
 
 Otherwise the held-out rows would leak into the training data, and their score would be too good (Hastie, Tibshirani,
 Friedman, "The Elements of Statistical Learning", 2009, section 7.10.2). The file and its digest do not change. A file
-of an older version has no marks and keeps its fills; so does a file made by --like, whose fills are another file's.
-"""
+without marks (of an older version) keeps its fills; so does a file made by --like, whose fills are another file's."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
@@ -26,18 +25,16 @@ FILLED = "filled"  # in a group: the marks
 MEDIAN_BYTES = 256 << 20  # of the columns whose medians are taken at a time
 
 
-def means(parts: Iterable[np.ndarray], width: int) -> np.ndarray:
-    """Return the mean (width,) of each column over the parts (rows, width), without NaN; NaN for an empty column."""
-    total, count = np.zeros(width), np.zeros(width)
-    with np.errstate(all="ignore"):  # the caller refuses infinities and NaN
-        for part in parts:
-            total += np.nansum(part, axis=0)
-            count += (~np.isnan(part)).sum(axis=0)
-        return total / count
-
-
-def medians(parts: Callable[[], Iterable[np.ndarray]], width: int, rows: int) -> np.ndarray:
-    """Return the medians likewise, some columns at a time; parts() yields all rows once for each."""
+def averages(which: str, parts: Callable[[], Iterable[np.ndarray]], width: int, rows: int) -> np.ndarray:
+    """Return the "mean" or "median" (width,) of each column without its NaN; NaN for an empty column. parts() yields
+    `rows` rows in arrays (some, width). Medians are taken of some columns at a time, to save memory."""
+    if which == "mean":
+        total, count = np.zeros(width), np.zeros(width)
+        with np.errstate(all="ignore"):  # the caller refuses infinities and NaN
+            for part in parts():
+                total += np.nansum(part, axis=0)
+                count += (~np.isnan(part)).sum(axis=0)
+            return total / count
     result, step = [], max(1, MEDIAN_BYTES // (8 * rows))
     for start in range(0, width, step):
         values, at = np.empty((rows, min(step, width - start))), 0
@@ -51,7 +48,7 @@ def medians(parts: Callable[[], Iterable[np.ndarray]], width: int, rows: int) ->
 
 
 def marks(raw: np.ndarray, rows: np.ndarray, recipe: Recipe) -> np.ndarray:
-    """Return the marks of these rows of `raw` (all rows, columns of the recipe), where NaN is missing."""
+    """Return the marks of the rows numbered `rows`. raw (all rows, columns of the recipe): NaN for a missing number."""
     numbers = _number_columns(recipe)
     result = np.empty((len(rows), -(-len(numbers) // 8)), np.uint8)
     for slab in slabs(len(rows), 8 * raw.shape[1]):
@@ -62,7 +59,7 @@ def marks(raw: np.ndarray, rows: np.ndarray, recipe: Recipe) -> np.ndarray:
 def unfilled_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield the number columns of train/x slab by slab: (slice of rows, float64 with NaN in marked cells)."""
     with open_file(info.path) as file:
-        x, marks = dataset(file, "train/x"), _FillMarks(file, info, "train")
+        x, marks = dataset(file, "train/x"), FillMarks(file, info, "train")
         for slab in slabs_of(x):
             values = x[slab][:, marks.places].astype(np.float64)
             values[marks.mask(slab)] = np.nan
@@ -70,15 +67,12 @@ def unfilled_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
 
 
 def with_recomputed_fills(info: Info, known: Callable[[], Iterable[np.ndarray]], rows: int) -> Info:
-    """Return the file with fills computed from the rows of `known`; unchanged if it has no marks or foreign fills.
-
-    known: yields the parts of `unfilled_slabs` to use, `rows` rows in all. UsageError for a column without values.
-    """
+    """Return `info` with the fills that the rows of known() give; unchanged without marks, or with fills of --like.
+    known() yields parts of `unfilled_slabs`, `rows` rows in all. UsageError for a column without (finite) values."""
     recipe = recipe_in(info) if _has_marks(info) else None
     if recipe is None or recipe.like:
         return info
-    width = len(_number_columns(recipe))
-    fills = means(known(), width) if recipe.missing == "mean" else medians(known, width, rows)
+    fills = averages(recipe.missing, known, len(_number_columns(recipe)), rows)
     for number, fill in zip(_number_columns(recipe), fills.tolist(), strict=True):
         if not np.isfinite(fill):
             name = short(recipe.columns[number].name)
@@ -91,7 +85,7 @@ def with_recomputed_fills(info: Info, known: Callable[[], Iterable[np.ndarray]],
 
 
 def with_model_fills(info: Info, other: dict | None) -> Info:
-    """Return the file with the fills of the model's recipe, if it has marks and the columns differ in nothing else."""
+    """Return `info` with the fills of the recipe `other`; unchanged without marks, or if more than fills differs."""
     if not other or not info.schema.recipe or other.get("columns") == info.schema.recipe.get("columns"):
         return info
     mine = recipe_in(info) if _has_marks(info) else None
@@ -105,45 +99,34 @@ def with_model_fills(info: Info, other: dict | None) -> Info:
     return _with_fills(info, mine, tuple(fill for fill in fills if fill is not None))
 
 
-class Refill:
-    """Puts the fills of `info` into rows read from a group; does nothing where they are the file's own."""
-
-    def __init__(self, file: h5py.File, info: Info, group: str):
-        self.marks = _FillMarks(file, info, group) if info.fills else None
-        self.fills = np.array(info.fills)
-
-    def __call__(self, rows: slice, x: np.ndarray) -> None:
-        """Fill the marked cells of x (rows, features), which holds these rows."""
-        if self.marks is not None:
-            row, number = np.nonzero(self.marks.mask(rows))
-            x[row, self.marks.places[number]] = self.fills[number]
-
-
-class _FillMarks:
-    """The marks of a group. places: the features of the number columns."""
+class FillMarks:
+    """The marks of a group of a file. places: for each number column, the number of its feature."""
 
     def __init__(self, file: h5py.File, info: Info, group: str):
         recipe = recipe_in(info)
         assert recipe is not None  # the file has marks
         starts = np.cumsum([0, *(len(column.features) for column in recipe.columns)])
         self.places, self.bits = starts[_number_columns(recipe)], dataset(file, f"{group}/{FILLED}")
-        shape = info.rows[group], -(-len(self.places) // 8)
+        shape, self.fills = (info.rows[group], -(-len(self.places) // 8)), np.array(info.fills)
         if self.bits.dtype != np.uint8 or self.bits.shape != shape:
             form = f"{self.bits.dtype} of shape {self.bits.shape}"
             raise UsageError(f"{info.path}: {group}/{FILLED} is {form}; it must be uint8 of shape {shape}")
 
     def mask(self, rows: slice) -> np.ndarray:
-        """Return True for each cell of the number columns that was filled in, (rows, columns)."""
+        """Return (rows, columns): True for each cell of the number columns that was filled in."""
         return np.unpackbits(self.bits[rows], axis=1, count=len(self.places)).view(bool)
+
+    def refill(self, rows: slice, x: np.ndarray) -> None:
+        """Put the fills (`Info.fills`) into the marked cells of x (rows, features), which holds these rows."""
+        row, number = np.nonzero(self.mask(rows))
+        x[row, self.places[number]] = self.fills[number]
 
 
 def _number_columns(recipe: Recipe) -> list[int]:
-    """Return the places of a recipe's number columns."""
     return [number for number, column in enumerate(recipe.columns) if column.values is None]
 
 
 def _has_marks(info: Info) -> bool:
-    """True if all groups of the file have marks."""
     if info.schema.recipe is None or info.sparse:
         return False
     with open_file(info.path) as file:
@@ -151,7 +134,7 @@ def _has_marks(info: Info) -> bool:
 
 
 def _with_fills(info: Info, recipe: Recipe, fills: tuple[float, ...]) -> Info:
-    """Return the file with these fills. Integer rows are then read as floats, for fills may be fractions."""
+    """Return `info` with these fills. Integer rows are then read as floats, for fills may be fractions."""
     numbers = _number_columns(recipe)
     if fills == tuple(recipe.columns[number].fill for number in numbers):
         return info

@@ -5,16 +5,14 @@
          or  (n, outputs)       floats to predict        classes  0 for regression (default: from y)
     test/x, test/y              the same                 labels   names of the classes (default: their numbers)
     rows/x                      rows without labels      table    how a table became numbers (formats/recipe.py)
-    .../x/data, indices, indptr  sparse rows              base     number of the first feature in a text of them
+    .../x/data, indices, indptr  sparse rows              base     number of the first feature in libsvm's text
                                                          name     for reports (default: the file's name)
 
-A file has at least one of the groups; a file to train on has `train`.
-
-A text is a data set of rows of tokens, integers 0 ... classes - 1 (hpcdl/data/formats/prepare_text.py):
+A file has at least one of the groups; a file to train on has `train`. A text has rows of tokens, integers from 0 to
+classes - 1 (hpcdl/data/formats/prepare_text.py):
 
     train/x  (n, length)        unsigned integers        vocabulary  characters of the tokens (formats/vocabulary.py)
-    train/y  (n,)               the token that follows   scale       1
-"""
+    train/y  (n,)               the token that follows   scale       1"""
 
 import contextlib
 import dataclasses
@@ -43,24 +41,19 @@ NOTES = frozenset(("row", "id", "filled"))  # source rows and fill marks: neithe
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """The structure of a data file.
-
-    rows: by group ("train", "test", "rows"), 0 for a missing group; kinds: element types of x of the existing groups;
-    outputs: shape of a row's targets, () or (k,); elements: by group, sparse rows only; fills: of a table's number
-    columns, where they replace the file's own (fills.py).
-    """
+    """The structure of a data file."""
 
     path: str
     name: str
     features: tuple[int, ...]
     classes: int
     scale: float
-    rows: dict[str, int]
-    kinds: dict[str, np.dtype]
-    outputs: tuple[int, ...] = ()
+    rows: dict[str, int]  # by group ("train", "test", "rows"), 0 for a missing group
+    kinds: dict[str, np.dtype]  # element types of x of the existing groups
+    outputs: tuple[int, ...] = ()  # shape of a row's targets, () or (k,)
     schema: Schema = dataclasses.field(default_factory=Schema)
-    elements: dict[str, int] = dataclasses.field(default_factory=dict)
-    fills: tuple[float, ...] = ()
+    elements: dict[str, int] = dataclasses.field(default_factory=dict)  # by group, sparse rows only
+    fills: tuple[float, ...] = ()  # that replace the file's own fills of number columns (fills.py); (): none
 
     @property
     def sparse(self) -> bool:
@@ -69,7 +62,6 @@ class Info:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of a text; None for other data."""
         return self.schema.vocabulary
 
 
@@ -84,53 +76,44 @@ def find_data_file(name_or_path: str) -> Path:
     if stat.S_ISREG(mode):
         return path
     if stat.S_ISDIR(mode):
-        raise UsageError(f"data {text!r} is a folder; give an HDF5 file (prepare_data makes one)")
+        raise UsageError(f"data {text!r} is a folder; give an HDF5 file (prepare-data makes one)")
     if mode:
-        raise UsageError(f"data {text!r} is no file that can be read twice; give an HDF5 file (prepare_data makes one)")
+        raise UsageError(f"data {text!r} is no file that can be read twice; give an HDF5 file (prepare-data makes one)")
     if os.sep in text or path.suffix:
         raise UsageError(f"data file {shown(text, 200)} does not exist")
     raise UsageError(f"{unknown('data set', text, KNOWN)}, or the path of an HDF5 file")
 
 
 def read_info(path: FilePath) -> Info:
-    """Check the structure of a data file (not its values) and return it; UsageError if it is not one."""
+    """Return the structure of a data file; UsageError if it is no data file. The values of rows are not checked."""
     with open_file(path) as file:
         names = set(map(str, file))  # links are followed by `dataset`
         present = [group for group in GROUPS if group in names]
         if not present:
-            raise UsageError(f"{path} has no data set train/x, test/x or rows/x; a data file holds one at least")
+            raise UsageError(f"{path} has no data set train/x, test/x or rows/x; a data file has at least one of these")
         groups = {group: _check_group(path, file, group) for group in present}
-        features = next(iter(groups.values()))[0].shape[1:]
+        features = groups[present[0]][0].shape[1:]
         for group, (x, _) in groups.items():
             if x.shape[1:] != features:
-                raise UsageError(
-                    f"{path}: rows have shape {features} in {present[0]}/x, but {x.shape[1:]} in {group}/x"
-                )
-        elements = {group: x.elements for group, (x, _) in groups.items() if hasattr(x, "elements")}
+                shapes = f"{features} in {present[0]}/x, but {x.shape[1:]} in {group}/x"
+                raise UsageError(f"{path}: rows have shape {shapes}")
+        elements = {group: x.nnz for group, (x, _) in groups.items() if hasattr(x, "nnz")}
         if elements and len(elements) < len(groups):
             dense = next(group for group in groups if group not in elements)
-            raise UsageError(f"{path}: the rows of {next(iter(elements))} are sparse, but those of {dense} are not")
+            raise UsageError(f"{path}: the rows of {next(iter(elements))} are sparse, but the rows of {dense} are not")
         labels = [y for _, y in groups.values() if y is not None]
         classes, scale = _classes(path, file, labels), _scale(path, file)
         outputs = {y.shape[1:] for y in labels} or {()}
         if len(outputs) > 1 or (classes and outputs != {()}):
             shapes = " and ".join(map(str, sorted(outputs)))
-            raise UsageError(
-                f"{path}: y has rows of shape {shapes}; a class is one number, and all rows have one shape"
-            )
+            why = "a class is one number, and all rows have one shape"
+            raise UsageError(f"{path}: y has rows of shape {shapes}; {why}")
         vocabulary = _vocabulary(path, file, groups, classes, scale) if "vocabulary" in file.attrs else None
-        return Info(
-            path=str(path),
-            name=_text(path, "name", file.attrs["name"]) if "name" in file.attrs else Path(path).stem,
-            features=features,
-            classes=classes,
-            scale=scale,
-            rows={group: len(groups[group][0]) if group in groups else 0 for group in GROUPS},
-            kinds={group: x.dtype for group, (x, _) in groups.items()},
-            outputs=outputs.pop(),
-            schema=Schema(scale, _labels(path, file, classes), vocabulary, _recipe(path, file), _base(path, file)),
-            elements=elements,
-        )
+        name = _text(path, "name", file.attrs["name"]) if "name" in file.attrs else Path(path).stem
+        rows = {group: len(groups[group][0]) if group in groups else 0 for group in GROUPS}
+        kinds = {group: x.dtype for group, (x, _) in groups.items()}
+        schema = _schema(path, file, classes, scale, vocabulary)
+        return Info(str(path), name, features, classes, scale, rows, kinds, outputs.pop(), schema, elements)
 
 
 def vocabulary_of(name_or_path: str) -> Vocabulary | None:
@@ -139,10 +122,7 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
 
 
 def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py.Dataset | None]:
-    """Return x and y of a group; UsageError for wrong types or shapes. The group `rows` has no y.
-
-    Sparse x is a SparseSet (hpcdl/data/formats/sparse_file.py), which has checked itself.
-    """
+    """Return x (maybe a SparseSet) and y (None for `rows`) of a group; UsageError for wrong types or shapes."""
     x = open_rows(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")
     both = [(x, "x")] * isinstance(x, h5py.Dataset) + ([] if y is None else [(y, "y")])
@@ -167,7 +147,7 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
 
 
 def owner_columns(file: h5py.File) -> list[str]:
-    """Return the names of train's integer columns beside x and y, by which a partition may go."""
+    """Return the names of the columns that a partition may use: those of integers in `train`, beside x and y."""
     shape, names = dataset(file, "train/y").shape[:1], []
     for name in sorted(set(map(str, file["train"])) - {"x", "y"} - NOTES):
         with contextlib.suppress(Exception):  # an unreadable data set is no column
@@ -177,10 +157,7 @@ def owner_columns(file: h5py.File) -> list[str]:
 
 
 def row_notes(file: h5py.File, group: str, rows: int) -> dict[str, h5py.Dataset]:
-    """Return a group's notes on its rows: `row`, numbers in the source, and `id`, texts or integers.
-
-    Data sets of these names with another type or shape are ignored.
-    """
+    """Return the valid columns of notes on rows by name: `row`, numbers in the source; `id`, texts or integers."""
     columns = {}
     for name, kinds in (("row", "iu"), ("id", "iuSO")):
         with contextlib.suppress(UsageError):
@@ -192,8 +169,7 @@ def row_notes(file: h5py.File, group: str, rows: int) -> dict[str, h5py.Dataset]
 
 def _scale(path: FilePath, file: h5py.File) -> float:
     value = file.attrs.get("scale", 1.0)
-    known = isinstance(value, (int, float, np.integer, np.floating))
-    scale = float(value) if known else math.nan
+    scale = float(value) if isinstance(value, (int, float, np.integer, np.floating)) else math.nan
     if not math.isfinite(scale) or scale == 0:
         raise UsageError(f"{path}: the attribute scale is {shown(value)}; it must be a number other than 0")
     return scale
@@ -201,20 +177,19 @@ def _scale(path: FilePath, file: h5py.File) -> float:
 
 def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int:
     whole = bool(labels) and all(y.dtype.kind in "iu" for y in labels)
-    if "classes" not in file.attrs:
-        classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole and labels else 0
-        claim = f"the largest label is {classes - 1}, so that there would be {classes} classes"
-    else:
+    if "classes" in file.attrs:
         classes = file.attrs["classes"]
         claim = f"the number of classes is {shown(classes)}"
+    else:
+        classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole else 0
+        claim = f"the largest label is {classes - 1}, so that there would be {classes} classes"
     if not isinstance(classes, (int, np.integer)) or classes < 0 or classes == 1:
         raise UsageError(f"{path}: the number of classes is {shown(classes)}; it must be 0 (regression), or 2 or more")
     if classes > MOST_CLASSES:
-        raise UsageError(f"{path}: {claim}; there can be {MOST_CLASSES} (number labels 0, 1, 2, ... without gaps)")
+        raise UsageError(f"{path}: {claim}; there can be {MOST_CLASSES} (number the labels 0, 1, 2, ... without gaps)")
     if classes and labels and not whole:
-        raise UsageError(
-            f"{path}: y holds floats, but the attribute classes says {classes}; class numbers are integers"
-        )
+        claim = f"the attribute classes says {classes}; class numbers are integers"
+        raise UsageError(f"{path}: y holds floats, but {claim}")
     return int(classes)
 
 
@@ -230,53 +205,33 @@ def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, sca
             where = f"{path}: {group}/x is {x.dtype} of shape {x.shape}"
             raise UsageError(f"{where}; a text has tokens (rows, length) as unsigned integers")
     if classes != len(vocabulary) or scale != 1:
-        raise UsageError(
-            f"{path}: classes is {classes} and scale {scale:g}, but the vocabulary has {len(vocabulary)} tokens; "
-            f"a text has classes {len(vocabulary)} and scale 1"
-        )
+        known = f"but the vocabulary has {len(vocabulary)} tokens; a text has classes {len(vocabulary)} and scale 1"
+        raise UsageError(f"{path}: classes is {classes} and scale {scale:g}, {known}")
     return vocabulary
 
 
-def _labels(path: FilePath, file: h5py.File, classes: int) -> tuple[str, ...] | None:
-    """Return the names of the classes; None if the file has none."""
-    if "labels" not in file.attrs or not classes:
-        return None
-    value = file.attrs["labels"]
-    names = tuple(_text(path, "labels", each) for each in value) if np.ndim(value) == 1 else ()
-    if len(names) != classes or len(set(names)) < classes:
-        raise UsageError(
-            f"{path}: the attribute labels should name each of the {classes} classes, by names of their own"
-        )
-    return names
-
-
-def _recipe(path: FilePath, file: h5py.File) -> dict | None:
-    """Return the recipe of a table; None for other data."""
-    if TABLE not in file.attrs:
-        return None
-    try:
-        recipe = parse_json(_text(path, TABLE, file.attrs[TABLE]))
-    except ValueError:
-        recipe = None
-    if not isinstance(recipe, dict):
-        raise UsageError(f"{path}: the attribute table is no recipe of a table: no JSON that prepare-data writes")
-    return recipe
-
-
-def _base(path: FilePath, file: h5py.File) -> int | None:
-    value = file.attrs.get("base")  # the index of the first feature in libsvm's text
-    if value is not None and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
-        raise UsageError(f"{path}: the attribute base is {shown(value)}; texts number features from 0 or from 1")
-    return None if value is None else int(value)
+def _schema(path: FilePath, file: h5py.File, classes: int, scale: float, vocabulary: Vocabulary | None) -> Schema:
+    names: tuple[str, ...] | None = None
+    recipe: Any = None
+    if "labels" in file.attrs and classes:
+        value = file.attrs["labels"]
+        names = tuple(_text(path, "labels", each) for each in value) if np.ndim(value) == 1 else ()
+        if len(names) != classes or len(set(names)) < classes:
+            raise UsageError(f"{path}: the attribute labels must hold {classes} different names, one for each class")
+    if TABLE in file.attrs:
+        with contextlib.suppress(ValueError):
+            recipe = parse_json(_text(path, TABLE, file.attrs[TABLE]))
+        if not isinstance(recipe, dict):
+            raise UsageError(f"{path}: the attribute table is no recipe of a table, as prepare-data writes it in JSON")
+    base = file.attrs.get("base")
+    if base is not None and not (isinstance(base, (int, np.integer)) and base in (0, 1)):
+        raise UsageError(f"{path}: the attribute base is {shown(base)}; it must be 0 or 1, the first feature's number")
+    return Schema(scale, names, vocabulary, recipe, None if base is None else int(base))
 
 
 def _text(path: FilePath, name: str, value: object) -> str:
-    """Return an attribute's text; UsageError otherwise. h5py returns invalid UTF-8 as halves of surrogate pairs."""
-    try:
-        if isinstance(value, bytes):
-            return value.decode()
-        if isinstance(value, str):
-            return value.encode().decode()
-    except UnicodeError:
-        pass
+    """Return an attribute's text; UsageError if not UTF-8 text. h5py returns invalid UTF-8 as lone surrogates."""
+    with contextlib.suppress(UnicodeError):
+        if isinstance(value, bytes | str):
+            return (value if isinstance(value, bytes) else value.encode()).decode()
     raise UsageError(f"{path}: the attribute {name} is {shown(value)}; it must be a text in UTF-8")

@@ -1,13 +1,11 @@
-"""HDF5 files that come from anybody: opened, checked and read slab by slab, and written whole.
-
-Files are written under a temporary name, synced and renamed: a file with its final name is complete.
-"""
+"""HDF5 files, maybe of unknown origin: opened, checked and read slab by slab, and written whole.
+Files are written under a temporary name, synced and renamed: a file with its final name is complete."""
 
 import contextlib
 import errno
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import h5py
@@ -31,7 +29,7 @@ def shown(value: object, most: int = MESSAGE_LENGTH) -> str:
 
 
 def short(text: str, most: int = MESSAGE_LENGTH) -> str:
-    """Return a text for a message like `shown`, without quotes."""
+    """Return a text for a message: one line, `most` characters at most, without quotes."""
     text = printable(" ".join(text.split()), allowed="")
     return text if len(text) <= most else f"{text[:most]}..."
 
@@ -49,26 +47,23 @@ def open_file(path: FilePath) -> Iterator[h5py.File]:
                 why = os.strerror(error.errno or errno.EACCES)
                 raise UsageError(f"data file {path} cannot be read: {why}") from None
             if not h5py.is_hdf5(path):
-                why = "prepare_data makes one from idx, npz, tables, libsvm and text"
+                why = "prepare-data makes one from idx, npz, tables, libsvm and text"
                 raise UsageError(f"{path} is not an HDF5 file; {why}") from None
             raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
 
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return the data set of this name, as "train/x".
-
-    UsageError if it is missing or its elements lie outside the file: a foreign data file could otherwise turn the
-    bytes of other files into features.
-    """
+    """Return the data set of this name, as "train/x". UsageError if it is missing or its elements lie outside the file:
+    a foreign data file could otherwise turn the bytes of other files into features."""
     item = follow_links(file, name)
     if not isinstance(item, h5py.Dataset):
-        what = "a data file holds x and y in train and in test"
-        raise UsageError(f"{file.filename} has no data set {name}; {what}")
+        raise UsageError(f"{file.filename} has no data set {name}; a data file holds x and y in train and in test")
     where = f"{file.filename}: {name}"
     if item.external:
-        raise UsageError(f"{where} has its elements in another file ({shown(item.external[0][0])}); copy them here")
+        other = shown(item.external[0][0])
+        raise UsageError(f"{where} has its elements in another file ({other}); copy them into this file")
     if item.is_virtual:
-        raise UsageError(f"{where} is put together from other data sets (a virtual one); copy them here")
+        raise UsageError(f"{where} is put together from other data sets (it is virtual); copy their elements into it")
     return item
 
 
@@ -84,12 +79,12 @@ def follow_links(file: h5py.File, name: str) -> Any:
         if isinstance(link, h5py.SoftLink):
             links += 1
             if links > LINK_LIMIT:
-                raise UsageError(f"{file.filename}: {name} is a link to a link, and so on; put the data set there")
+                raise UsageError(f"{file.filename}: {name} is a chain of too many links; put the data set there")
             parts, at = link.path.split("/") + parts, file if link.path.startswith("/") else at
         elif isinstance(link, h5py.HardLink):
             at = at[part]
         elif link is not None:
-            raise UsageError(f"{file.filename}: {name} is a link to another file; copy what it leads to")
+            raise UsageError(f"{file.filename}: {name} is a link to another file; copy the data set into this file")
         else:
             return None
     return at
@@ -101,23 +96,16 @@ def check_memory(needed: int, what: str) -> None:
 
 
 def check_x(
-    x: np.ndarray,
-    where: str,
-    rows: Sequence[int] | np.ndarray | None = None,
-    vocabulary: Vocabulary | None = None,
-    most: float = math.inf,
+    x: np.ndarray, where: str, rows: Any = None, vocabulary: Vocabulary | None = None, most: float = math.inf
 ) -> None:
-    """Raise UsageError for a NaN or an infinity, a token outside the vocabulary, or a number beyond -most ... most.
-
-    rows: the numbers of the array's rows in the data.
-    """
+    """Raise UsageError for a NaN or an infinity, a token outside the vocabulary, or a number beyond -most to most.
+    rows[i]: the number of row i of x in the data, for the message; None: i."""
     if vocabulary is not None and x.size and x.max() >= len(vocabulary):
         row, column = map(int, np.unravel_index(int(np.argmax(x >= len(vocabulary))), x.shape))
         number = row if rows is None else rows[row]
         tokens = len(vocabulary)
-        raise UsageError(
-            f"{where} has the token {x[row, column]} in row {number}; with {tokens} tokens, 0 to {tokens - 1} exist"
-        )
+        exist = f"the {tokens} tokens of the vocabulary are 0 to {tokens - 1}"
+        raise UsageError(f"{where} has the token {x[row, column]} in row {number}; {exist}")
     if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
         row = int(np.argmin(finite.all(axis=tuple(range(1, x.ndim)))))
         row = row if rows is None else rows[row]
@@ -127,7 +115,6 @@ def check_x(
 
 
 def largest(kind: np.dtype) -> float:
-    """Return the largest number of this type."""
     return float(np.finfo(kind).max) if kind.kind == "f" else float(np.iinfo(kind).max)
 
 
@@ -144,20 +131,19 @@ def check_y(y: np.ndarray, classes: int, where: str) -> None:
         check_x(y, where)
     elif y.min() < 0 or y.max() >= classes:
         row = int(np.argmax((y < 0) | (y >= classes)))
-        raise UsageError(
-            f"{where} has the label {y[row]} in row {row}; with {classes} classes, 0 to {classes - 1} exist"
-        )
+        exist = f"the labels of {classes} classes are 0 to {classes - 1}"
+        raise UsageError(f"{where} has the label {y[row]} in row {row}; {exist}")
 
 
 def slabs(rows: int, row_bytes: int, multiple: int = 1) -> Iterator[slice]:
-    """Cut range(rows) into slices of about SLAB_BYTES; all but the last have a multiple of `multiple` rows."""
+    """Yield slices of range(rows) of about SLAB_BYTES; all but the last have a multiple of `multiple` rows."""
     length = max(1, SLAB_BYTES // max(1, row_bytes * multiple)) * multiple
     for start in range(0, rows, length):
         yield slice(start, min(start + length, rows))
 
 
 def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
-    """Yield the slabs in which to read an HDF5 data set: whole chunks, so that none is decompressed twice."""
+    """Yield the slabs in which to read an HDF5 data set. They hold whole chunks, so that none is decompressed twice."""
     row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
     return slabs(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else 1)
 
@@ -172,7 +158,7 @@ class NewFile(h5py.File):
 
 @contextlib.contextmanager
 def new_file(path: FilePath) -> Iterator[NewFile]:
-    """Write an HDF5 file that gets its name on success, and leaves nothing behind on failure."""
+    """Yield a new HDF5 file that gets its name on success, and leaves nothing behind on failure."""
     with atomic_path(path) as temporary, Sink(temporary, "w+") as sink:
         with NewFile(sink) as file:
             yield file

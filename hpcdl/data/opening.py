@@ -1,5 +1,6 @@
 """Open a data set from an HDF5 file under one of three placements, or from a user's function."""
 
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -8,33 +9,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data import row_cache
-from hpcdl.data.arrays import from_function, in_memory
-from hpcdl.data.augment import make_augment
+from hpcdl.data.arrays import from_function
+from hpcdl.data.augment import Augment, make_augment
 from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
-from hpcdl.data.dataset import Data, Split
+from hpcdl.data.dataset import Data
 from hpcdl.data.digest import file_digest
 from hpcdl.data.fills import unfilled_slabs, with_recomputed_fills
-from hpcdl.data.format import KNOWN, Info, find_data_file, read_info
+from hpcdl.data.format import KNOWN, Info, find_data_file, owner_columns, read_info
+from hpcdl.data.formats.sparse_file import open_rows
+from hpcdl.data.hdf5 import dataset, open_file
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import (
     Arena,
     Comm,
     FileRows,
     MemoryRows,
-    array_specs,
-    as_rows,
     check_room,
-    elements_of_rows,
-    read_owners,
+    memory_type,
     read_x,
     read_y,
     refuse_other_files,
     run_together,
 )
-from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
+from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before, training_numbers
 from hpcdl.data.sampler import order_name
-from hpcdl.data.standard import Standard, file_slabs, training_statistics, without_rows
+from hpcdl.data.standard import file_slabs, training_statistics, without_rows
 from hpcdl.errors import UsageError, unknown
 from hpcdl.plugins import is_plugin
 
@@ -56,7 +57,7 @@ def open_data(
 ) -> Data:
     """Open a known data set (`digits`, `text`), an HDF5 file, or the arrays that a user's function returns (arrays.py).
 
-    Collective over `comm` (of mpi4py, or None).
+    Collective over `comm` (of mpi4py, or None). A bad file or option is a UsageError, the same on every rank.
 
     placement   shared, partitioned or streamed (see placement.py)
     partition   of the rows among ranks: iid, by-label, shards:S, dirichlet:ALPHA or column:NAME (see partition.py)
@@ -64,14 +65,12 @@ def open_data(
     seed        of the order, the partition, the held-out rows and the augmentation
     validation  fraction of the training rows to hold out, stratified by class
     augment     for images: `shift:N`, `flip` or `shift:N,flip` (see augment.py)
-    standardize features to mean 0 and deviation 1 (see standard.py), or by the `statistics` of other data; auto:
-                features of a table only
-    parts       (numbers, count), placement partitioned: this rank holds the parts with these numbers, of `count`,
-                instead of one part per rank; for data servers
+    standardize True: rows to mean 0 and deviation 1 (see standard.py); "auto": only rows of tables; or `statistics` of
+                other data
+    parts       (numbers, count), placement partitioned, for data servers: this rank holds the parts with these numbers,
+                of `count` parts; None: each rank holds one
     keep        placement shared: the rows of the file stay in memory for later calls (row_cache.py)
-    data_seed   of the held-out rows and of a user's function, so that several runs share these; None: seed
-    A bad file or option is a UsageError, with the same message on every rank.
-    """
+    data_seed   of the held-out rows and of a user's function, so that several runs share these; None: seed"""
     placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
     if placement not in placements:
         raise unknown("placement", placement, placements)
@@ -81,19 +80,22 @@ def open_data(
             raise UsageError(f"--data {name} is in the memory of each rank: it needs placement shared, not {placement}")
         return from_function(name, comm, options)
 
-    def read_checked_info() -> Info:
-        read = read_info(find_data_file(name))
-        check_room(read, placement, options.dtype, 1 if comm is None else comm.size)
-        return read
+    def read() -> Info:
+        info = read_info(find_data_file(name))
+        check_room(info, placement, options.dtype, 1 if comm is None else comm.size)
+        return info
 
-    info = _on_first_rank(comm, read_checked_info)
+    info = _on_first_rank(comm, read)
     refuse_other_files(comm, info.path)
     if not info.rows["train"]:
         groups = " and ".join(group for group, rows in info.rows.items() if rows)
         raise UsageError(f"{info.path} has no rows to train on (group train): it holds {groups} alone")
     text = info.vocabulary is not None
     options.check_fit(info.classes, info.features, info.rows["train"], info.scale, text, info.sparse)
-    data = placements[placement](info, comm, options)
+    if placement == "streamed" and partition != "iid":
+        what = "placement streamed shares every block among the ranks"
+        raise UsageError(f"{what}: partition {partition!r} needs placement shared or partitioned")
+    data = placements[placement](_DataFile(info, placement, comm, options))
     data.source = str(name) if str(name) in KNOWN else os.path.abspath(info.path)
     return data
 
@@ -104,249 +106,183 @@ def _on_first_rank(comm: Comm, work: Callable[[], Any]) -> Any:
     return result if comm is None else comm.bcast(result)
 
 
-def _fill(info: Info, group: str, options: DataOptions, arrays: list[np.ndarray]) -> None:
-    """Read a group of the file, if it exists, into arrays."""
-    x, y = _empty_rows(info, arrays)
-    if info.rows[group]:
-        y[...] = read_y(info, group, options.dtype)
-        read_x(info, group, x, options.dtype)
+class _DataFile:
+    """A data file being opened under a placement. Collective: the first rank draws, fills and measures for all ranks.
+    held_out: training rows for validation. info: of the file, with fills from the rows left for training. standard: the
+    standardization. cache: rows and results of earlier calls (placement shared); None: there are none."""
+
+    def __init__(self, info: Info, placement: str, comm: Comm, options: DataOptions):
+        self.comm, self.options, self.placement = comm, options, placement
+        self.cache = row_cache.find(info.path, options.dtype, comm) if placement == "shared" else None
+        self.augment = make_augment(options.augment, info.features, options.seed)
+
+        def draw() -> np.ndarray:
+            if placement == "streamed" and info.rows["test"]:
+                read_y(info, "test", options.dtype)
+            return held_out_rows(read_y(info, "train", options.dtype), info.classes, options)
+
+        def refill() -> Info:
+            rows = info.rows["train"] - len(self.held_out)
+            filled = with_recomputed_fills(info, lambda: without_rows(unfilled_slabs(info), self.held_out), rows)
+            if filled.fills:
+                check_room(filled, placement, options.dtype, 1 if comm is None else comm.size)
+            return filled
+
+        def measure() -> dict[str, np.ndarray]:
+            y = None if info.classes else read_y(info, "train", np.dtype(np.float64))
+            parts = without_rows(file_slabs(self.info), self.held_out)
+            return training_statistics(parts, info.scale, y, self.held_out)
+
+        drawn = options.validation or placement == "streamed"  # streamed: check all labels now
+        self.held_out = self.once("held out", draw) if drawn else np.empty(0, np.int64)
+        self.info: Info = self.once("fills", refill) if options.validation else info
+        statistics = partial(self.once, "statistics", measure)
+        self.standard = None if info.sparse else options.standard(statistics, self.info.schema)
+
+    def once(self, what: str, work: Callable[[], Any]) -> Any:
+        """Return the first rank's result of `work`; cached as `what` for later calls that hold out the same rows."""
+        key, cache = (what, self.options.drawn_by, self.options.validation), self.cache
+        return _on_first_rank(self.comm, work if cache is None else lambda: cache.remember(key, work))
+
+    def owners(self) -> np.ndarray | None:
+        """Return the owners of training examples (column:NAME), or None. UsageError if the file has no such column."""
+        if not (name := self.options.column):
+            return None
+        path = self.info.path
+        with open_file(path) as file:
+            if name not in owner_columns(file):
+                others = ", ".join(owner_columns(file)) or "none"
+                raise UsageError(f"{path} has no whole number for each row in train/{name}; columns with one: {others}")
+            return np.delete(dataset(file, f"train/{name}")[...], self.held_out)
+
+    def elements(self, chosen: np.ndarray) -> int:
+        """Return the number of elements of these sorted training rows; 0 for dense ones."""
+        if not self.info.sparse:
+            return 0
+        with open_file(self.info.path) as file:
+            return int(open_rows(file, "train/x").lengths(chosen).sum())
+
+    def specs(self, group: str, rows: int, elements: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Return (shape, type) of the arrays that hold `rows` rows of a group. elements: of these rows, if sparse."""
+        info, dtype = self.info, self.options.dtype
+        y = (rows, *info.outputs), np.dtype(np.int64) if info.classes else dtype
+        kind = memory_type(info.kinds.get(group, next(iter(info.kinds.values()))), dtype)
+        if not info.sparse:
+            return [((rows, math.prod(info.features)), kind), y]
+        return [((elements,), kind), ((elements,), COLUMN), ((rows + 1,), START), y]
+
+    def as_rows(self, arrays: list[np.ndarray]) -> tuple[Any, np.ndarray]:
+        """Return x and y of the rows in arrays that `specs` describes."""
+        if not self.info.sparse:
+            return arrays[0], arrays[1]
+        data, columns, starts, y = arrays
+        return CSR(data, columns, starts, (len(y), math.prod(self.info.features))), y
+
+    def read(self, group: str, arrays: list[np.ndarray], chosen: np.ndarray | None = None) -> None:
+        """Read a group of the file, if it exists, into arrays: all rows, or the sorted rows `chosen`."""
+        x, y = self.as_rows(arrays)
+        if self.info.sparse:
+            x.indptr[:] = 0
+        if self.info.rows[group]:
+            y[...] = read_y(self.info, group, self.options.dtype)[slice(None) if chosen is None else chosen]
+            read_x(self.info, group, x, self.options.dtype, chosen)
+
+    def memory_rows(self, arrays: list[np.ndarray], augment: Augment | None = None) -> MemoryRows:
+        return MemoryRows(*self.as_rows(arrays), self.info.scale, self.options.dtype, augment, self.standard)
+
+    def arena(self, *parts: tuple[str, int, int, np.ndarray | None]) -> Arena:
+        """Return an arena that one rank of each node fills; its UsageError is raised on every rank.
+        A part: (group, number of rows, number of elements, sorted rows or None: all). Its arrays follow one another."""
+        arena = Arena(self.comm, [spec for group, *size, _ in parts for spec in self.specs(group, *size)])
+
+        def fill() -> None:
+            count = len(arena.arrays) // len(parts)
+            for number, (group, _, _, chosen) in enumerate(parts):
+                self.read(group, arena.arrays[number * count : (number + 1) * count], chosen)
+
+        try:
+            run_together(self.comm, fill, here=arena.fills)
+        except UsageError:
+            arena.close()
+            raise
+        arena.ready()
+        return arena
+
+    def data(self, block: int = 0, **parts: Any) -> Data:
+        """Return the data. block: number of rows of a streamed block. parts: further arguments of `Data`."""
+        info, options = self.info, self.options
+        about: dict[str, Any] = {each: getattr(info, each) for each in ("name", "features", "classes", "schema")}
+        about |= {"dtype": options.dtype, "held_out": self.held_out, "digest": partial(file_digest, info)}
+        return Data(order=order_name(self.placement, options.partition, info.classes, block), **about | parts)
 
 
-def _empty_rows(info: Info, arrays: list[np.ndarray]) -> tuple[Any, np.ndarray]:
-    """Return x and y as views of arrays that are filled next; the row starts of sparse x are 0."""
-    x, y = as_rows(info, arrays)
-    if info.sparse:
-        x.indptr[:] = 0
-    return x, y
-
-
-def _fill_arena(comm: Comm, arena: Arena, fill: Callable[..., None]) -> list[np.ndarray]:
-    """Fill the arena by one rank of each node; a UsageError frees the arena and is raised on every rank."""
-    try:
-        run_together(comm, lambda: fill(*arena.arrays), here=arena.fills)
-    except UsageError:
-        arena.close()
-        raise
-    arena.ready()
-    return arena.arrays
-
-
-def _held_out_rows(
-    info: Info, comm: Comm, options: DataOptions, cache: row_cache.CachedRows | None = None
-) -> np.ndarray:
-    """Return the training rows that validation holds out, drawn by one rank; cache: remembers them."""
-    if not options.validation:
-        return np.empty(0, np.int64)
-
-    def draw() -> np.ndarray:
-        return held_out_rows(read_y(info, "train", options.dtype), info.classes, options)
-
-    key = "held out", options.drawn_by, options.validation
-    return _on_first_rank(comm, draw if cache is None else lambda: cache.remember(key, draw))
-
-
-def _training_owners(info: Info, options: DataOptions, held_out: np.ndarray) -> np.ndarray | None:
-    """Return the owner of each training example for the partition column:NAME; else None."""
-    return np.delete(read_owners(info, options.column), held_out) if options.column else None
-
-
-def _recompute_fills(
-    info: Info,
-    placement: str,
-    comm: Comm,
-    options: DataOptions,
-    held_out: np.ndarray,
-    cache: row_cache.CachedRows | None = None,
-) -> Info:
-    """Return the file with missing numbers filled in from the rows left for training, computed by one rank.
-
-    Collective: all ranks raise its UsageError. cache: remembers the result.
-    """
-    if not options.validation:
-        return info
-
-    def work() -> Info:
-        refilled = with_recomputed_fills(
-            info, lambda: without_rows(unfilled_slabs(info), held_out), info.rows["train"] - len(held_out)
-        )
-        if refilled.fills:
-            check_room(refilled, placement, options.dtype, 1 if comm is None else comm.size)
-        return refilled
-
-    key = "fills", options.drawn_by, options.validation
-    return _on_first_rank(comm, work if cache is None else lambda: cache.remember(key, work))
-
-
-def _standardization(
-    info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray, cache: row_cache.CachedRows | None = None
-) -> Standard | None:
-    """Return the standardization of a file's rows, measured by one rank; cache: remembers the statistics."""
-    if info.sparse:
-        return None
-
-    def work() -> dict[str, np.ndarray]:
-        y = None if info.classes else read_y(info, "train", np.dtype(np.float64))
-        return training_statistics(without_rows(file_slabs(info), held_out), info.scale, y, held_out)
-
-    key = "statistics", options.drawn_by, options.validation
-    measure = work if cache is None else lambda: cache.remember(key, work)
-    return options.standard(lambda: _on_first_rank(comm, measure), info.schema)
-
-
-def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
+def _open_shared(file: _DataFile) -> Data:
     """Open with training and test rows in memory once per node; rows in the cache are reused."""
-    cache = row_cache.find(info.path, options.dtype, comm)
-    held_out = _held_out_rows(info, comm, options, cache)
-    info = _recompute_fills(info, "shared", comm, options, held_out, cache)
-    standard = _standardization(info, comm, options, held_out, cache)
+    info, options, comm = file.info, file.options, file.comm
     if info.fills:  # the cached rows have the fills of the file
-        cache = row_cache.find(info.path, options.dtype, comm, info.fills)
-    owners = _on_first_rank(comm, lambda: _training_owners(info, options, held_out))
-    forms = [array_specs(info, group, info.rows[group], options.dtype) for group in ("train", "test")]
-    half = len(forms[0])
-
-    def fill(*arrays: np.ndarray) -> None:
-        _fill(info, "train", options, list(arrays[:half]))
-        _fill(info, "test", options, list(arrays[half:]))
-
+        file.cache = row_cache.find(info.path, options.dtype, comm, info.fills)
+    owners, cache, resources = _on_first_rank(comm, file.owners), file.cache, []
     if cache is None:
-        arena = Arena(comm, forms[0] + forms[1])
-        arrays, resources = _fill_arena(comm, arena, fill), [arena]
+        parts = ((group, info.rows[group], info.elements.get(group, 0), None) for group in ("train", "test"))
+        arena = file.arena(*parts)
+        arrays = arena.arrays
         if options.keep:
-            cache, resources = row_cache.keep(info.path, options.dtype, arena, info.fills), []
+            cache = row_cache.keep(info.path, options.dtype, arena, info.fills)
+        else:
+            resources = [arena]
     else:
-        arrays, resources = cache.arrays, []
-    (x, y), (x_test, y_test) = as_rows(info, arrays[:half]), as_rows(info, arrays[half:])
-    augment = make_augment(options.augment, info.features, options.seed)
-    train = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
-    test = MemoryRows(x_test, y_test, info.scale, options.dtype, None, standard) if info.rows["test"] else None
-    description, digest = (info.name, info.features, info.classes, options), partial(file_digest, info)
-    if cache is not None:
-        digest = partial(cache.remember, "digest", digest)
-    return in_memory(*description, train, test, held_out, resources, digest, owners, schema=info.schema)
+        arrays = cache.arrays
+    half = len(arrays) // 2
+    train = file.memory_rows(arrays[:half], file.augment)
+    numbers, digest = training_numbers(len(train), file.held_out), partial(file_digest, info)
+    known = digest if cache is None else partial(cache.remember, "digest", digest)
+    test = file.memory_rows(arrays[half:]) if info.rows["test"] else None
+    reader = MemoryReader(train, numbers, info.classes, options.seed, options.partition, owners=owners)
+    return file.data(train=train, test=test, reader=reader, resources=resources, digest=known)
 
 
-def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
-    """Open with each rank's training rows in its memory, test and validation once per node.
-
-    `Data.train`, all training rows, is read from the file.
-    """
-    held_out = _held_out_rows(info, comm, options)
-    info = _recompute_fills(info, "partitioned", comm, options, held_out)
-    standard = _standardization(info, comm, options, held_out)
-    training = np.delete(np.arange(info.rows["train"]), held_out)
+def _open_partitioned(file: _DataFile) -> Data:
+    """Open with each rank's training rows in its memory, test and validation once per node; `train` reads the file."""
+    info, options, comm = file.info, file.options, file.comm
+    training = np.delete(np.arange(info.rows["train"]), file.held_out)
     numbers, count = options.parts or (([0], 1) if comm is None else ([comm.rank], comm.size))
 
     def divide() -> list[np.ndarray]:
-        labels, owners = read_y(info, "train", options.dtype)[training], _training_owners(info, options, held_out)
-        return make_partition(options.partition, labels, info.classes, count, options.seed, owners)
+        labels = read_y(info, "train", options.dtype)[training]
+        return make_partition(options.partition, labels, info.classes, count, options.seed, file.owners())
 
     parts = run_together(comm, divide, here=comm is None or comm.rank == 0)
-    before = rows_before(parts) if parts is not None else np.empty(0, np.int64)
-    if comm is None:
-        own_parts = [parts[number] for number in numbers]
-    else:
-        requested = comm.gather(numbers)
-        own_parts = comm.scatter(requested and [[parts[number] for number in each] for each in requested])
-        before = comm.bcast(before)
+    before = _on_first_rank(comm, lambda: rows_before(parts))
+    requested: Any = [numbers] if comm is None else comm.gather(numbers)
+    handed = requested and [[parts[number] for number in each] for each in requested]
+    own_parts = handed[0] if comm is None else comm.scatter(handed)
     own_rows = np.sort(np.concatenate([np.empty(0, np.int64), *own_parts]))
-    shares = [(number, count) for number in numbers]
-    local = [LocalExamples(examples, np.searchsorted(own_rows, examples), before) for examples in own_parts]
+    placed = [LocalExamples(examples, np.searchsorted(own_rows, examples), before) for examples in own_parts]
+    local = {(number, count): examples for number, examples in zip(numbers, placed, strict=True)}
 
-    elements = _on_first_rank(comm, lambda: elements_of_rows(info, "train", held_out))
-    forms = [
-        array_specs(info, "test", info.rows["test"], options.dtype),
-        array_specs(info, "train", len(held_out), options.dtype, elements),
-    ]
-    arena, half = Arena(comm, forms[0] + forms[1]), len(forms[0])
+    def read_own() -> list[np.ndarray]:
+        chosen = training[own_rows]
+        arrays = [np.empty(*spec) for spec in file.specs("train", len(chosen), file.elements(chosen))]
+        file.read("train", arrays, chosen)
+        return arrays
 
-    def fill(*arrays: np.ndarray) -> None:
-        _fill(info, "test", options, list(arrays[:half]))
-        x, y = _empty_rows(info, list(arrays[half:]))
-        y[...] = read_y(info, "train", options.dtype)[held_out]
-        read_x(info, "train", x, options.dtype, held_out)
-
-    arrays = _fill_arena(comm, arena, fill)
-
-    def own_arrays() -> list[np.ndarray]:
-        form = array_specs(
-            info, "train", len(own_rows), options.dtype, elements_of_rows(info, "train", training[own_rows])
-        )
-        return [np.empty(*spec) for spec in form]
-
-    try:
-        x, y = _empty_rows(info, run_together(comm, own_arrays))
-    except UsageError:
-        arena.close()
-        raise
-
-    def fill_own() -> None:
-        y[...] = read_y(info, "train", options.dtype)[training[own_rows]]
-        read_x(info, "train", x, options.dtype, training[own_rows])
-
-    try:
-        run_together(comm, fill_own)
-    except UsageError:
-        arena.close()
-        raise
-    augment = make_augment(options.augment, info.features, options.seed)
-    rows = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
-    test, validation = (
-        MemoryRows(*part, info.scale, options.dtype, None, standard)
-        for part in (as_rows(info, arrays[:half]), as_rows(info, arrays[half:]))
-    )
-    whole = run_together(comm, lambda: FileRows(info, "train", options.dtype, standard))
-    return Data(
-        name=info.name,
-        features=info.features,
-        classes=info.classes,
-        train=Split(whole, training, options.dtype),
-        test=Split(test, None, options.dtype) if info.rows["test"] else None,
-        validation=Split(validation, None, options.dtype) if len(held_out) else None,
-        reader=MemoryReader(
-            rows, None, info.classes, options.seed, options.partition, local=dict(zip(shares, local, strict=True))
-        ),
-        threaded=augment is not None,
-        shares=shares,
-        resources=[arena, rows, test, validation, whole],
-        schema=info.schema,
-        order=order_name("partitioned", options.partition, info.classes),
-        digest=partial(file_digest, info),
-    )
+    own = file.memory_rows(run_together(comm, read_own), file.augment)
+    whole = run_together(comm, lambda: FileRows(info, "train", options.dtype, file.standard))
+    elements = _on_first_rank(comm, lambda: file.elements(file.held_out))
+    testing = "test", info.rows["test"], info.elements.get("test", 0), None
+    arena = file.arena(testing, ("train", len(file.held_out), elements, file.held_out))
+    half = len(arena.arrays) // 2
+    test = file.memory_rows(arena.arrays[:half]) if info.rows["test"] else None
+    reader = MemoryReader(own, None, info.classes, options.seed, options.partition, local)
+    held, ours = file.memory_rows(arena.arrays[half:]), [arena, own]
+    return file.data(train=whole, test=test, validation=held, reader=reader, shares=list(local), resources=ours)
 
 
-def _open_streamed(info: Info, comm: Comm, options: DataOptions) -> Data:
-    """Open with all rows left in the file; one rank checks the labels now, x is checked as it is read."""
-    if options.partition != "iid":
-        raise UsageError(
-            f"placement streamed shares every block among the ranks: partition {options.partition!r} "
-            "needs placement shared or partitioned"
-        )
-
-    def held_out_after_reading_labels() -> np.ndarray:
-        if info.rows["test"]:
-            read_y(info, "test", options.dtype)
-        return held_out_rows(read_y(info, "train", options.dtype), info.classes, options)
-
-    held_out = _on_first_rank(comm, held_out_after_reading_labels)
-    info = _recompute_fills(info, "streamed", comm, options, held_out)
-    augment = make_augment(options.augment, info.features, options.seed)
-    standard = _standardization(info, comm, options, held_out)
+def _open_streamed(file: _DataFile) -> Data:
+    """Open with all rows left in the file; x is checked as it is read."""
+    info, options = file.info, file.options
     groups = ["train"] + ["test"] * bool(info.rows["test"])
-    files = run_together(comm, lambda: {group: FileRows(info, group, options.dtype, standard) for group in groups})
-    train, test = files["train"], files.get("test")
-    numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
-    return Data(
-        name=info.name,
-        features=info.features,
-        classes=info.classes,
-        train=Split(train, numbers, options.dtype),
-        test=Split(test, None, options.dtype) if test is not None else None,
-        validation=Split(train, held_out, options.dtype) if len(held_out) else None,
-        reader=StreamReader(train, held_out, options.seed, augment),
-        threaded=True,
-        resources=list(files.values()),
-        schema=info.schema,
-        order=order_name("streamed", options.partition, info.classes, train.block),
-        digest=partial(file_digest, info),
-    )
+    files = run_together(file.comm, lambda: [FileRows(info, group, options.dtype, file.standard) for group in groups])
+    train, test = (*files, None)[:2]
+    reader = StreamReader(train, file.held_out, options.seed, file.augment)
+    return file.data(train.block, train=train, test=test, reader=reader)

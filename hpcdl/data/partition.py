@@ -1,18 +1,14 @@
 """Partitions of the rows among ranks or federated clients: pure functions of labels, number of parts and seed.
 
     iid               the shuffled rows, cut into equal parts
-    by-label          the rows sorted by label, cut into equal parts: a rank sees one label or few
-    shards:S          the rows sorted by label, cut into S shards per part; a part gets S of them at random, with about
-                      S labels at most (default 2: the pathological split of McMahan et al., "Communication-efficient
-                      learning of deep networks from decentralized data", AISTATS 2017)
-    dirichlet:ALPHA   each class c is cut at random in the proportions p_c ~ Dirichlet(ALPHA, ..., ALPHA), one number
-                      per rank: a small ALPHA gives a class to few ranks, a large one is nearly iid
-                      (Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", ICML 2019)
-    column:NAME       the rows of one owner stay together; the data set NAME beside x and y holds each row's owner.
-                      Each part gets its chunk of the owners
+    by-label          the rows sorted by label, cut into equal parts: a part has one label or few
+    shards:S          the rows sorted by label, cut into S shards per part (default 2); a part gets S of them at random,
+                      with about S labels at most (the pathological split of McMahan et al., AISTATS 2017)
+    dirichlet:ALPHA   each class is cut at random in proportions ~ Dirichlet(ALPHA, ..., ALPHA), one per part: a small
+                      ALPHA gives a class to few parts, a large one is nearly iid (Yurochkin et al., ICML 2019)
+    column:NAME       each part gets its chunk of the owners, whose rows stay together; train/NAME: each row's owner
 
-Each function returns a list with one sorted array of row numbers per part; together they hold every row once.
-"""
+Each function returns a list with one sorted array of row numbers per part; together they hold every row once."""
 
 import math
 from typing import Any
@@ -59,22 +55,18 @@ def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
 
 
 def check_shards(name: str, per_part: Any, examples: int, parts: int = 1) -> None:
-    """Raise UsageError if the partition `name` gives a part more shards than there are examples."""
+    """Raise UsageError if the partition is shards, with more per part than examples, or more than fit into memory."""
     if name == "shards":
         if per_part > examples:
-            raise UsageError(
-                f"partition 'shards:{per_part}': there are {examples} training examples, and so many shards"
-            )
+            what = f"there are {examples} training examples, and a part can have at most as many shards"
+            raise UsageError(f"partition 'shards:{per_part}': {what}")
         refuse_beyond(f"partition 'shards:{per_part}', for {parts} parts,", SHARD * per_part * parts, available())
 
 
 def partition(
     spec: str, labels: np.ndarray, classes: int, parts: int, seed: int, owners: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Return the sorted rows of each part.
-
-    labels (examples,): class numbers. owners (examples,): the column of column:NAME.
-    """
+    """Return the sorted rows of each part. labels: class numbers (examples,). owners (examples,): for column:NAME."""
     name, value = parse_partition(spec, classes)
     if name == "iid":
         return iid(len(labels), parts, seed)
@@ -94,7 +86,7 @@ def iid(examples: int, ranks: int, seed: int) -> list[np.ndarray]:
 
 
 def by_label(labels: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Return the rows sorted by label, cut into parts of equal size."""
+    """Return parts of equal size of the rows sorted by label."""
     order = np.argsort(labels, kind="stable")
     return [np.sort(order[part]) for part in chunks(len(labels), ranks)]
 
@@ -113,7 +105,7 @@ def dirichlet(labels: np.ndarray, ranks: int, alpha: float, seed: int) -> list[n
 
 
 def shards(labels: np.ndarray, parts: int, per_part: int, seed: int) -> list[np.ndarray]:
-    """Return parts of `each` random shards; the rows are sorted by label and cut into each * parts shards."""
+    """Return parts of `per_part` random shards; the rows, sorted by label, are cut into per_part * parts shards."""
     check_shards("shards", per_part, len(labels), parts)
     pieces = by_label(labels, per_part * parts)
     dealt = Random(seed)("partition").permutation(per_part * parts).reshape(parts, per_part)
@@ -121,17 +113,15 @@ def shards(labels: np.ndarray, parts: int, per_part: int, seed: int) -> list[np.
 
 
 def by_owner(owners: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Return parts of whole owners: each gets its chunk of the sorted owners; with too few owners some are empty."""
+    """Return the rows of whole owners: each part gets its chunk of the sorted owners, none if there are too few."""
     _, counts = np.unique(owners, return_counts=True)
     ends, order = np.cumsum([0, *counts]), np.argsort(owners, kind="stable")
     return [np.sort(order[ends[part.start] : ends[part.stop]]) for part in chunks(len(counts), parts)]
 
 
 def hold_out(labels: np.ndarray, classes: int, fraction: float, random: np.random.Generator) -> np.ndarray:
-    """Return round(fraction * n) sorted rows drawn for testing or validation, stratified if classes > 0.
-
-    Each class gives floor(fraction * its rows); the rest goes to the classes with the largest remainders.
-    """
+    """Return round(fraction * n) of n rows, drawn for testing or validation and sorted; stratified if classes > 0.
+    Each class gives floor(fraction * its rows); the classes with the largest remainders give one more each."""
     take = round(fraction * len(labels))
     if classes == 0:
         return np.sort(random.permutation(len(labels))[:take])

@@ -1,30 +1,29 @@
 """Placement of rows while training: in shared memory, in each rank's memory, or in the file; one interface for all.
 
     placement     train rows                                 memory per rank            reads of the file
-    shared        one copy per node, in memory that its      rows / ranks of the node   once, by one rank per node
-                  ranks share (hpcdl/shared_memory.py)
+    shared        one copy per node (shared_memory.py)       rows / ranks of the node   once, by one rank per node
     partitioned   each rank holds its own rows only          rows / ranks               once, by every rank
     streamed      in the file                                two blocks                 every epoch
 
-`rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x (standardized on request) and their labels
-into y, for every source. Memory keeps the file's own type (a byte per pixel); only floats wider than the model's are
-narrowed. Labels become int64, targets the model's type.
-"""
+`rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x (standardized on request) and their labels into
+y. Memory keeps the file's own type (a byte per pixel), but has no float16, and no floats wider than the model's. Labels
+become int64, targets the model's type."""
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import h5py
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.augment import Augment, Moves
+from hpcdl.data.batch import RowForm
 from hpcdl.data.digest import file_signature
-from hpcdl.data.fills import Refill
-from hpcdl.data.format import Info, owner_columns, row_notes
-from hpcdl.data.formats.sparse_file import largest_lengths, open_rows, read_sparse
+from hpcdl.data.fills import FillMarks
+from hpcdl.data.format import Info, row_notes
+from hpcdl.data.formats.sparse_file import largest_lengths, open_rows, slab_elements
 from hpcdl.data.hdf5 import check_memory, check_x, check_y, dataset, largest_input, open_file, slabs_of
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
@@ -36,21 +35,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI  # its import starts MPI, which preparing a file does not need
 
 Comm: TypeAlias = "MPI.Intracomm | None"
-Rows = TypeVar("Rows")  # MemoryRows, FileRows, or others with a member `standard`
 
 
 def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
-    """Return the type of x in memory: its own, for floats float32 or the model's dtype (kernels know no float16)."""
+    """Return the type of x in memory: integers as they are; floats as float32, or the model's dtype if over 4 bytes."""
     if kind.kind != "f":
         return kind.newbyteorder("=")
     return np.dtype(np.float32) if kind.itemsize <= 4 else dtype
 
 
 class MemoryRows:
-    """Rows in memory: read-only views x (rows, features), y (rows,) or (rows, outputs).
-
-    If x is sparse, `gather` writes into a sparse x, from the start of its first row.
-    """
+    """Rows in memory: read-only views x (rows, features), maybe a CSR, and y (rows,) or (rows, outputs)."""
 
     def __init__(
         self,
@@ -72,13 +67,12 @@ class MemoryRows:
         return len(self.y)
 
     def gather(self, index: np.ndarray, x: Any, y: np.ndarray, moves: Moves | None = None) -> None:
-        """x[:] = scale * rows[index], moved, then standardized; y[:] = labels[index]. index (int64) is not checked."""
+        """Set x to scale * rows[index], moved, then standardized, and y to their labels. index: int64, not checked."""
         if self.sparse:
             lengths = self.x.indptr[index + 1] - self.x.indptr[index]
             x.reserve(int(x.indptr[0] + lengths.sum()))
-            self.gather_sparse(
-                self.x.data, self.x.indices, self.x.indptr, index, self.scale, x.data, x.indices, x.indptr
-            )
+            raw = self.x.data, self.x.indices, self.x.indptr
+            self.gather_sparse(*raw, index, self.scale, x.data, x.indices, x.indptr)
         elif moves is None:
             self.gather_dense(self.x, index, self.scale, x)
         else:
@@ -98,20 +92,31 @@ class MemoryRows:
         self.x = self.y = None  # type: ignore[assignment]
 
 
-def standardized(rows: Rows, standard: Standard | None) -> Rows:
-    """Return the same rows, standardized otherwise."""
-    other: Any = copy.copy(rows)
-    other.standard = standard
-    return other  # type: ignore[no-any-return]
-
-
 def read_only_view(x: Any) -> Any:
-    """Return a read-only view of rows."""
     if isinstance(x, CSR):
         return CSR(read_only_view(x.data), read_only_view(x.indices), read_only_view(x.indptr), x.shape)
     view = x.view()
     view.flags.writeable = False
     return view
+
+
+class FileX:
+    """x of a group of an open file; `read` checks what it reads."""
+
+    def __init__(self, file: h5py.File, info: Info, group: str, dtype: np.dtype):
+        self.x, self.marks = open_rows(file, f"{group}/x"), FillMarks(file, info, group) if info.fills else None
+        self.where, self.vocabulary, self.sparse = f"{info.path}: {group}/x", info.vocabulary, info.sparse
+        self.most = largest_input(info.scale, dtype)
+
+    def read(self, part: slice, x: Any) -> None:
+        """Read the rows `part` into x (rows, features), a CSR if they are sparse. UsageError for an invalid value."""
+        if self.sparse:
+            self.x.read(part.start, part.stop, x, self.most)
+        else:
+            self.x.read_direct(x.reshape(-1, *self.x.shape[1:]), part)
+            if self.marks is not None:
+                self.marks.refill(part, x)
+            check_x(x, self.where, range(part.start, part.stop), self.vocabulary, self.most)
 
 
 class FileRows:
@@ -120,15 +125,14 @@ class FileRows:
     def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
-        self.x, self.refill = open_rows(file, f"{group}/x"), Refill(file, info, group)
+        self.source = FileX(file, info, group, dtype)
+        self.x, self.sparse, self.outputs = self.source.x, info.sparse, info.outputs
         self.y = None if group == "rows" else dataset(file, f"{group}/y")
         self.columns = row_notes(file, group, len(self.x))
-        self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
-        self.standard, self.vocabulary, self.sparse = standard, info.vocabulary, info.sparse
+        self.scale, self.dtype, self.standard = info.scale, dtype, standard
         self.kind = memory_type(info.kinds[group], dtype)
         self.width, self.y_kind = math.prod(info.features), np.dtype(np.int64) if info.classes else dtype
-        self.outputs = info.outputs
-        self.most = largest_input(info.scale, dtype)
+        self.form = RowForm(self.width, self.kind, self.y_kind, self.outputs, self.sparse)
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
         if self.sparse:
             row = self.kind.itemsize + COLUMN.itemsize
@@ -136,43 +140,30 @@ class FileRows:
         else:
             self.block, row, elements = next(iter(slabs_of(self.x))).stop, self.width * self.kind.itemsize, 0
         needed = 2 * row * (elements if self.sparse else self.block)
-        check_memory(needed, f"{self.where}: two blocks of {self.block} rows")
+        check_memory(needed, f"{self.source.where}: two blocks of {self.block} rows")
 
     def __len__(self) -> int:
         return len(self.x)
 
     def read(self, start: int, stop: int, into: tuple | None = None, augment: Augment | None = None) -> MemoryRows:
-        """Read rows start to stop into memory (the first rows of the arrays `into`); UsageError for an invalid row."""
-        rows = stop - start
-        x, y = into or self.buffers(rows)
-        x, y = x[:rows], y[:rows]
-        with blamed_on(f"{self.where} is damaged"):
-            if self.sparse:
-                self.x.read(start, stop, x, self.most)
+        """Return rows start to stop - 1, read into arrays `into` (x, y) or new ones; UsageError for an invalid row."""
+        x, y = (each[: stop - start] for each in into or self.form.empty(stop - start))
+        with blamed_on(f"{self.source.where} is damaged"):
+            self.source.read(slice(start, stop), x)
+            if self.y is None:
+                y[...] = 0
             else:
-                self.x.read_direct(x.reshape(rows, *self.x.shape[1:]), np.s_[start:stop])
-                self.refill(slice(start, stop), x)
-            if self.y is not None:
                 self.y.read_direct(y, np.s_[start:stop])
-        if not self.sparse:
-            check_x(x, self.where, range(start, stop), self.vocabulary, self.most)
         return MemoryRows(x, y, self.scale, self.dtype, augment, self.standard)
 
-    def buffers(self, rows: int) -> tuple[Any, np.ndarray]:
-        """Return arrays for x and y of `rows` rows; a sparse x grows as it is read."""
-        x: Any = np.empty((rows, self.width), self.kind) if not self.sparse else CSR.empty(rows, self.width, self.kind)
-        return x, np.zeros((rows, *self.outputs), self.y_kind)
-
     def gather(self, index: np.ndarray, x: Any, y: np.ndarray) -> None:
-        """x[:] = scale * rows[index], standardized; y[:] = labels[index]; each needed block is read once."""
-        by, parts = np.argsort(index, kind="stable"), []
+        """Set x to scale * rows[index], standardized, and y to their labels; each needed block is read once."""
+        by, parts, form = np.argsort(index, kind="stable"), [], self.form._replace(dtype=x.dtype, y_dtype=y.dtype)
         blocks, starts = np.unique(index[by] // self.block, return_index=True)
         for block, where in zip(blocks, np.split(by, starts[1:]), strict=True):
             first = int(index[where[0]])
             rows = self.read(first, min(int(index[where[-1]]) + 1, (int(block) + 1) * self.block))
-            shape = len(where), x.shape[1]
-            part_x: Any = CSR.empty(*shape, x.dtype) if self.sparse else np.empty(shape, x.dtype)
-            part_y = np.empty((len(where), *y.shape[1:]), y.dtype)
+            part_x, part_y = form.empty(len(where))
             rows.gather(index[where] - first, part_x, part_y)
             y[where] = part_y
             if self.sparse:
@@ -183,49 +174,34 @@ class FileRows:
             x.put(CSR.joined(parts).take(np.argsort(by, kind="stable")))
 
     def most_elements(self, rows: int) -> int:
-        """Return the most elements that any `rows` rows have together; sparse rows only."""
         return self.x.most_elements(rows)
 
     def close(self) -> None:
-        """Close the file."""
         self.open.close()
 
 
 def read_x(info: Info, group: str, x: Any, dtype: np.dtype, rows: np.ndarray | None = None) -> None:
-    """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`.
-
-    x may be a CSR whose first row begins at 0, with room for all elements. UsageError for a value that is not finite
-    in the model's dtype, or a token outside the vocabulary.
-    """
-    most = largest_input(info.scale, dtype)
+    """Read group/x of a file slab by slab into x (n, features): all rows, or the sorted `rows`. x may be a CSR whose
+    first row begins at 0, with room for all elements. UsageError: a value infinite in `dtype`, or an invalid token."""
     with open_file(info.path) as file:
-        if info.sparse:
-            read_sparse(open_rows(file, f"{group}/x"), x, rows, most)
-            return
-        source, refill = dataset(file, f"{group}/x"), Refill(file, info, group)
-        slab_x = None
-        for slab in slabs_of(source):
-            shape = (slab.stop - slab.start, *source.shape[1:])
+        source = FileX(file, info, group, dtype)
+        form = RowForm(x.shape[1], x.dtype, np.dtype(np.int64), sparse=info.sparse)
+        for slab in source.x.slabs(slab_elements(x.dtype)) if info.sparse else slabs_of(source.x):
             if rows is None:
-                into = x[slab]
-                source.read_direct(into.reshape(shape), slab)
-                refill(slab, into)
-            else:
-                a, b = np.searchsorted(rows, (slab.start, slab.stop))
-                if a == b:
-                    continue
-                if slab_x is None:
-                    slab_x = np.empty((shape[0], x.shape[1]), x.dtype)
-                source.read_direct(slab_x[: shape[0]].reshape(shape), slab)
-                refill(slab, slab_x[: shape[0]])
-                into = x[a:b]
-                np.take(slab_x, rows[a:b] - slab.start, axis=0, out=into, mode="clip")
-            numbers: range | np.ndarray = range(slab.start, slab.stop) if rows is None else rows[a:b]
-            check_x(into, f"{info.path}: {group}/x", numbers, info.vocabulary, most)
+                source.read(slab, x[slab])
+                continue
+            a, b = np.searchsorted(rows, (slab.start, slab.stop))
+            if a < b:
+                part, _ = form.empty(slab.stop - slab.start)
+                source.read(slab, part)
+                if info.sparse:
+                    x[a:b].put(part.take(rows[a:b] - slab.start))
+                else:
+                    np.take(part, rows[a:b] - slab.start, axis=0, out=x[a:b], mode="clip")
 
 
 def read_y(info: Info, group: str, dtype: np.dtype) -> np.ndarray:
-    """Read and check group/y; targets in the model's dtype. UsageError for a label outside the classes."""
+    """Return group/y, checked; targets in the model's dtype. UsageError for a label outside the classes."""
     with open_file(info.path) as file:
         read = dataset(file, f"{group}/y")[...]
     if not info.classes:
@@ -235,62 +211,22 @@ def read_y(info: Info, group: str, dtype: np.dtype) -> np.ndarray:
     return read
 
 
-def read_owners(info: Info, name: str) -> np.ndarray:
-    """Read train/NAME, the owner of each row; UsageError if it is missing or does not fit."""
-    with open_file(info.path) as file:
-        if name not in owner_columns(file):
-            others = ", ".join(owner_columns(file)) or "none"
-            raise UsageError(f"{info.path} has no whole number for each row in train/{name}; such columns: {others}")
-        return dataset(file, f"train/{name}")[...]
-
-
 def refuse_other_files(comm: "Comm", path: str) -> None:
-    """Raise UsageError if ranks on other hosts have another file of this name."""
+    """Raise UsageError if ranks on other hosts have a different file of this name. Collective."""
     mine = run_together(comm, lambda: file_signature(path))
     for rank, other in enumerate(seen := [mine] if comm is None else comm.allgather(mine)):
         if other != seen[0]:
-            raise UsageError(f"data file {path} is another one on rank {rank} ({other}) than on rank 0 ({seen[0]})")
-
-
-def elements_of_rows(info: Info, group: str, rows: np.ndarray) -> int:
-    """Return the number of elements of these sorted rows of a sparse group; 0 for a dense one."""
-    if not info.sparse:
-        return 0
-    with open_file(info.path) as file:
-        return int(open_rows(file, f"{group}/x").lengths(rows).sum())
-
-
-def array_specs(
-    info: Info, group: str, rows: int, dtype: np.dtype, elements: int | None = None
-) -> list[tuple[tuple[int, ...], np.dtype]]:
-    """Return shapes and types of the arrays that hold x and y of `rows` rows of a group: see `as_rows`.
-
-    elements: of these rows, if they are sparse (None: of the whole group).
-    """
-    y_kind = np.dtype(np.int64) if info.classes else dtype
-    x_kind = memory_type(info.kinds.get(group, next(iter(info.kinds.values()))), dtype)
-    y = [((rows, *info.outputs), y_kind)]
-    if not info.sparse:
-        return [((rows, math.prod(info.features)), x_kind), *y]
-    elements = info.elements.get(group, 0) if elements is None else elements
-    return [((elements,), x_kind), ((elements,), COLUMN), ((rows + 1,), START), *y]
-
-
-def as_rows(info: Info, arrays: list[np.ndarray]) -> tuple[Any, np.ndarray]:
-    """Return x and y of rows held by arrays of `array_specs`."""
-    if not info.sparse:
-        return arrays[0], arrays[1]
-    data, columns, starts, y = arrays
-    return CSR(data, columns, starts, (len(y), math.prod(info.features))), y
+            files = f"rank {rank} ({other}) and rank 0 ({seen[0]})"
+            raise UsageError(f"data file {path} differs between {files}; copy one file to all hosts")
 
 
 def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:
-    """Raise UsageError if a rank's part of a file does not fit into memory; a damaged file may claim any shape."""
+    """Raise UsageError if a rank's rows of a file do not fit into memory; a damaged file may claim any shape."""
     train, test = info.rows["train"], info.rows["test"]
     itemsize = max(memory_type(kind, dtype).itemsize for kind in info.kinds.values())
     if info.sparse:
         elements = sum(info.elements.get(group, 0) for group in ("train", "test"))
-        row = START.itemsize + -(-elements * (itemsize + COLUMN.itemsize) // max(1, train + test))  # on the mean
+        row = START.itemsize + -(-elements * (itemsize + COLUMN.itemsize) // max(1, train + test))  # on average
     else:
         row = math.prod(info.features) * itemsize
     row_memory = {"shared": train + test, "partitioned": train // ranks + test, "streamed": 0}[placement] * row
@@ -300,10 +236,7 @@ def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:
 
 
 class Arena:
-    """Arrays that the ranks of a node share, filled by one of them (`fills`).
-
-    Without room for shared memory, or alone on its node, a rank has and fills arrays of its own.
-    """
+    """Arrays that the ranks of a node share; one rank (`fills`) fills them. Without shared memory each has its own."""
 
     def __init__(self, comm: "Comm", specs: list[tuple[tuple[int, ...], np.dtype]]):
         """Collective. specs: (shape, dtype) of each of `arrays`."""
@@ -321,9 +254,7 @@ class Arena:
         ]
 
     def _share(self, comm: "MPI.Intracomm", size: int) -> np.ndarray | None:
-        from hpcdl.comm.node_memory import (
-            ranks_of_node,  # not above: it starts MPI, which preparing a file does not need
-        )
+        from hpcdl.comm.node_memory import ranks_of_node  # here: it starts MPI, which preparing a file does not need
 
         node = ranks_of_node(comm)
         if node.size > 1:
@@ -349,10 +280,10 @@ class Arena:
 
 
 def run_together(comm: "Comm", work: Callable[[], Any], here: bool = True) -> Any:
-    """Do the work on the ranks with `here`; a UsageError of one rank is raised on all. Collective."""
+    """Return work() on the ranks with `here`, else None; a UsageError of one rank is raised on all. Collective."""
     if comm is None:
         return work()
-    from hpcdl.comm import refuse_together  # not above: it starts MPI too
+    from hpcdl.comm import refuse_together  # here: it starts MPI, too
 
     with refuse_together(comm):
         return work() if here else None

@@ -3,9 +3,7 @@
     caller    use 0          use 1          use 2
     thread    make 1 ......  make 2 ......  make 3
 
-One item is ahead: the thread starts on item k + 1 when the caller gets item k. A producer that reuses its buffers
-needs one for the item in use and one for the item in the making.
-"""
+The thread starts on item k + 1 when the caller gets item k, so a producer that reuses its buffers needs two of them."""
 
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +13,7 @@ Item = TypeVar("Item")
 
 
 def prefetch(items: Iterable[Item]) -> Generator[Item, None, None]:
-    """Yield the items, each made one ahead in a thread; an error in the thread is raised here, at its item.
-
-    The thread ends with the items, with an error, or when the caller closes (or drops) the iterator early.
-    """
+    """Yield the items; a thread makes the next one. An error is raised at its item. Closing ends the thread."""
     source: Iterator[Any] = iter(items)
     end: Any = object()
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hpcdl-prefetch")

@@ -1,9 +1,9 @@
 """Readers make the batches of an epoch, from rows in memory or from blocks of a file.
+`batches(epoch, batch_size, share, steps, buffers)` yields for each step in `steps` the share (rank, size) of its batch;
+it takes the next step when the next batch is requested."""
 
-Both have `batches(epoch, batch_size, share, steps, buffers)`, a generator of the Batch of each step in `steps`;
-share is (rank, size). The generator takes the next step when the next batch is requested.
-"""
-
+import dataclasses
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -11,55 +11,39 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from hpcdl.chunks import chunk
+from hpcdl.data import sampler
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.batch import Batch, BatchBuffers
 from hpcdl.data.partition import partition
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
-from hpcdl.data.sampler import (
-    BatchShare,
-    BlockOrder,
-    global_order,
-    global_share,
-    local_order,
-    local_share,
-    steps_per_epoch,
-)
+from hpcdl.data.sampler import Share
 from hpcdl.kernels.shuffle import ready
 
 
 class LocalExamples(NamedTuple):
-    """The training examples of one rank, their rows in memory, and the number of examples of ranks before each rank."""
+    """A rank's training examples, their row numbers in memory, and `rows_before` of the examples of all ranks."""
 
     examples: np.ndarray
     where: np.ndarray
     before: np.ndarray
 
 
+@dataclasses.dataclass(eq=False)
 class MemoryReader:
-    """Batches from rows in memory.
+    """Batches from rows in memory."""
 
-    rows       the data in memory
-    numbers    row of `rows` of each training example (None: the same number)
-    spec       partition: `iid` divides every batch among the ranks, any other gives each rank its own rows
-    local      placement partitioned: the `LocalExamples` of each share (rank, size) held here; None: all rows are here
-    owners     owner of each training example, for the partition column:NAME
-    """
+    rows: MemoryRows
+    numbers: np.ndarray | None  # the row of each training example in `rows`; None: example k is row k
+    classes: int
+    seed: int
+    spec: str  # the partition: `iid` divides every batch among the ranks, any other gives each rank its own rows
+    held: dict[Share, LocalExamples] | None = None  # placement partitioned: the examples held here; None: all
+    owners: np.ndarray | None = None  # the owner of each training example; None: the partition is not column:NAME
 
-    def __init__(
-        self,
-        rows: MemoryRows,
-        numbers: np.ndarray | None,
-        classes: int,
-        seed: int,
-        spec: str,
-        local: dict[tuple[int, int], LocalExamples] | None = None,
-        owners: np.ndarray | None = None,
-    ):
-        self.rows, self.numbers, self.classes, self.seed, self.owners = rows, numbers, classes, seed, owners
-        self.spec, self.shared_order = spec, local is None and spec == "iid"
-        self.examples = len(rows) if numbers is None else len(numbers)
-        self.local = local or {}
+    def __post_init__(self) -> None:
+        self.shared_order, self.local = self.held is None and self.spec == "iid", self.held or {}
+        self.examples = len(self.rows) if self.numbers is None else len(self.numbers)
         for examples_here in self.local.values():
             self.examples = int(examples_here.before[-1])
         ready(self.examples)
@@ -67,15 +51,9 @@ class MemoryReader:
         self.cached_order: tuple[Any, Any] = None, None
 
     def batches(
-        self,
-        epoch: int,
-        batch_size: int,
-        share: tuple[int, int],
-        steps: Iterable[int],
-        buffers: BatchBuffers,
-        ahead: bool = True,
+        self, epoch: int, batch_size: int, share: Share, steps: Iterable[int], buffers: BatchBuffers, ahead: bool = True
     ) -> Generator[Batch, None, None]:
-        """Yield the batches of these steps. ahead: without effect, for nothing is read."""
+        """Yield the batches of these steps. ahead: without effect, for nothing is read from a file."""
         index, source, share_at = self._plan(epoch, batch_size, share)
         augment = self.rows.augment
         for step in steps:
@@ -86,68 +64,59 @@ class MemoryReader:
             yield Batch(x, y, total, epoch, step, index[first:last])
 
     def _plan(
-        self, epoch: int, batch_size: int, share: tuple[int, int]
-    ) -> tuple[np.ndarray, np.ndarray, Callable[..., BatchShare]]:
-        """Return this rank's order, as training examples and as rows of `rows`, and a function step -> BatchShare."""
+        self, epoch: int, batch_size: int, share: Share
+    ) -> tuple[np.ndarray, np.ndarray, Callable[..., sampler.BatchShare]]:
+        """Return an epoch's order, as training examples and as rows of `rows`, and a function step -> BatchShare."""
         key = epoch if self.shared_order else (epoch, *share)
         drawn = self.cached_order  # read and written as one: several threads may be here
         if drawn[0] != key:
-            drawn = self.cached_order = None, None  # the old order goes before there is a new one
-            drawn = self.cached_order = (
-                key,
-                self._whole_order(epoch) if self.shared_order else self._own_order(epoch, *share),
-            )
+            drawn = self.cached_order = None, None  # free the old order before the new one is drawn
+            if self.shared_order:
+                whole = sampler.global_order(self.seed, self.examples, epoch)
+                order = whole, self._source(whole)
+            else:
+                local = self._local(share)
+                own = sampler.local_order(self.seed, len(local.examples), epoch, share[0])
+                order = local.examples[own], local.where[own]
+            drawn = self.cached_order = key, order
         index, source = drawn[1]
         rank, size = share
         if self.shared_order:
-            return index, source, partial(global_share, self.examples, batch_size, rank=rank, size=size)
-        before, through = self._bounds(share)
-        return index, source, partial(local_share, before, through, self.examples, self._steps(batch_size))
+            return index, source, partial(sampler.global_share, self.examples, batch_size, rank=rank, size=size)
+        steps = sampler.steps_per_epoch(self.examples, batch_size)
+        return index, source, partial(sampler.local_share, *self._bounds(share), self.examples, steps)
 
-    def in_order(self, epoch: int, share: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return this rank's rows of an epoch in order: numbers in `rows`, and in the training set."""
+    def in_order(self, epoch: int, share: Share) -> tuple[np.ndarray, np.ndarray]:
+        """Return this rank's examples of an epoch in order: their numbers in `rows`, and in the training set."""
         index, source, _ = self._plan(epoch, 1, share)
         part = chunk(self.examples, share[1], share[0]) if self.shared_order else slice(None)
         return source[part], index[part]
 
-    def part_in_order(
-        self, epoch: int, step: int, batch_size: int, share: tuple[int, int]
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return this rank's rows of a step: numbers in `rows` and in the training set; and all ranks' examples."""
+    def part_in_order(self, epoch: int, step: int, batch_size: int, share: Share) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return this rank's examples of a step, as numbers in `rows` and in the training set; and the batch's size."""
         index, source, share_at = self._plan(epoch, batch_size, share)
         first, last, _, total = share_at(step=step)
         return source[first:last], index[first:last], total
 
     def with_examples(self, drawn: np.ndarray) -> "MemoryReader":
-        """Return a reader of the training examples of these numbers."""
-        numbers, owners = self._source(drawn), None if self.owners is None else self.owners[drawn]
-        return MemoryReader(self.rows, numbers, self.classes, self.seed, self.spec, owners=owners)
-
-    def _whole_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        index = global_order(self.seed, self.examples, epoch)
-        return index, self._source(index)
-
-    def _own_order(self, epoch: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        local = self._local(rank, size)
-        order = local_order(self.seed, len(local.examples), epoch, rank)
-        return local.examples[order], local.where[order]
+        owners = None if self.owners is None else self.owners[drawn]
+        return dataclasses.replace(self, numbers=self._source(drawn), held=None, owners=owners)
 
     def _source(self, index: np.ndarray) -> np.ndarray:
         return index if self.numbers is None else self.numbers[index]
 
-    def _local(self, rank: int, size: int) -> LocalExamples:
-        if (rank, size) not in self.local:
-            parts = self.divide(size)
-            self.local[rank, size] = LocalExamples(parts[rank], self._source(parts[rank]), rows_before(parts))
-        return self.local[rank, size]
+    def _local(self, share: Share) -> LocalExamples:
+        if share not in self.local:
+            parts = self.divide(share[1])
+            own = parts[share[0]]
+            self.local[share] = LocalExamples(own, self._source(own), rows_before(parts))
+        return self.local[share]
 
     def divide(self, count: int) -> list[np.ndarray]:
-        """Return the training examples of each of `count` parts."""
         labels = self.rows.y if self.numbers is None else self.rows.y[self.numbers]
         return partition(self.spec, labels, self.classes, count, self.seed, self.owners)
 
     def visit(self, order: np.ndarray, batch_size: int, buffers: BatchBuffers) -> Iterator[Batch]:
-        """Yield the training examples `order` in batches."""
         source = self._source(order)
         for step, start in enumerate(range(0, len(order), batch_size)):
             index = source[start : start + batch_size]
@@ -155,26 +124,27 @@ class MemoryReader:
             self.rows.gather(index, x, y)
             yield Batch(x, y, len(index), 0, step, order[start : start + batch_size])
 
-    def _bounds(self, share: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of examples of the ranks before this share's, without and with its own."""
-        before, through = self._local(*share).before[share[0] :][:2]
+    def _bounds(self, share: Share) -> tuple[int, int]:
+        """Return the number of examples of the ranks before that of this share, and of the ranks up to it."""
+        before, through = self._local(share).before[share[0] :][:2]
         return int(before), int(through)
 
-    def _steps(self, batch_size: int) -> int:
-        return steps_per_epoch(self.examples, batch_size)
-
-    def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
-        """Return the largest number of rows of a batch of this share."""
+    def most_rows(self, batch_size: int, share: Share) -> int:
         if self.shared_order:
             return most_rows(self.examples, batch_size, *share)
-        before, through = self._bounds(share)
-        return -(-through // self._steps(batch_size)) - before // self._steps(batch_size)
+        steps, (before, through) = sampler.steps_per_epoch(self.examples, batch_size), self._bounds(share)
+        return -(-through // steps) - before // steps
 
 
 def most_rows(examples: int, batch_size: int, rank: int, size: int) -> int:
     """Return the number of rows in a rank's chunk of a whole batch."""
-    first, last, _, _ = global_share(examples, batch_size, 0, rank, size)
+    first, last, _, _ = sampler.global_share(examples, batch_size, 0, rank, size)
     return last - first
+
+
+def training_numbers(rows: int, held_out: np.ndarray) -> np.ndarray | None:
+    """Return the numbers of the rows that are not held out; None: all."""
+    return np.delete(np.arange(rows), held_out) if len(held_out) else None
 
 
 def rows_before(parts: list[np.ndarray]) -> np.ndarray:
@@ -183,11 +153,9 @@ def rows_before(parts: list[np.ndarray]) -> np.ndarray:
 
 
 class StreamReader:
-    """Batches from a file that is read block by block, in the order of `BlockOrder`.
-
-    A thread reads the next block while this one is used. Every rank reads each block from which it needs rows, so the
-    order is independent of the number of ranks. held_out: sorted rows of the file that are not training examples.
-    """
+    """Batches from a file that is read block by block, in the order of `BlockOrder`; a thread may read one block ahead.
+    Every rank reads each block from which it needs rows, so the order is independent of the number of ranks. held_out:
+    sorted rows of the file that are not training examples."""
 
     def __init__(self, rows: FileRows, held_out: np.ndarray, seed: int, augment: Augment | None):
         self.rows, self.held_out, self.seed, self.augment = rows, held_out, seed, augment
@@ -198,24 +166,15 @@ class StreamReader:
         self.examples = int(self.first[-1])
 
     def batches(
-        self,
-        epoch: int,
-        batch_size: int,
-        share: tuple[int, int],
-        steps: Iterable[int],
-        buffers: BatchBuffers,
-        ahead: bool = True,
+        self, epoch: int, batch_size: int, share: Share, steps: Iterable[int], buffers: BatchBuffers, ahead: bool = True
     ) -> Generator[Batch, None, None]:
-        """Yield the batches of these steps; without `ahead` no thread reads, and `steps` need not be known before."""
-        order, memory = (
-            BlockOrder(self.seed, epoch, self.counts),
-            [self.rows.buffers(self.rows.block) for _ in range(2)],
-        )
-        share_at = partial(global_share, self.examples, batch_size, rank=share[0], size=share[1])
+        """Yield the batches of these steps. ahead: a thread reads, and `steps` is iterated twice; else once."""
+        order = sampler.BlockOrder(self.seed, epoch, self.counts)
+        memory = [self.rows.form.empty(self.rows.block) for _ in range(2)]
+        share_at = partial(sampler.global_share, self.examples, batch_size, rank=share[0], size=share[1])
         load = partial(self._load, order, memory)
-        blocks = (
-            prefetch(map(load, blocks_of_shares(order, (share_at(step=step) for step in steps)))) if ahead else None
-        )
+        needed = (block for step in steps for block, _, _ in order.pieces(*share_at(step=step)[:2]))
+        blocks = prefetch(load(block) for block, _ in itertools.groupby(needed)) if ahead else None
         current: int | None = None
         try:
             for step in steps:
@@ -238,12 +197,11 @@ class StreamReader:
             if blocks:
                 blocks.close()
 
-    def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
-        """Return the largest number of rows of a batch of this share."""
+    def most_rows(self, batch_size: int, share: Share) -> int:
         return most_rows(self.examples, batch_size, *share)
 
-    def _load(self, order: BlockOrder, memory: list, block: int) -> tuple:
-        """Read a block; return its rows and, in visiting order, its examples' places in the block and numbers."""
+    def _load(self, order: sampler.BlockOrder, memory: list, block: int) -> tuple:
+        """Read a block; return its rows, and its examples in the order of visits: places in it, and example numbers."""
         memory.reverse()
         start = block * self.rows.block
         stop = min(start + self.rows.block, len(self.rows))
@@ -254,13 +212,3 @@ class StreamReader:
 
 
 Reader: TypeAlias = MemoryReader | StreamReader
-
-
-def blocks_of_shares(order: BlockOrder, shares: Iterable[BatchShare]) -> Iterator[int]:
-    """Yield the blocks that these shares need, in order."""
-    current: int | None = None
-    for first, last, _, _ in shares:
-        for block, _, _ in order.pieces(first, last):
-            if block != current:
-                current = block
-                yield block

@@ -4,11 +4,9 @@
                 those of boosting; about 1/e of the examples are left out
     features    a random fraction of them; the others are 0 in all rows
 
-(Breiman, "Bagging predictors", Machine Learning 1996; Ho, "The random subspace method for constructing decision
-forests", IEEE PAMI 1998.) The draws depend on (seed, member) alone. Drawn rows are numbers into the rows in memory:
-nothing is copied. Features that are left out get the deviation LEFT_OUT in the statistics that standardize rows, so
-that checkpoints keep them and predictions leave them out, too.
-"""
+The draws depend on (seed, member) alone. Drawn rows are numbers into the rows in memory: nothing is copied. Features
+left out get the deviation LEFT_OUT in the statistics that standardize rows, so that checkpoints keep them and
+predictions leave them out, too. (Breiman, "Bagging predictors", 1996; Ho, "The random subspace method", 1998)"""
 
 import math
 from typing import NamedTuple
@@ -22,19 +20,16 @@ from hpcdl.random import Random
 
 
 class Draw(NamedTuple):
-    """The resampling of an ensemble's member.
-
-    rows: True to draw rows; weights: of the rows, None: equal; features: the fraction that the member sees.
-    """
+    """The rows and the features that a member of an ensemble is trained on."""
 
     seed: int
     member: int
-    rows: bool = False
-    weights: np.ndarray | None = None
-    features: float = 1.0
+    rows: bool = False  # True to draw rows
+    weights: np.ndarray | None = None  # of the rows; None: equal
+    features: float = 1.0  # the fraction that the member sees
 
     def examples(self, count: int) -> np.ndarray:
-        """Return `count` sorted example numbers drawn from `count` examples, some repeated, some left out."""
+        """Return sorted numbers of examples, drawn `count` times from `count`; all numbers, if rows are not drawn."""
         if not self.rows:
             return np.arange(count)
         random = Random(self.seed)("bootstrap", self.member)
@@ -43,30 +38,24 @@ class Draw(NamedTuple):
         return np.sort(random.choice(count, count, p=self.weights))
 
     def left_out(self, width: int) -> np.ndarray:
-        """Return the sorted numbers of the features, of `width`, that the member does not see; it sees one at least."""
+        """Return the sorted numbers of the features, of `width`, that the member does not see; it sees at least one."""
         seen = max(1, round(self.features * width))
         return np.sort(Random(self.seed)("subspace", self.member).permutation(width)[seen:])
 
     def resample(self, data: Data) -> Data:
-        """Return the data as the member sees them.
-
-        UsageError if rows are to be drawn that are not all in memory, or a feature cannot be set to 0.
-        """
+        """Return the data as the member sees them; UsageError for rows not in memory, or features that cannot be 0."""
         if self.rows:
             data = data.with_rows(self.examples(data.examples))
-        return leave_out(data, self.left_out(math.prod(data.features))) if self.features < 1 else data
-
-
-def leave_out(data: Data, features: np.ndarray) -> Data:
-    """Return the data with these features 0 in all rows."""
-    if data._reader is None:
-        raise UsageError("a subspace of the features needs its rows without data servers")
-    if data.sparse or data.vocabulary is not None:
-        what = "sparse rows, which are not standardized" if data.sparse else "tokens of a text"
-        raise UsageError(f"a subspace of the features needs dense rows of numbers, not {what}")
-    width = math.prod(data.features)
-    statistics = {"mean": np.zeros(width), "deviation": np.ones(width)} | {
-        name: each.copy() for name, each in data.statistics.items()
-    }
-    statistics["mean"][features], statistics["deviation"][features] = 0.0, LEFT_OUT
-    return data.with_standard(Standard(statistics, data.dtype))
+        if self.features == 1:
+            return data
+        if data._reader is None:
+            raise UsageError("a subspace of the features cannot be taken of the rows of data servers; run without them")
+        if data.sparse or data.vocabulary is not None:
+            what = "sparse rows, which are not standardized" if data.sparse else "tokens of a text"
+            raise UsageError(f"a subspace of the features needs dense rows of numbers, not {what}")
+        width = math.prod(data.features)
+        statistics = {"mean": np.zeros(width), "deviation": np.ones(width)}
+        statistics |= {name: each.copy() for name, each in data.statistics.items()}
+        features = self.left_out(width)
+        statistics["mean"][features], statistics["deviation"][features] = 0.0, LEFT_OUT
+        return data.with_standard(Standard(statistics, data.dtype))

@@ -1,42 +1,37 @@
 """A cache of rows for all training runs of a job: one copy in the memory of each node.
 
     job        open_data(name, comm=world, keep=True)     the rows stay in each node's memory until `clear`
-    training   open_data(name, comm=its ranks, ...)       uses these rows; held-out rows, statistics, partition and
-                                                          order are its own
+    training   open_data(name, comm=its ranks, ...)       uses the rows, with statistics, partition and order of its own
 
-The key of a file is its path, inode, size and modification time, the model's type, and the fills of missing numbers
-(fills.py) that replace the file's own. Results drawn or measured from the same rows with the same options are cached,
-too.
-"""
+A file's key: path, inode, size and modification time, the model's type, and fills that replace the file's own
+(fills.py). Results drawn or measured from the same rows with the same options are cached, too."""
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from hpcdl.data.placement import Arena, Comm
 
-T = TypeVar("T")
 MOST_RESULTS = 64  # cached per file
 
 
 class CachedRows:
-    """The cached arrays of a file: those of `placement.array_specs` for train, then for test."""
+    """The cached arrays of a file, first of the training rows, then of the test rows; and cached results."""
 
     def __init__(self, arena: "Arena"):
         self.arena, self.arrays = arena, arena.arrays
         self.results: dict[Any, Any] = {}
 
-    def remember(self, key: Any, compute: Callable[[], T]) -> T:
-        """Return the cached result of `compute` for this key on this rank, computing it the first time."""
+    def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """Return what `compute` returned for this key on this rank; call it the first time."""
         if key not in self.results:
             while len(self.results) >= MOST_RESULTS:
                 del self.results[next(iter(self.results))]
             self.results[key] = compute()
-        result: T = self.results[key]
-        return result
+        return self.results[key]
 
 
 cached: dict[tuple | None, CachedRows] = {}
@@ -52,7 +47,7 @@ def key_of(path: str, dtype: np.dtype, fills: tuple[float, ...] = ()) -> tuple |
 
 
 def keep(path: str, dtype: np.dtype, arena: "Arena", fills: tuple[float, ...] = ()) -> CachedRows:
-    """Cache a filled arena; collective over the ranks that have made it."""
+    """Cache a filled arena, and return its `CachedRows`; collective over the ranks that have made it."""
     key = key_of(path, dtype, fills) or (path, dtype.name, fills)
     before = cached.pop(key, None)
     if before is not None:

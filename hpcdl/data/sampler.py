@@ -1,22 +1,16 @@
 """The order of examples in an epoch and each rank's share of its batches: pure functions, testable without MPI.
 
-An epoch visits every training example once, in steps = ceil(examples / batch_size) batches. A rank's share of a batch
-is a slice of the epoch's order, and the offset of that slice in the whole batch.
+An epoch visits every training example once, in steps = ceil(examples / batch_size) batches. Its order is one of
 
-    order   rows                                   used by
-    global  one permutation of all examples;       one permutation, whatever the number of ranks
-            batch b is order[b*B : (b+1)*B], a
-            rank takes a chunk of the batch
-    local   a permutation of the rank's own rows,  rows that belong to ranks (`--partition`, placement partitioned)
-            cut over the steps of the epoch
-    block   blocks in random order, rows of a      placement streamed, whatever the number of ranks
-            block in random order
+    global  one permutation of all examples: batch b is order[b*B : (b+1)*B], and a rank takes a chunk of the batch
+    local   a permutation of the rank's own rows, cut over the steps: for `--partition` and placement partitioned
+    block   blocks in random order, rows of a block in random order: for placement streamed
 
-Random streams are keyed by (seed, purpose, epoch, ...), so an epoch can start at any step without saved state.
-"""
+Global and block orders are the same for any number of ranks. Random streams are keyed by (seed, purpose, epoch, ...),
+so an epoch can start at any step without saved state."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,9 +19,11 @@ from hpcdl.data.partition import parse_partition
 from hpcdl.kernels.shuffle import permutation
 from hpcdl.random import Random
 
+Share: TypeAlias = tuple[int, int]  # (rank, size)
+
 
 class BatchShare(NamedTuple):
-    """One rank's part of one batch: order[start:stop], which is rows [offset, offset + stop - start) of `total`."""
+    """One rank's part of a batch: order[start:stop], rows [offset, offset + stop - start) of the batch's `total`."""
 
     start: int
     stop: int
@@ -36,10 +32,8 @@ class BatchShare(NamedTuple):
 
 
 def order_name(placement: str, partition: str, classes: int, block: int = 0) -> str:
-    """Return a text that identifies the order of an epoch: equal texts mean equal orders.
-
-    `{ranks}` in it stands for the number of ranks that share the rows, if the order depends on it. block: rows of one.
-    """
+    """Return a text that identifies the order of an epoch: equal texts mean equal orders. block: rows of a block.
+    `{ranks}` in the text stands for the number of ranks that share the rows, if the order depends on it."""
     if placement == "streamed":
         return f"all rows by blocks of {block}"
     if placement == "shared" and partition == "iid":
@@ -74,16 +68,12 @@ def local_order(seed: int, examples: int, epoch: int, rank: int) -> np.ndarray:
 def local_share(before: int, through: int, examples: int, steps: int, step: int) -> BatchShare:
     """Return a rank's part of its own order at `step`.
 
-    before, through: rows of the ranks before it, without and with its own. The n_r rows of each rank are spread evenly
-    over the S steps, so that batch sizes differ by 1 at most: with P_r rows of the ranks before r, rank r takes
-    |chunk(P_(r+1), S, s)| - |chunk(P_r, S, s)| rows at step s. (If every rank took chunk(n_r, S, s), the longer chunks
-    would all meet in the first steps, and the last step could be empty.)
-    """
-    lower, upper = chunk(before, steps, step), chunk(through, steps, step)
-    whole = chunk(examples, steps, step)
-    return BatchShare(
-        upper.start - lower.start, upper.stop - lower.stop, lower.stop - lower.start, whole.stop - whole.start
-    )
+    before: number of rows of the ranks before it; through: with its own. With P_r rows of the ranks before r, rank r
+    takes |chunk(P_(r+1), S, s)| - |chunk(P_r, S, s)| rows at step s of S: batch sizes differ by 1 at most. (If every
+    rank took chunk(n_r, S, s), the longer chunks would meet in the first steps, and the last could be empty.)"""
+    lower, upper, whole = (chunk(rows, steps, step) for rows in (before, through, examples))
+    start, stop = upper.start - lower.start, upper.stop - lower.stop
+    return BatchShare(start, stop, lower.stop - lower.start, whole.stop - whole.start)
 
 
 class BlockOrder:

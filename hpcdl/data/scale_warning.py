@@ -1,24 +1,20 @@
 """The warning about features of very different scales, which no single learning rate fits, before a run begins.
 
-Gradient descent is stable for rates below 2 / L, and L grows with the square of the largest feature; the weight of the
-smallest one then hardly moves. The scales are the root mean square and the deviation of each feature over some of the
-training rows, as the model sees them.
-"""
+Gradient descent is stable for rates below 2 / L, and the curvature L grows with the square of the largest feature: the
+weight of the smallest one then hardly moves. Scales are measured over some training rows, as the model sees them."""
 
 from typing import Any
 
 import numpy as np
 
 ROWS = 4096  # examined
-RATIO = 100.0  # of the largest root mean square to the smallest deviation, from which on to warn
+RATIO = 100.0  # warn if largest root mean square / smallest deviation reaches this
 LARGE = 3.0  # root mean square; smaller features never warn (edge pixels hardly vary)
 
 
 def feature_scales(data: Any) -> tuple[float, float, float] | None:
-    """Return the smallest deviation and largest root mean square of the features, and the latter of the targets.
-
-    0 for class labels. None for data without a warning: images, tokens, sparse or standardized rows.
-    """
+    """Return (smallest deviation of a feature, largest root mean square of a feature, root mean square of the targets,
+    0 for classes). None: data without a warning, as images, tokens, sparse or standardized rows."""
     if data.sparse or len(data.features) != 1 or data.vocabulary is not None or data.statistics:
         return None
     x, y = (each.astype(np.float64) for each in data.train.rows(0, min(ROWS, data.train.examples)))
@@ -29,10 +25,10 @@ def feature_scales(data: Any) -> tuple[float, float, float] | None:
 
 
 def scale_warning(scales: tuple[float, float, float] | None) -> str | None:
-    """Return the warning about these scales, if any."""
+    """Return the warning about these scales; None: none is needed."""
     if scales is None:
         return None
     low, high, target = scales
     warnings = [f"the features have scales from {low:.2g} to {high:.2g}"] * (high >= max(LARGE, RATIO * min(low, 1.0)))
     warnings += [f"the values to predict are of the size {target:.2g}"] * (target >= RATIO)
-    return f"{' and '.join(warnings)}: --standardize gives them one" if warnings else None
+    return f"{' and '.join(warnings)}: add --standardize" if warnings else None

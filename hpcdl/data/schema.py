@@ -6,9 +6,7 @@
     recipe       table only: its columns and their encoding (hpcdl/data/formats/recipe.py)
     base         sparse rows only: the index, 0 or 1, of the first feature in libsvm's text
 
-A data file stores the schema in attributes. A checkpoint stores the schema of its training data, so that new rows are
-read in the same way and predictions are given by class name.
-"""
+Data files store the schema in attributes; checkpoints store it to read new rows alike and to name predicted classes."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ MOST_SHOWN = 5  # names that a message lists
 
 @dataclass(frozen=True)
 class Schema:
-    """The schema of a data set (fields: see the head of this file); None where a field does not apply."""
+    """The schema of a data set (fields: see the head of this file); a field is None if it does not apply."""
 
     scale: float = 1.0
     labels: tuple[str, ...] | None = None
@@ -56,12 +54,12 @@ class Schema:
         except (TypeError, LookupError, AttributeError):
             fits = False
         if not fits:
-            raise UsageError(f"{where} should say scale, labels, vocabulary and recipe of its data")
+            raise UsageError(f"{where} should have valid values of scale, labels, vocabulary and recipe")
         vocabulary = None if characters is None else Vocabulary(characters)
         return cls(float(scale), None if labels is None else tuple(labels), vocabulary, recipe, base)
 
     def names(self, classes: int) -> list[str]:
-        """Return the names of `classes` classes."""
+        """Return the names of all classes, of which there are `classes`."""
         if self.vocabulary is not None:
             return [self.vocabulary.decode([token]) for token in range(classes)]
         return [str(number) for number in range(classes)] if self.labels is None else list(self.labels)
@@ -77,21 +75,15 @@ class Schema:
         mine, theirs = (each.vocabulary and each.vocabulary.characters for each in (self, other))
         if mine != theirs:
             their_words = "no vocabulary" if theirs is None else f"a vocabulary of {len(other.vocabulary or ())} tokens"
-            my_words = "none" if mine is None else f"another one, of {len(self.vocabulary or ())}"
-            raise UsageError(f"{name} has {their_words}, and the model was trained on {my_words}")
+            my_words = "none" if mine is None else f"another vocabulary, of {len(self.vocabulary or ())} tokens"
+            raise UsageError(f"{name} has {their_words}, but the model was trained with {my_words}")
         if self.recipe and other.recipe and self.recipe.get("columns") != other.recipe.get("columns"):
-            raise UsageError(
-                f"{name} was not made from its table as the training data were from theirs "
-                f"({first_difference(self, other)}): make it by prepare-data with --like the training data, "
-                "or let predict read the table itself"
-            )
+            problem = f"has other columns than the training data ({first_difference(self, other)})"
+            todo = "make it by prepare-data --like TRAIN.h5 (the training data), or let predict read the table itself"
+            raise UsageError(f"{name} {problem}: {todo}")
 
     def class_numbers(self, other: "Schema", classes: int, theirs: int, name: str) -> np.ndarray | None:
-        """Map the classes 0, 1, ... of other data, called `name`, to the class numbers of the same names here.
-
-        classes, theirs: numbers of classes here and there. Return None if all numbers are equal. UsageError for a class
-        that is unknown here.
-        """
+        """Return this schema's numbers of the `theirs` classes of `name`; None: equal. UsageError: unknown class."""
         mine, names = self.names(classes), other.names(theirs)
         number = {each: k for k, each in enumerate(mine)}
         if strange := [each for each in names if each not in number]:
@@ -101,14 +93,14 @@ class Schema:
         return None if np.array_equal(numbers, np.arange(theirs)) else numbers
 
 
-def name_list(names: Sequence[str]) -> str:
-    """Return the first MOST_SHOWN names in quotes, and the number of the others."""
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return ", ".join(repr(printable(each, allowed="")) for each in names[:MOST_SHOWN]) + more
+def name_list(names: Sequence[str], most: int = MOST_SHOWN, plain: bool = False) -> str:
+    """Return the first `most` names, in quotes or plain, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(each if plain else repr(printable(each, allowed="")) for each in names[:most]) + more
 
 
 def first_difference(a: Schema, b: Schema) -> str:
-    """Describe the first column in which two recipes differ, for a message."""
+    """Return a text about the first column in which two recipes differ, for a message."""
     columns = [[_describe_column(column) for column in (each.recipe or {}).get("columns") or []] for each in (a, b)]
     for mine, theirs in zip(*columns, strict=False):
         if mine != theirs:

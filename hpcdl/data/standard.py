@@ -5,20 +5,16 @@
 
 over the n training rows (without those held out for validation). A constant feature has deviation 1. Test and
 validation rows are transformed by the same numbers. The targets of a regression (a body's mass in grams, say) are
-standardized, too: a model starts too far from them for any learning rate that its features allow. All are computed in
-float64 in one pass, part by part: two parts with counts m and n, means a and b, sums of squared deviations s and t have
-together
+standardized, too: a model starts too far from them for any learning rate that its features allow. All is computed in
+float64 in one pass: parts with counts m and n, means a and b, sums of squared deviations s and t have together
 
-    m + n        a + (b - a) n / (m + n)        s + t + (b - a)^2 m n / (m + n)
-
-(Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
-"""
+    m + n        a + (b - a) n / (m + n)        s + t + (b - a)^2 m n / (m + n)        (Chan, Golub, LeVeque, 1979)"""
 
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from hpcdl.data.fills import Refill
+from hpcdl.data.fills import FillMarks
 from hpcdl.data.format import Info
 from hpcdl.data.hdf5 import check_x, dataset, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
@@ -28,10 +24,7 @@ LEFT_OUT = float(np.finfo(np.float64).max)  # the deviation of a feature that is
 
 
 class Standard:
-    """The standardization of batches of type dtype by the statistics of the training rows.
-
-    statistics: `mean`, `deviation` (features,) and, if targets are standardized, those of TARGET (outputs,); float64.
-    """
+    """Standardizes by statistics: `mean`, `deviation` (features,) and maybe those of TARGET (outputs,); float64."""
 
     def __init__(self, statistics: dict[str, np.ndarray], dtype: np.dtype):
         self.statistics = statistics
@@ -40,13 +33,13 @@ class Standard:
         self.target = tuple(statistics[name] for name in TARGET) if TARGET[0] in statistics else None
 
     def apply_target(self, y: np.ndarray) -> None:
-        """y (rows,) or (rows, outputs) <- (y - mean) / deviation, if targets are standardized."""
+        """Standardize y (rows,) or (rows, outputs) in place, if the statistics have those of targets."""
         if self.target is not None:
             mean, deviation = self.target if y.ndim == 2 else (each[0] for each in self.target)
             y[...] = (y - mean) / deviation
 
     def apply(self, x: np.ndarray) -> None:
-        """x (rows, features) <- (x - mean) / deviation."""
+        """Standardize x (rows, features) in place."""
         standardize(x, self.mean, self.factor)
 
 
@@ -70,25 +63,20 @@ def mean_and_deviation(parts: Iterable[np.ndarray], scale: float) -> tuple[np.nd
 
 
 def file_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield train/x of a data file slab by slab: (slice of rows, their features); UsageError for a NaN."""
+    """Yield train/x of a data file slab by slab: (slice of rows, their features); UsageError: NaN or infinity."""
     with open_file(info.path) as file:
-        source, refill = dataset(file, "train/x"), Refill(file, info, "train")
+        source, marks = dataset(file, "train/x"), FillMarks(file, info, "train") if info.fills else None
         for slab in slabs_of(source):
             x = source[slab].reshape(slab.stop - slab.start, -1)
-            if info.fills:
+            if marks is not None:
                 x = x.astype(np.float64, copy=False)
-                refill(slab, x)
+                marks.refill(slab, x)
             check_x(x, f"{info.path}: train/x", range(slab.start, slab.stop))
             yield slab, x
 
 
-def array_slabs(x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Return the slabs of an array in the form of `file_slabs`."""
-    return ((slab, x[slab]) for slab in slabs(len(x), x.nbytes // len(x)))
-
-
 def without_rows(parts: Iterable[tuple[slice, np.ndarray]], held_out: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the slabs' features without the rows that are held out (sorted numbers)."""
+    """Yield the features of parts, as of `file_slabs`, without the rows `held_out` (sorted numbers)."""
     for slab, x in parts:
         first, last = np.searchsorted(held_out, (slab.start, slab.stop))
         yield np.delete(x, held_out[first:last] - slab.start, axis=0)

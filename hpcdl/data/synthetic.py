@@ -2,20 +2,17 @@
 
     a row        n_i words, n_i from Poisson(n); the word of rank k = 1 ... F is drawn with p_k ~ 1 / (k + 2)^power
     values       tf-idf: (1 + log c) log(1 / f_k) for a word drawn c times that a fraction f_k of the rows has; the row
-                 is scaled to 2-norm 1, as in RCV1 (Lewis, Yang, Rose, Li, "RCV1: a new benchmark collection for text
-                 categorization research", JMLR 5, 2004)
+                 is scaled to 2-norm 1, as in RCV1 (Lewis, Yang, Rose, Li, JMLR 5, 2004)
     columns      the ranks shuffled, so that frequent words are not neighbours
     labels       from hidden weights w: a third of the words have sqrt(f_k) times a normal number (rare words tell
                  less), the others 0. s = (x w - middle) / deviation + noise e, e normal. 2 classes: s > 0; K classes:
                  the largest of K such sums; 0 classes (regression): s itself
 
 f_k = 1 - (1 - p_k)^n, with n such that a row has `nonzeros` different words on average. `rcv1` has the published shape:
-the collection's test part, on which strategies are usually compared, for training, and its training part for testing.
+strategies are usually compared on the collection's test part, so that part trains, and the training part tests. Each
+block of rows has its own random stream: a spec gives the same rows, however many of them are drawn."""
 
-Each block of rows has its own random stream: a spec gives the same rows, however many of them are drawn.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -42,42 +39,22 @@ VALUE = np.dtype(np.float32)
 
 
 def prepare_synthetic(spec: str, output: Output) -> Info:
-    """From a spec: a name in SPECS, and what is to be different, as in small:rows=500,classes=3,seed=1."""
-    name, settings = parse_spec("shape of synthetic rows", spec, SPECS)
-    generator = Synthetic(**settings)
-    groups: Groups = {}
-    for group, rows in (("train", generator.rows), ("test", generator.test)):
-        if rows:
-            labels: list[np.ndarray] = []
-            groups[group] = (
-                (rows, generator.features),
-                generator.blocks(group, rows, labels),
-                partial(np.concatenate, labels),
-                {},
-            )
-    task = counted(generator.classes, "class") if generator.classes else "values to predict"
-    output.summary.append(
-        f"drawn as {name}: {generator.nonzeros:g} of {generator.features} words a row, {task}, seed {generator.seed}"
-    )
-    return output.write(groups, VALUE, 1.0, None, generator.classes, base=1, sparse=True)
+    """Make a data file of a spec, a name in SPECS with settings, as small:rows=500,classes=3,seed=1. UsageError."""
+    drawn = Synthetic.of(spec)
+    groups: Groups = {group: ((rows, drawn.features), parts, y, {}) for group, rows, parts, y in drawn.groups()}
+    task = counted(drawn.classes, "class") if drawn.classes else "values to predict"
+    words = f"{drawn.nonzeros:g} of {drawn.features} words a row"
+    output.summary.append(f"drawn as {spec.partition(':')[0]}: {words}, {task}, seed {drawn.seed}")
+    return output.write(groups, VALUE, 1.0, None, drawn.classes, base=1, sparse=True)
 
 
 def draw_data(spec: str, **options: Any) -> Data:
-    """Return the synthetic rows of a spec in memory, with its test part; options: those of `from_arrays`.
-
-    The spec's seed draws the rows, the option `seed` their order. UsageError as for a file.
-    """
-    _, settings = parse_spec("shape of synthetic rows", spec, SPECS)
-    generator = Synthetic(**settings)
-    row_bytes = 2 * generator.nonzeros * (VALUE.itemsize + COLUMN.itemsize)  # once in blocks, once joined
-    check_memory(int((generator.rows + generator.test) * row_bytes), f"{spec}, drawn in memory,")
-    arrays: list[Any] = []
-    options = {"name": spec, "classes": generator.classes, **options}
-    for group, rows in (("train", generator.rows), ("test", generator.test)):
-        labels: list[np.ndarray] = []
-        parts = list(generator.blocks(group, rows, labels))
-        arrays += [CSR.joined(parts), np.concatenate(labels)] if rows else [None, None]
-    return from_arrays(*arrays, **options)
+    """Return the rows of a spec, drawn into memory by the seed in it. Raises UsageError. options: of `from_arrays`."""
+    drawn = Synthetic.of(spec)
+    row_bytes = 2 * drawn.nonzeros * (VALUE.itemsize + COLUMN.itemsize)  # once in blocks, once joined
+    check_memory(int((drawn.rows + drawn.test) * row_bytes), f"{spec}, drawn in memory,")
+    arrays = [array for _, _, parts, labels in drawn.groups() for array in (CSR.joined(list(parts)), labels())]
+    return from_arrays(*arrays, **{"name": spec, "classes": drawn.classes, **options})
 
 
 def draw_or_open_data(name: str, **options: Any) -> Data:
@@ -89,15 +66,7 @@ class Synthetic:
     """The generator of synthetic rows; settings as in SPECS. UsageError for settings out of range."""
 
     def __init__(
-        self,
-        rows: int,
-        test: int,
-        features: int,
-        nonzeros: float,
-        classes: int,
-        power: float,
-        noise: float,
-        seed: int,
+        self, rows: int, test: int, features: int, nonzeros: float, classes: int, power: float, noise: float, seed: int
     ):
         self.rows, self.test, self.features, self.nonzeros = rows, test, features, nonzeros
         self.classes, self.noise, self.seed, self.random = classes, noise, seed, Random(seed)
@@ -125,6 +94,18 @@ class Synthetic:
         x, _ = self._rows("pilot", 0, min(BLOCK, 1024))
         sums = self._sums(x)
         self.middle, self.deviation = np.median(sums, axis=0), sums.std(axis=0) + (sums.std(axis=0) == 0)
+
+    @classmethod
+    def of(cls, spec: str) -> "Synthetic":
+        """Return the generator of a spec."""
+        return cls(**parse_spec("shape of synthetic rows", spec, SPECS)[1])
+
+    def groups(self) -> Iterator[tuple[str, int, Iterator[CSR], Callable[[], np.ndarray]]]:
+        """Yield each group's name, row count, blocks, and a function that returns its labels after the last block."""
+        for group, rows in (("train", self.rows), ("test", self.test)):
+            if rows:
+                labels: list[np.ndarray] = []
+                yield group, rows, self.blocks(group, rows, labels), partial(np.concatenate, labels)
 
     def blocks(self, group: str, rows: int, labels: list[np.ndarray]) -> Iterator[CSR]:
         """Yield the rows of a group block by block; append their labels to the list."""

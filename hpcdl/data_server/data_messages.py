@@ -1,138 +1,103 @@
 """The messages between a worker and its data server: typed buffers, one message each way for a batch.
 
-request   8 int64: operation, then its arguments
-
-    MOST_ROWS  batch size, rank, size                     returns the most rows of a batch of this share
-    BATCH      batch size, rank, size, ahead, epoch, step returns the batch
-    ROWS       split, first, last                         returns rows of train, test or validation
-    TAKE       split, count                               returns the rows whose numbers follow in a second message
+    request    8 int64: operation, arguments              answer
+    MOST_ROWS  batch size, rank, size                     the most rows (and their elements) of a batch of this share
+    BATCH      batch size, rank, size, ahead, epoch, step the batch
+    ROWS       split, first, last                         rows of train, test or validation
+    TAKE       split, count                               the rows whose numbers the payload holds
+    DIGEST                                                the digest of the data, in `rows` and `total`
     CLOSE      status                                     no answer: the worker has ended
 
-answer    one buffer of bytes, each part of which begins on a cache line
+    dense      | 8 int64: rows, total, epoch, step, signal | x (rows, features) | y (rows,) | index (rows,) int64 |
+    sparse     | header with elements | indptr (rows + 1,) int64 | y | index | columns (elements,) int32 | elements |
 
-    | 8 int64: rows, total, epoch, step, signal | x (rows, features) | y (rows,) | index (rows,) int64 |
+Each part of an answer begins on a cache line: the server gathers a batch into the message itself, and the worker
+computes on the received buffer. Dense rows of ROWS and TAKE have no index. A worker's buffer for sparse rows fits a
+batch of the longest rows (MOST_ROWS). To ROWS and TAKE of sparse rows the server answers by the header alone, so that
+the worker can allocate, and then by the whole message. At first it sends the length and the text of `describe`."""
 
-so the server gathers a batch into the message itself, and the worker computes on the received buffer. Only a BATCH has
-an index. At the start the server sends the description of the data set: the length of a text, and the text.
-
-For sparse rows (hpcdl/csr.py) the header also holds the number of elements, and three parts stand for x:
-
-    | header | indptr (rows + 1,) int64 | y | index | columns (elements,) int32 | elements |
-
-A worker's buffer fits a batch of the longest rows, by MOST_ROWS. The answer to ROWS and TAKE is the header first, so
-that the worker can allocate, and then the whole message.
-"""
-
+import enum
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdl.comm.framing import Frame
 from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data import Batch
-from hpcdl.data.batch import BatchBuffers
+from hpcdl.data.batch import BatchBuffers, RowForm
 from hpcdl.kernels.device import CPU, LINE, Device
 
-REQUEST, INDEX, ANSWER = 30001, 30002, 30003  # tags
-MOST_ROWS, BATCH, ROWS, TAKE, DIGEST, CLOSE = range(6)
+# The payload of a request: row numbers. Both headers are one cache line of int64.
+REQUEST = Frame(30001, ["operation", ("arguments", 7)], number=np.int64)
+ANSWER = Frame(30003, ["rows", "total", "epoch", "step", "signal", "elements", ("unused", 2)], number=np.int64)
+Operation = enum.IntEnum("Operation", "MOST_ROWS BATCH ROWS TAKE DIGEST CLOSE", start=0)
 SPLITS = ("train", "test", "validation")
-WORDS = 8  # int64 of a request, and of an answer's header
-HEADER = 8 * WORDS  # bytes: one cache line
-TOTAL, EPOCH, STEP, SIGNAL, ELEMENTS = range(1, 6)  # words of the header, after the number of rows
 
 
 def up(size: int) -> int:
-    """Return the next multiple of a cache line."""
+    """Round up to a multiple of a cache line."""
     return -(-size // LINE) * LINE
 
 
 class Answer(NamedTuple):
-    """An answer's parts, views of its message."""
+    """The parts of an answer, as views of its message."""
 
     header: np.ndarray
     x: Any
     y: np.ndarray
-    index: np.ndarray  # type: ignore[assignment]  # tuple.index is of no use here
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
 
 
-class BatchFormat:
-    """The layout of an answer. width: features of a row; outputs: shape of a row's y."""
+class BatchFormat(RowForm):
+    """The layout of answers that hold rows of one form (`RowForm`)."""
 
-    def __init__(
-        self, width: int, dtype: np.dtype, y_dtype: np.dtype, outputs: tuple[int, ...] = (), sparse: bool = False
-    ):
-        self.width, self.dtype, self.y_dtype, self.outputs = width, np.dtype(dtype), np.dtype(y_dtype), outputs
-        self.y_bytes, self.sparse = math.prod(outputs) * self.y_dtype.itemsize, sparse  # of a row
-
-    def places(self, rows: int) -> tuple[int, int, int]:
-        """Return the offsets of y and the index, and the end of the index, in bytes."""
-        x = START.itemsize * (rows + 1) if self.sparse else rows * self.width * self.dtype.itemsize
-        y = HEADER + up(x)
-        index = y + up(rows * self.y_bytes)
-        return y, index, index + 8 * rows
-
-    def elements(self, rows: int, elements: int) -> tuple[int, int, int]:
-        """Return the offsets of the columns and the elements of sparse rows, and the end, in bytes."""
-        columns = up(self.places(rows)[-1])
-        data = columns + up(elements * COLUMN.itemsize)
-        return columns, data, data + elements * self.dtype.itemsize
+    def layout(self, rows: int, elements: int = 0) -> list[tuple[slice, np.dtype, tuple[int, ...]]]:
+        """Return (slice of bytes, type, shape) of each part behind the header. elements: of all rows, if sparse."""
+        parts: list[Any] = [(self.y_dtype, (rows, *self.outputs)), (np.dtype(np.int64), (rows,))]
+        if self.sparse:
+            parts = [(START, (rows + 1,)), *parts, (COLUMN, (elements,)), (self.dtype, (elements,))]
+        else:
+            parts.insert(0, (self.dtype, (rows, self.width)))
+        end, found = ANSWER.bytes, []
+        for kind, shape in parts:
+            start = up(end)
+            end = start + math.prod(shape) * kind.itemsize
+            found.append((slice(start, end), kind, shape))
+        return found
 
     def size(self, rows: int, elements: int = 0) -> int:
-        """Return the bytes of a message; elements: of sparse rows."""
-        return self.elements(rows, elements)[-1] if self.sparse else self.places(rows)[-1]
+        """Return the number of bytes of a message."""
+        return self.layout(rows, elements)[-1][0].stop
 
-    def empty(self, rows: int, device: Device = CPU, elements: int = 0) -> np.ndarray:
-        """Return a message buffer for `rows` rows, in memory with fast copies to the device."""
+    def message(self, rows: int, device: Device = CPU, elements: int = 0) -> np.ndarray:
+        """Return a message buffer for `rows` rows, in host memory with fast copies to the device."""
         return device.pinned(self.size(rows, elements), np.uint8)
 
     def parts(self, message: np.ndarray, rows: int, elements: int = 0) -> Answer:
         """Return the parts of a message with `rows` rows."""
-        y, index, end = self.places(rows)
-        return Answer(
-            message[:HEADER].view(np.int64),
-            self._x(message, rows, elements),
-            message[y : y + rows * self.y_bytes].view(self.y_dtype).reshape(rows, *self.outputs),
-            message[index:end].view(np.int64),
-        )
+        views = [message[at].view(kind).reshape(shape) for at, kind, shape in self.layout(rows, elements)]
+        x: Any = CSR(views[4], views[3], views[0], (rows, self.width)) if self.sparse else views[0]
+        return Answer(ANSWER.read(message), x, *views[1:3])
 
-    def _x(self, message: np.ndarray, rows: int, elements: int) -> Any:
-        if not self.sparse:
-            x = message[HEADER : HEADER + rows * self.width * self.dtype.itemsize].view(self.dtype)
-            return x.reshape(rows, self.width)
-        columns, data, end = self.elements(rows, elements)
-        starts = message[HEADER : HEADER + START.itemsize * (rows + 1)].view(START)
-        indices = message[columns : columns + elements * COLUMN.itemsize].view(COLUMN)
-        return CSR(message[data:end].view(self.dtype), indices, starts, (rows, self.width))
-
-    def packed(self, x: CSR, y: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, Answer]:
-        """Return a message with these sparse rows, and its parts."""
-        message = self.empty(len(y), elements=x.nnz)
-        answer = self.parts(message, len(y), x.nnz)
-        answer.x.indptr[0] = 0
-        answer.x.put(x)
-        answer.y[:] = y
-        answer.index[:] = index
-        answer.header[ELEMENTS] = x.nnz
-        return message, answer
+    def packed(self, x: Any, y: np.ndarray, index: np.ndarray, **numbers: int) -> np.ndarray:
+        """Return a message that holds these rows. numbers: further fields of its header."""
+        nnz = x.nnz if self.sparse else 0
+        message = self.message(len(y), elements=nnz)
+        answer = self.parts(message, len(y), nnz)
+        answer.header[...] = ANSWER.header(rows=len(y), elements=nnz, **numbers)
+        if self.sparse:
+            answer.x.indptr[0] = 0
+            answer.x.put(x)
+        else:
+            answer.x[:] = x
+        answer.y[:], answer.index[:] = y, index
+        return message
 
 
-def number_answer(value: int, elements: int = 0) -> np.ndarray:
-    """Return an answer of one number, in place of the rows, or two."""
-    words = np.zeros(WORDS, np.int64)
-    words[0], words[ELEMENTS] = value, elements
-    return words.view(np.uint8)
-
-
-def digest_answer(digest: str) -> np.ndarray:
-    """Return an answer with the digest of a data set, in place of rows and total."""
-    words = np.zeros(WORDS, np.int64)
-    words[:2].view(np.uint8)[:] = list(bytes.fromhex(digest))
-    return words.view(np.uint8)
-
-
-def digest_of(words: np.ndarray) -> str:
-    """Return the digest of an answer."""
-    return words[:2].tobytes().hex()
+def header_answer(**numbers: int) -> np.ndarray:
+    """Return an answer that consists of a header. numbers: the fields of the header."""
+    return ANSWER.vector(ANSWER.header(**numbers)).view(np.uint8)
 
 
 class Outbox:
@@ -140,31 +105,25 @@ class Outbox:
 
     def __init__(self, form: BatchFormat, count: int):
         self.form, self.host, self.turn = form, self, 0
-        self.messages = [(form.empty(0), 0)] * count
-        self.given: list[tuple[np.ndarray, Answer] | None] = [None] * count
-        about = form.width, form.dtype, form.y_dtype
-        self.sparse = BatchBuffers(count, *about, outputs=form.outputs, sparse=True) if form.sparse else None
+        self.messages, self.answers = [form.message(0)] * count, [form.parts(form.message(0), 0)] * count
+        self.sparse = BatchBuffers(count, form) if form.sparse else None
 
     def next(self, rows: int) -> tuple[Any, np.ndarray]:
-        """Return x and y of the next message; for sparse rows buffers that `hand_out` copies into a message."""
+        """Return x and y of the next message; or, for sparse rows, buffers that `hand_out` copies into a message."""
         if self.sparse is not None:
             return self.sparse.next(rows)
         self.turn = (self.turn + 1) % len(self.messages)
-        message, room = self.messages[self.turn]
-        if room < rows:
-            message = self.form.empty(rows)
-            self.messages[self.turn] = message, rows
-        answer = self.form.parts(message, rows)
-        self.given[self.turn] = message, answer
+        if self.messages[self.turn].size < self.form.size(rows):
+            self.messages[self.turn] = self.form.message(rows)
+        answer = self.answers[self.turn] = self.form.parts(self.messages[self.turn], rows)
         return answer.x, answer.y
 
     def hand_out(self, batch: Batch) -> np.ndarray:
         """Return the complete message of this batch."""
+        position = {"total": batch.total, "epoch": batch.epoch, "step": batch.step}
         if self.sparse is not None:
-            message, answer = self.form.packed(batch.x, batch.y, batch.index)
-            answer.header[: SIGNAL + 1] = len(batch.y), batch.total, batch.epoch, batch.step, 0
-            return message
-        message, answer = next(given for given in self.given if given and given[1].x is batch.x)
-        answer.header[: STEP + 1] = len(batch.y), batch.total, batch.epoch, batch.step
+            return self.form.packed(batch.x, batch.y, batch.index, **position)
+        turn, answer = next(pair for pair in enumerate(self.answers) if pair[1].x is batch.x)
+        answer.header[...] = ANSWER.header(rows=len(batch.y), **position)
         answer.index[:] = batch.index
-        return message[: self.form.places(len(batch.y))[-1]]
+        return self.messages[turn][: self.form.size(len(batch.y))]

@@ -1,10 +1,9 @@
 """A worker's view of a data set that a data server holds, with the interface of `hpcdl.data.Data`.
-
-The worker has buffers for three batches: the current one, the previous one, which is still valid, and the next one.
-"""
+The worker has buffers for three batches: the current one, the previous one, which is still valid, and the next one."""
 
 import contextlib
 import json
+import math
 import signal
 import weakref
 from collections.abc import Iterator
@@ -20,65 +19,40 @@ from hpcdl.data import Batch, Data
 from hpcdl.data.batch import DeviceBuffers
 from hpcdl.data.cursor import next_position
 from hpcdl.data.schema import Schema
-from hpcdl.data_server.data_messages import (
-    ANSWER,
-    BATCH,
-    CLOSE,
-    DIGEST,
-    ELEMENTS,
-    HEADER,
-    INDEX,
-    MOST_ROWS,
-    REQUEST,
-    ROWS,
-    SIGNAL,
-    SPLITS,
-    TAKE,
-    WORDS,
-    BatchFormat,
-    digest_of,
-)
+from hpcdl.data_server.data_messages import ANSWER, REQUEST, SPLITS, BatchFormat, Operation
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.runs import signals
 
 
 class RemoteData(Data):
-    """The data set that rank `server` of `everyone` serves; made while that rank calls `introduce` (batch_server.py).
-
-    `close` tells the server that this worker has ended.
-    """
+    """The data set that rank `server` of `everyone` serves. Construct it while that rank calls `introduce`."""
 
     train: Any  # RemoteSplit; test and validation may be None
     test: Any
     validation: Any
-    _free: Any  # arguments of the last epoch, and its cursor
+    _digest: str | None
+    _free: Any  # [(arguments, cursor)] of the last epoch, or []
 
     def __init__(self, everyone: Communicator, server: int):
         self.comm, self.server, self.closed = everyone, server, False
         length = np.empty(1, np.int64)
-        everyone.wait(length, server, ANSWER)
+        everyone.wait(length, server, ANSWER.tag)
         text = np.empty(length[0], np.uint8)
-        everyone.wait(text, server, ANSWER)
+        everyone.wait(text, server, ANSWER.tag)
         about = json.loads(text.tobytes())
-        self.name, self.features, self.classes = (
-            about["name"],
-            tuple(about["features"]),
-            about["classes"],
-        )
-        self.order, self._digest = about["order"], None
-        self.dtype, self.device = np.dtype(about["dtype"]), CPU
-        self.outputs, self.source, self.sparse = (
-            tuple(about["outputs"]),
-            about["source"],
-            about["sparse"],
-        )
+        for name in ("name", "classes", "order", "source", "sparse"):
+            setattr(self, name, about[name])
+        self.features, self.outputs = tuple(about["features"]), tuple(about["outputs"])
+        self.dtype, self.device, self._digest = np.dtype(about["dtype"]), CPU, None
         self.schema, self._scales = Schema.read(about["meaning"], "a data server"), about["scales"]
-        self.form = BatchFormat(int(np.prod(self.features)), self.dtype, about["y_dtype"], self.outputs, self.sparse)
+        self.vocabulary = self.schema.vocabulary
+        width, y_dtype = math.prod(self.features), np.dtype(about["y_dtype"])
+        self.form = BatchFormat(width, self.dtype, y_dtype, self.outputs, self.sparse)
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
-        splits = {name: RemoteSplit(self, k, about["examples"].get(name)) for k, name in enumerate(SPLITS)}
         self.train, self.test, self.validation = (
-            split if split.examples is not None else None for split in splits.values()
+            RemoteSplit(self, k, about["examples"][name]) if name in about["examples"] else None
+            for k, name in enumerate(SPLITS)
         )
         self.examples = self.train.examples
         self._shares, self._free = None, []
@@ -86,41 +60,45 @@ class RemoteData(Data):
 
     def request(self, message: np.ndarray, operation: int, *arguments: int) -> Request:
         """Send a request, and post the receive of its answer into `message`; return the pending receive."""
-        request = np.zeros(WORDS, np.int64)
-        request[: 1 + len(arguments)] = operation, *arguments
-        coming = self.comm.iwait(message, self.server, ANSWER)
-        self.comm.push(request, self.server, REQUEST)
+        coming = self.comm.iwait(message, self.server, ANSWER.tag)
+        self.tell(operation, *arguments)
         return coming
+
+    def tell(self, operation: int, *arguments: int) -> None:
+        """Send a request, and wait until it is sent."""
+        request = REQUEST.header(operation=operation)
+        request["arguments"][: len(arguments)] = arguments
+        REQUEST.send(self.comm, self.server, request)[0].wait()
+
+    def request_header(self, operation: int, *arguments: int) -> np.ndarray:
+        """Send a request; receive a header alone as its answer, and return it."""
+        header = ANSWER.header()
+        self.request(ANSWER.vector(header), operation, *arguments).wait()
+        self.record_signal(int(header["signal"]))
+        return header
 
     @property
     def digest(self) -> str:
-        """The digest of the data, computed by the server on demand."""
         if self._digest is None:
-            header = np.empty(WORDS, np.int64)
-            self.request(header, DIGEST).wait()
-            self.record_signal(int(header[SIGNAL]))
-            self._digest = digest_of(header)
+            self._digest = ANSWER.vector(self.request_header(Operation.DIGEST))[:2].tobytes().hex()
         return self._digest
 
     @property
     def scales(self) -> tuple[float, float, float] | None:
-        """Scales of features and targets, from the server."""
         return self._scales
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
-        """Return the largest number of rows of a batch of this share."""
         return self.largest_batch(batch_size, share)[0]
 
     def largest_batch(self, batch_size: int, share: tuple[int, int]) -> tuple[int, int]:
-        """Return the largest numbers of rows, and of elements of sparse rows, of a batch of this share."""
-        header = np.empty(WORDS, np.int64)
-        self.request(header, MOST_ROWS, batch_size, *share).wait()
-        return int(header[0]), int(header[ELEMENTS])
+        """Return (most rows of a batch of this share, most elements that so many sparse rows have; dense: 0)."""
+        header = self.request_header(Operation.MOST_ROWS, batch_size, *share)
+        return int(header["rows"]), int(header["elements"])
 
     def cursor(  # type: ignore[override]  # the server has the buffers
         self, batch_size: int, share: tuple[int, int] = (0, 1), ahead: bool = True
     ) -> "RemoteCursor":
-        """Return a cursor with random access: cursor.take(epoch, step). ahead: it requests the next batch early."""
+        """Return a cursor with random access, cursor.take(epoch, step). ahead: `take` also requests the next batch."""
         self._check(share)
         cursor = RemoteCursor(self, self.steps_per_epoch(batch_size), batch_size, share, ahead)
         self._cursors.add(cursor)
@@ -142,40 +120,36 @@ class RemoteData(Data):
             raise
 
     def close(self, status: int = 0) -> None:
-        """Tell the server that this worker ends with this status."""
+        """Tell the server that this worker ends with this status; afterwards do nothing."""
         if self.closed:
             return
         self.closed = True
         for cursor in self._cursors:
             cursor.close()
-        request = np.array([CLOSE, status] + [0] * (WORDS - 2), np.int64)
-        self.comm.push(request, self.server, REQUEST)
+        self.tell(Operation.CLOSE, status)
 
     def record_signal(self, number: int) -> None:
-        """Record a signal that the server has received, and this rank has not, as this rank's own."""
+        """Record that this rank, too, has received the signal `number`, which the server received; 0: no signal."""
         if number and not signals.received:
             signals.received.append(signal.Signals(number).name)
 
 
 class RemoteSplit:
-    """The rows of a split, fetched from the server on demand."""
+    """A split whose rows are fetched from the server on demand, with the interface of `hpcdl.data.Split`."""
 
-    def __init__(self, data: RemoteData, number: int, examples: int | None):
-        self.data, self.number = data, number
-        self.examples: Any = examples  # None: the server has no such split
+    def __init__(self, data: RemoteData, number: int, examples: int):
+        self.data, self.number, self.examples = data, number, examples
 
     def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
-        """Return rows start to stop in new arrays: x (rows, features) in the model's type, or a CSR, and y (rows,)."""
         self._check(start, stop - 1)
-        return self._receive(max(0, stop - start), ROWS, self.number, start, stop)
+        return self._receive(max(0, stop - start), Operation.ROWS, self.number, start, stop)
 
     def take(self, index: ArrayLike) -> tuple[Any, np.ndarray]:
-        """Return the rows with these numbers, like `rows`; IndexError if one does not exist."""
         index = np.array(index, np.int64)
         if len(index):
             self._check(index.min(), index.max())
-        sent = self.data.comm.ipush(index, self.data.server, INDEX)
-        received = self._receive(len(index), TAKE, self.number, len(index))
+        (sent,) = REQUEST.send_payloads(self.data.comm, self.data.server, index)
+        received = self._receive(len(index), Operation.TAKE, self.number, len(index))
         sent.wait()
         return received
 
@@ -185,26 +159,19 @@ class RemoteSplit:
 
     def _receive(self, rows: int, *request: int) -> tuple[Any, np.ndarray]:
         form = self.data.form
-        elements = 0
+        elements = int(self.data.request_header(*request)["elements"]) if form.sparse else 0
+        message = form.message(rows, elements=elements)
         if form.sparse:
-            header = np.empty(WORDS, np.int64)
-            self.data.request(header, *request).wait()
-            elements = int(header[ELEMENTS])
-        message = form.empty(rows, elements=elements)
-        if form.sparse:
-            self.data.comm.wait(message, self.data.server, ANSWER)
+            self.data.comm.wait(message, self.data.server, ANSWER.tag)
         else:
             self.data.request(message, *request).wait()
         answer = form.parts(message, rows, elements)
-        self.data.record_signal(int(answer.header[SIGNAL]))
+        self.data.record_signal(int(answer.header["signal"]))
         return answer.x, answer.y
 
 
 class RemoteCursor:
-    """Batches of a server with random access, with the interface of `hpcdl.data.cursor.Cursor`.
-
-    A batch is valid until the second next one is taken.
-    """
+    """Batches of a server with random access, with the interface of `hpcdl.data.cursor.Cursor`."""
 
     requested: tuple[int, int] | None
     pending: Any  # Request | None
@@ -212,13 +179,11 @@ class RemoteCursor:
     def __init__(self, data: RemoteData, steps: int, batch_size: int, share: tuple[int, int], ahead: bool):
         self.data, self.steps, self.batch_arguments, self.ahead = data, steps, (batch_size, *share), ahead
         (rows, elements), form = data.largest_batch(batch_size, share), data.form
-        self.messages = [form.empty(rows, data.device, elements) for _ in range(2 + ahead)]
-        layout = data.device, 0, form.width, data.dtype, form.y_dtype
-        self.buffers = DeviceBuffers(*layout, data.outputs, data.sparse)
+        self.messages = [form.message(rows, data.device, elements) for _ in range(2 + ahead)]
+        self.buffers = DeviceBuffers(data.device, 0, form)
         self.requested = self.pending = None  # the batch in flight, (epoch, step), and its pending receive
 
     def take(self, epoch: int, step: int) -> Batch:
-        """Return the batch of this step; UsageError for a step that an epoch does not have."""
         if not 0 <= step < self.steps:
             raise UsageError(f"an epoch of {self.steps} steps has no step {step}")
         if self.requested != (epoch, step):
@@ -228,22 +193,22 @@ class RemoteCursor:
             self.pending.wait(doze=True)
         self.requested = self.pending = None
         message = self.messages[0]
-        header = message[:HEADER].view(np.int64)
-        answer = self.data.form.parts(message, int(header[0]), int(header[ELEMENTS]) * self.data.sparse)
-        _, total, _, _, sign = map(int, answer.header[: SIGNAL + 1])
-        self.data.record_signal(sign)
+        rows, total, _, _, signal_number, elements, _ = ANSWER.read(message).item()
+        answer = self.data.form.parts(message, rows, elements)
+        self.data.record_signal(signal_number)
         if self.ahead:
             self._request(*next_position(epoch, step, self.steps))
         return self.buffers.hand_out(Batch(answer.x, answer.y, total, epoch, step, answer.index))
 
     def _request(self, epoch: int, step: int) -> None:
-        """Request this batch into the least recently used message, which is then the first one."""
+        """Request this batch into the least recently used message, which becomes the first of `messages`."""
         self.messages.insert(0, self.messages.pop())
         self.requested = epoch, step
-        self.pending = self.data.request(self.messages[0], BATCH, *self.batch_arguments, self.ahead, epoch, step)
+        about = *self.batch_arguments, self.ahead, epoch, step
+        self.pending = self.data.request(self.messages[0], Operation.BATCH, *about)
 
     def close(self) -> None:
-        """Wait for a batch in flight and discard it; its buffer is used for the next one."""
+        """If a batch is in flight, wait for it and discard it; its buffer is free again."""
         if self.pending is not None:
             self.pending.wait()
             self.messages.append(self.messages.pop(0))

@@ -1,14 +1,12 @@
 """Injected bit flips (--inject corrupt): in a vector, in data rows, in a checkpoint file, in a message.
 
-    a float         the highest bit of its mantissa: another, finite number
+    a float         the highest bit of its mantissa; the number stays finite
     an integer      the lowest bit
     in a file       any bit of a checkpoint's parameters
-    in a message    of the next one with training data: the received data differ from the sent data
+    in a message    a bit of the next message with training data: the received data differ from the sent data
 
-A message is changed in a copy, as by a faulty link: the sender's data stay intact. If the receiver forwards the data,
-as in the first half of a ring, all ranks get the same wrong sum, which replica comparison cannot detect. If it keeps
-them, as in the second half, the replicas differ from then on.
-"""
+If the receiver forwards a changed message, as in the first half of a ring, all ranks get the same wrong sum, which no
+comparison of replicas detects. If the receiver keeps it, as in the second half, the replicas differ from then on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ CODES = np.uint16  # type of compressed messages (--compress)
 
 
 def rows_of(run: Any) -> Any:
-    """Return the writable training rows in this rank's memory; None if rows are read on demand."""
+    """Return the writable training rows in this rank's memory (sparse rows: their values); None if it holds no rows."""
     train = getattr(run.data, "train", None)  # the run of a data server has no data
     x: Any = getattr(getattr(train, "source", None), "x", None)
     x = getattr(x, "data", x) if not isinstance(x, np.ndarray) else x  # the values of sparse rows
@@ -33,20 +31,16 @@ def rows_of(run: Any) -> Any:
 
 
 def flip(vector: np.ndarray, index: int) -> None:
-    """Flip a bit of an element: of a float the highest mantissa bit, which keeps it finite; of others the lowest."""
+    """Flip a bit of element `index`: the highest mantissa bit of a float, which stays finite; else the lowest bit."""
     at = np.unravel_index(index, vector.shape)
     kind = vector.dtype
-    if kind.kind == "f":
-        bits = np.dtype(f"u{kind.itemsize}")
-        mask = 1 << (np.finfo(kind).nmant - 1)
-    else:
-        bits, mask = np.dtype(f"u{kind.itemsize}"), 1
+    bits, mask = np.dtype(f"u{kind.itemsize}"), 1 << (np.finfo(kind).nmant - 1) if kind.kind == "f" else 1
     number = vector[at].view(bits) ^ bits.type(mask)
     vector[at] = number.view(kind)
 
 
 def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
-    """Flip a bit of a checkpoint's parameters, in its file or its first shard; return byte offset and bit."""
+    """Flip a random bit of a checkpoint's parameters, in its file or first shard; return byte offset and bit."""
     import h5py  # imported here: reading options needs no HDF5
 
     from hpcdl.checkpoint.shards import FOLDER, files_of
@@ -67,16 +61,12 @@ def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
 
 def flip_in_message(comm: "Communicator", generator: np.random.Generator) -> None:
     """Flip a bit of the next message with floats that `comm` or a group of it sends; shared memory has no messages.
-
-    Integers are spared: they belong to protocols, where a wrong value has arbitrary effects.
-    """
+    Integers are spared: a wrong value in a protocol has arbitrary effects."""
     from hpcdl.comm.counting import CountingIntracomm  # imported here: reading options starts no MPI
 
     struck = False
 
     class FaultyIntracomm(CountingIntracomm):
-        """Sends the next floats with a flipped bit."""
-
         def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
             nonlocal struck
             floats = isinstance(buf, np.ndarray) and buf.size and (buf.dtype.kind == "f" or buf.dtype == CODES)

@@ -17,21 +17,21 @@
     memory      the rank may allocate `mib` MiB more than now (RLIMIT_AS), and leaks some in each step
     clock       the run's clock on this rank jumps by `seconds`, back if negative
     drop        the links of this rank's host are cut for `seconds`, 0: for ever; only on an emulated host
-    random      `faults` faults of the kinds, on ranks and steps from `first` to `last`, drawn by `seed`
+    random      `faults` faults; `seed` draws each one's kind from `kinds`, its rank, and its step, `first` to `last`
 
 Steps are those of the run if ranks step together, and the rank's own in asynchronous strategies, counted from the first
 step of this segment. A serving rank counts the messages that it receives; rank 0 of parameter servers counts the run's
-steps. Ranks are those of the run, servers included.
+steps. Ranks are those of the run, servers included. A fault strikes `times` times in all segments of a run, once by
+default, so that a resumed run gets past it; times=0: in each segment. Each strike is first written to injected.jsonl
+in the run's folder. Draws are Philox streams of the seed (hpcdl/random.py): a drill can be repeated."""
 
-A fault strikes `times` times in all segments of a run, once by default, so that a resumed run gets past it; times=0: in
-each segment. A fault is written to injected.jsonl in the run's folder before it strikes, so that the record survives.
-Draws are Philox streams of the seed (hpcdl/random.py): a drill can be repeated.
-"""
-
+import contextlib
+import errno
 import json
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -42,14 +42,15 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl import files
+from hpcdl import drill
+from hpcdl.drill import Drill
 from hpcdl.errors import UsageError, parse_finite, parse_spec, unknown
-from hpcdl.faults import clock, network_faults
+from hpcdl.faults import network_faults
 from hpcdl.faults.bit_flips import flip, flip_in_file, flip_in_message, rows_of
-from hpcdl.faults.clock import LONGEST
 from hpcdl.files import parse_json
 from hpcdl.random import Random
 
+LONGEST = 1e9  # seconds or milliseconds: longest wait that all system calls accept
 JOURNAL = "injected.jsonl"
 WHERE = {"rank": 0, "step": 1, "times": 1}
 KINDS: dict[str, dict[str, Any]] = {
@@ -72,12 +73,12 @@ LAST_WORDS = 0.1  # seconds for a launcher to read the output of a process befor
 
 
 class InjectedFault(RuntimeError):
-    """The exception of --inject exception."""
+    """The exception that --inject exception raises."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault with its settings; key: its name in the journal."""
+    """A fault with its settings. key: its name in the journal, injected.jsonl."""
 
     kind: str
     settings: dict[str, Any]
@@ -93,16 +94,16 @@ class Fault:
 
     @property
     def lasts(self) -> bool:
-        """True if it strikes at its step or the first later one at which it can."""
+        """True: it strikes at its step or, if it cannot, at a later one. False: at its step, or not at all."""
         return self.kind in ("slow", "memory") or self.settings.get("what") == "checkpoint"
 
 
 def parse_faults(text: str) -> list[Fault]:
-    """Parse the faults of --inject; `expand_random` draws those of `random`. Raises UsageError."""
+    """Parse the value of --inject; faults of kind `random` are drawn later (`expand_random`). Raises UsageError."""
     found = [parse_fault(word) for word in text.split()]
     for number, fault in enumerate(found):
         if fault in found[:number]:
-            raise UsageError(f"--inject: {fault.key} stands there twice; times=2 lets it strike in two legs")
+            raise UsageError(f"--inject: {fault.key} is given twice; times=2 lets a fault strike in two legs")
     return found
 
 
@@ -140,7 +141,7 @@ def parse_fault(word: str) -> Fault:
 
 
 def expand_random(fault: Fault, ranks: int) -> list[Fault]:
-    """Return the faults that `random` draws for so many ranks; any other fault is returned as it is."""
+    """Return the faults that a fault of kind `random` draws for `ranks` ranks; any other fault alone, as it is."""
     if fault.kind != "random":
         return [fault]
     settings, found = fault.settings, []
@@ -155,10 +156,7 @@ def expand_random(fault: Fault, ranks: int) -> list[Fault]:
 
 
 def check(options: Any, ranks: int) -> None:
-    """Raise UsageError if the faults of a run's options do not fit so many ranks.
-
-    A run that is resumed on fewer ranks keeps its faults.
-    """
+    """Raise UsageError if a fault does not fit the run's options or, unless the run is resumed, `ranks` ranks."""
     out = options.out
     for fault in parse_faults(options.inject):
         if fault.settings.get("rank", 0) >= ranks and not options.resume:
@@ -170,57 +168,42 @@ def check(options: Any, ranks: int) -> None:
 
 
 def struck_keys(folder: Path | None) -> list[str]:
-    """Return the keys of the faults that have struck in the run of this folder; invalid lines are ignored."""
+    """Return the key of each strike in a folder's journal, [] without a folder; invalid lines are ignored."""
     if folder is None:
         return []
     found = []
-    try:
+    with contextlib.suppress(OSError):
         for line in (folder / JOURNAL).read_bytes().splitlines():
-            try:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 found.append(str(parse_json(line)["fault"]))
-            except (ValueError, KeyError, TypeError):
-                continue
-    except OSError:
-        pass
     return found
 
 
 def arm(run: Any) -> None:
     """Arm the faults of --inject on this rank, for the segment of a run that begins now. Raises UsageError."""
-    from hpcdl.comm import inbox  # imported here: reading options needs no MPI
-
-    inbox.watchers.clear()  # those of an earlier run in this process
     options, everyone = run.options, run.everyone
     if run.outlived:  # after a loss of ranks the faults stay armed
-        for faults in armed:
-            faults.attach(run)
+        drill.current.attach(run)
         return
-    armed.clear()
+    drill.begin(Drill())  # not that of an earlier run in this process
     if not options.inject:
         return
     check(options, everyone.size)
     out = run.folder.path or (Path(options.out) if options.out not in ("", "auto", "none") else None)
     resume = Path(options.resume) if options.resume else None
     before = resume.parent if resume is not None and resume.is_file() else resume
-    known = struck_keys(out) + (struck_keys(before) if before is not None and not is_same_folder(before, out) else [])
-    mine = [
-        fault
-        for each in parse_faults(options.inject)
-        for fault in expand_random(each, everyone.size)
-        if fault.rank == everyone.rank and not 0 < fault.settings["times"] <= known.count(fault.key)
-    ]
-    if mine:
-        armed.append(Faults(mine, out, everyone.rank))
-        armed[0].attach(run)
+    known = struck_keys(out)
+    if before is not None and (out is None or before.resolve() != out.resolve()):
+        known += struck_keys(before)
+    faults = [fault for each in parse_faults(options.inject) for fault in expand_random(each, everyone.size)]
+    waiting = [fault for fault in faults if not 0 < fault.settings["times"] <= known.count(fault.key)]
+    if mine := [fault for fault in waiting if fault.rank == everyone.rank]:
+        drill.begin(Faults(mine, out, everyone.rank))
+        drill.current.attach(run)
 
 
-def is_same_folder(a: Path, b: Path | None) -> bool:
-    """True if two paths name the same folder."""
-    return b is not None and a.resolve() == b.resolve()
-
-
-class Faults:
-    """The armed faults of this rank in this segment; out: the run's folder, or None."""
+class Faults(Drill):
+    """The armed faults of this rank in this segment. out: the run's folder; None if the run has none."""
 
     run: Any  # hpcdl.runs.Run; set by `attach`, as the count of steps
 
@@ -228,33 +211,31 @@ class Faults:
         self.waiting, self.out, self.rank = faults, out, rank
         self.lasting: list[Fault] = []
         self.count, self.serving = 0, False
+        self.full: Path | None = None  # absolute path of the folder on the full disk
         self.leaked: list[np.ndarray] = []
         self.limit = resource.getrlimit(resource.RLIMIT_AS)
 
     def attach(self, run: Any) -> None:
-        """Follow a run that begins, or continues after the loss of ranks."""
-        from hpcdl.comm import inbox
-
         self.run, self.count = run, run.step
-        run.stopwatch.watcher = self.step_begins
         run.observe(self.recorded)
-        inbox.watchers.append(self.served)
 
     def step_begins(self, name: str) -> None:
-        """Note that a step of this rank begins, or its service."""
         self.serving = name == "serve"
         if not self.serving:
             self.count += 1
             self.reach(self.count)
 
     def recorded(self, run: Any, loss: float, total: int) -> None:
-        """Note, on rank 0 of parameter servers, that a step of the run has ended and the next begins."""
+        """Count a step that has ended, on rank 0 of parameter servers; strike with the faults of the next step."""
         if self.serving:
             self.count = run.step
             self.reach(run.step + 1)
 
-    def served(self) -> None:
-        """Note that a serving rank has received a message."""
+    def check_room(self, path: str | os.PathLike[str]) -> None:
+        if self.full is not None and self.full in Path(path).resolve().parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def message_taken(self) -> None:
         if self.serving and (self.run.comm.rank > 0 or self.run.model is None):
             self.count += 1
             self.reach(self.count)
@@ -270,20 +251,15 @@ class Faults:
             STRIKE[fault.kind](self, fault, step)
 
     def announce(self, fault: Fault, step: int, what: str) -> None:
-        """Announce the fault on stderr and in the journal, before it strikes."""
+        """Announce the fault on stderr and in the journal, before it strikes. what: the words for its effect."""
         line = {"fault": fault.key, "kind": fault.kind, "rank": self.rank, "step": step, "time": time.time()}
         if self.out is not None:
-            try:
-                with open(self.out / JOURNAL, "a") as file:
-                    file.write(json.dumps(line) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError:
-                pass  # the disk is really full: the fault may strike again
+            with contextlib.suppress(OSError), open(self.out / JOURNAL, "a") as file:  # on a full disk it strikes again
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         sys.stdout.flush()
         print(f"inject: rank {self.rank}, step {step}: {what}", file=sys.stderr, flush=True)
-
-    # -- the kinds ---------------------------------------------------------------------------------------------------
 
     def kill(self, fault: Fault, step: int) -> None:
         self.announce(fault, step, "the process is killed (SIGKILL)")
@@ -311,20 +287,16 @@ class Faults:
         self.lasting.append(fault)
         time.sleep(seconds)
 
-    def slow_on(self, fault: Fault, step: int) -> None:
-        time.sleep(fault.settings["seconds"])
-
     def diskfull(self, fault: Fault, step: int) -> None:
         self.announce(fault, step, f"no space is left for {self.out}")
-        if self.out is not None:
-            files.full_folders.add(self.out.resolve())
+        self.full = self.out.resolve() if self.out is not None else None
 
     def clock(self, fault: Fault, step: int) -> None:
         self.announce(fault, step, f"the run's clock jumps by {fault.settings['seconds']:g} s")
-        clock.jump(fault.settings["seconds"])
+        self.ahead += round(fault.settings["seconds"] * 1e9)
 
     def drop(self, fault: Fault, step: int) -> None:
-        seconds, cut = fault.settings["seconds"], network_faults.link_names()
+        seconds, cut = fault.settings["seconds"], [name for _, name in socket.if_nameindex() if name != "lo"]
         how_long = f"for {seconds:g} s" if seconds else "for good"
         self.announce(fault, step, f"the links of this host are cut {how_long}: {' '.join(cut) or 'it has none'}")
         time.sleep(LAST_WORDS)
@@ -360,7 +332,7 @@ class Faults:
             self.announce(fault, step, f"bit {bit} of byte {place} of {self.out / 'checkpoint.h5'} is flipped")
             return
         if what == "message":
-            self.announce(fault, step, "a bit of the next numbers that it sends in a message is flipped")
+            self.announce(fault, step, "a bit of the next message of floats from this rank is flipped")
             flip_in_message(self.run.comm, generator)
             return
         held = getattr(self.run, "held", None)  # None on a data server
@@ -370,11 +342,9 @@ class Faults:
             return
         index = int(generator.integers(vector.size))
         flip(vector, index)
-        self.announce(fault, step, f"a bit of number {index} of its {what} is flipped")
+        self.announce(fault, step, f"a bit of element {index} of its {what} is flipped")
 
 
-armed: list[Faults] = []  # the faults of this process and its current run
-STRIKE: dict[str, Callable[[Faults, Fault, int], None]] = {
-    kind: getattr(Faults, kind) for kind in KINDS if kind != "random"
-}
-LATER: dict[str, Callable[[Faults, Fault, int], None]] = {"slow": Faults.slow_on, "memory": Faults.leak}
+Strike = Callable[[Faults, Fault, int], None]
+STRIKE: dict[str, Strike] = {kind: getattr(Faults, kind) for kind in KINDS if kind != "random"}
+LATER: dict[str, Strike] = {"slow": lambda _, fault, step: time.sleep(fault.settings["seconds"]), "memory": Faults.leak}

@@ -1,8 +1,5 @@
 """Network faults (--inject drop): cut and restore the links of an emulated host.
-
-A host emulated by namespaces has its own network, different from that of the machine's first process. Only such links
-are cut: cutting the machine's own would disconnect its users.
-"""
+A host emulated by namespaces has a network of its own. Other links are never cut: this would disconnect users."""
 
 import fcntl
 import os
@@ -24,13 +21,8 @@ def obstacle(proc: Path = Path("/proc")) -> str:
     return "this host is not emulated, its network is the machine's own"
 
 
-def link_names() -> list[str]:
-    """Return the names of this host's links."""
-    return [name for _, name in socket.if_nameindex() if name != "lo"]
-
-
 def set_links(cut: list[str], up: bool) -> None:
-    """Cut these links, or restore them (up). Raises OSError."""
+    """Cut the links with the names in `cut`, or restore them if `up`. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for name in cut:
             flags = struct.unpack(REQUEST, fcntl.ioctl(any_socket, FLAGS, struct.pack(REQUEST, name.encode(), 0)))[1]

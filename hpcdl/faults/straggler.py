@@ -1,10 +1,8 @@
-"""Stragglers: slow computing down on purpose, to measure the cost of waiting for the slowest rank.
+"""Stragglers: ranks that compute more slowly on purpose, to measure the cost of waiting for the slowest rank.
 
-`RANK:FACTOR` always slows one rank down; `random:P:FACTOR` slows any rank down with probability P per gradient,
-drawn from (seed, rank, count), so that a repeated run has the same stragglers. `pretend_compute`: a gradient takes
-at least so many milliseconds, mostly asleep, so that more ranks than cores keep the timing of ranks with their own
-cores.
-"""
+`RANK:FACTOR` always slows one rank down; `random:P:FACTOR` slows any rank down with probability P per gradient, drawn
+from (seed, rank, count), so that a run can be repeated. With `pretend_compute` a gradient takes at least so many
+milliseconds, mostly asleep, so that ranks that share a core keep the timing of ranks with a core each."""
 
 import contextlib
 import time
@@ -15,7 +13,7 @@ from typing import Any
 from hpcdl.comm.trace import Traffic
 from hpcdl.data import Batch
 from hpcdl.errors import UsageError
-from hpcdl.faults.clock import LONGEST
+from hpcdl.faults.inject import LONGEST
 from hpcdl.kernels.device import Array
 from hpcdl.models.model import ModelWrapper, wrapper_of
 from hpcdl.random import Random
@@ -24,7 +22,7 @@ SLOWEST = 1e6  # largest factor: more would stall the run
 
 
 def with_stragglers(model: Any, options: Any, rank: int, workers: range) -> Any:
-    """Return the model, slowed down as the options say; workers: the ranks that compute."""
+    """Return the model, slowed down as --straggler and --pretend-compute say. workers: the ranks that compute."""
     factor, probability = parse(options.straggler, rank, workers)
     if factor == 1 and not options.pretend_compute:
         return model
@@ -32,17 +30,14 @@ def with_stragglers(model: Any, options: Any, rank: int, workers: range) -> Any:
 
 
 def stretched(model: Any, fraction: float, traffic: Traffic) -> AbstractContextManager[None]:
-    """Context for computing `fraction` of a gradient by a part of `model`, slowed down like the model.
-
-    traffic: of the communicator; seconds in its calls do not count as computing. The backward pass is two thirds of a
-    gradient.
-    """
+    """Context in which a part of `model` computes `fraction` of a gradient, slowed down like the model. The backward
+    pass is two thirds of a gradient. traffic: of the communicator; seconds in its calls do not count as computing."""
     slow = wrapper_of(model, StragglerModel)
     return slow.stretch(fraction, traffic) if slow else contextlib.nullcontext()
 
 
 def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
-    """Return this rank's slowdown factor and its probability."""
+    """Return this rank's slowdown factor (1: none), and its probability per gradient. Raises UsageError."""
     if not straggler:
         return 1, 0
     refusal = UsageError(f"--straggler is RANK:FACTOR or random:PROBABILITY:FACTOR, not {straggler!r}")
@@ -59,7 +54,7 @@ def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
             raise refusal
         return numbers[1], numbers[0]
     if slow not in workers:
-        which = f"the workers are ranks {workers[0]} to {workers[-1]}" if len(workers) > 1 else f"rank {workers[0]} is"
+        which = f"ranks {workers[0]} to {workers[-1]} are workers" if len(workers) > 1 else f"rank {workers[0]} is"
         raise UsageError(f"--straggler {straggler}: rank {slow} is no worker; {which}")
     return (numbers[0], 1) if slow == rank else (1, 0)
 
@@ -70,7 +65,7 @@ def sleep_for(seconds: float) -> None:
 
 
 class StragglerModel(ModelWrapper):
-    """A model whose gradient takes at least `min_seconds`, and `factor` times as long when it straggles."""
+    """A model whose gradient takes at least `min_seconds` and, with this probability, `factor` times as long."""
 
     def __init__(self, model: Any, factor: float, probability: float, min_seconds: float, random: Random, rank: int):
         super().__init__(model)
@@ -79,7 +74,7 @@ class StragglerModel(ModelWrapper):
 
     @contextlib.contextmanager
     def stretch(self, fraction: float, traffic: Traffic) -> Iterator[None]:
-        """Context that takes at least its fraction of a gradient's time, and longer when it straggles."""
+        """Context that takes at least `fraction` of a gradient's time, longer if the rank straggles; as `stretched`."""
         factor = self.factor if self._straggles() else 1
         begun, talked = time.perf_counter(), traffic.seconds
         yield
@@ -87,7 +82,6 @@ class StragglerModel(ModelWrapper):
         sleep_for(factor * max(computed, self.min_seconds * fraction) - computed)
 
     def _straggles(self) -> bool:
-        """Draw whether it straggles this time."""
         struck = self.random("straggler", self.rank, self.count).random() < self.probability
         self.count += 1
         return struck
@@ -99,7 +93,7 @@ class StragglerModel(ModelWrapper):
         done, notified, slept = 0, 0.0, 0.0
 
         def fall_behind() -> None:
-            """Sleep until the elapsed time matches the part done; a third of a gradient is the forward pass."""
+            """Sleep until the time matches the part of the gradient that is done; a third of it is the forward pass."""
             nonlocal slept
             before = time.perf_counter()
             computed = before - begun - notified - slept

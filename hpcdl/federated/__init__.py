@@ -1,1 +1,1 @@
-"""Clients of federated learning, what they send, how it is summed, secured and kept private."""
+"""Federated learning: clients, their messages, sums of messages, secure sums, and private averages."""

@@ -1,12 +1,11 @@
 """Averaging rules: which clients work in a round, the weight of a client's change, and the divisor of the sum.
 
                         weighted: FedAvg                           private: DP-FedAvg (privacy.py)
-sampled, of K clients   max(1, C K) of those that have rows        each with probability C, independently
+sampled, of K clients   max(1, C K) of the clients with rows       each with probability C, independently
 a change w_k - w        unchanged                                  clipped to 2-norm S
 its weight              n_k, the number of its rows                1
 the sum                 unchanged                                  with normal noise of deviation z S
-the divisor             the sum of the n_k that arrived            C K, whatever arrived
-"""
+the divisor             the sum of the n_k that arrived            C K, whatever arrived"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.federated import privacy
+from hpcdl.federated.aggregators import RoundPart
 from hpcdl.federated.clients import poisson_sample, sample
 from hpcdl.kernels.device import device_of
 from hpcdl.random import Random
@@ -24,11 +24,9 @@ from hpcdl.random import Random
 ENDLESS = 1e200  # a divergence per round above this gives no epsilon
 
 
-class WeightedAverage:
-    """Mean of the clients' changes, weighted by their rows. rows: of each client; fraction: C.
-
-    clients: number sampled per round. expected: the same, or its expectation.
-    """
+class WeightedAverage(RoundPart):
+    """Mean of the clients' changes, weighted by their numbers of rows. rows: row numbers of each client. fraction: C.
+    clients: how many a round samples. expected: the same number, or in a private average its expectation."""
 
     def __init__(self, random: Random, rows: Sequence[np.ndarray], fraction: float):
         self.random, self.rows, self.fraction = random, rows, fraction
@@ -36,32 +34,22 @@ class WeightedAverage:
         self.clients = min(max(1, round(fraction * len(rows))), len(self.having_rows))
         self.expected: float = self.clients
 
-    def tracked(self) -> dict[str, Same]:
-        """Return the state for a checkpoint, by name."""
-        return {}
-
     def ask(self, turn: int) -> list[int]:
-        """Return the clients that work in round `turn`; none without rows."""
+        """Return the clients that work in round `turn`, never a client without rows."""
         return sample(self.random, turn, self.having_rows, self.clients)
 
     def weigh(self, client: int, change: np.ndarray) -> int:
-        """Return the weight of the client's change; modify it, in place, to what may be sent."""
+        """Return the weight of the client's change; turn the change, in place, into what may be sent."""
         return len(self.rows[client])
 
     def finish(self, descent: np.ndarray, weight: int, turn: int) -> float:
-        """Return the divisor of the sum with this total weight; 0: no client answered. May modify the sum in place."""
+        """Return the divisor of `descent`, a sum of this total weight; 0: no client answered. May modify `descent`."""
         return weight
-
-    def report(self) -> dict:
-        """Return entries of the summary."""
-        return {}
 
 
 class PrivacySpent(Same):
-    """Privacy spent by the rounds of a run, at each of `privacy.ORDERS`; older checkpoints have integer orders only.
-
-    Their spending at other orders is unknown: it counts as infinite, and bounds no epsilon.
-    """
+    """Privacy spent by the rounds of a run, at each of `privacy.ORDERS`. Older checkpoints have integer orders only:
+    what they spent at other orders counts as infinite, and bounds no epsilon."""
 
     older_shapes = ((len(privacy.INTEGERS),),)
     may_be_infinite = True
@@ -74,10 +62,7 @@ class PrivacySpent(Same):
 
 
 class PrivateAverage(WeightedAverage):
-    """A differentially private mean of changes that are vectors like `like`.
-
-    clip, noise: S and z; epsilon is reported at delta.
-    """
+    """A differentially private mean of changes like `like`. clip, noise: S and z. delta: for the reported epsilon."""
 
     def __init__(
         self,
@@ -99,7 +84,7 @@ class PrivateAverage(WeightedAverage):
         if noise:
             self.each_round = privacy.divergences(noise, fraction)
             if not self.each_round.max() < ENDLESS:
-                raise UsageError(f"--noise {noise} is too little for any epsilon; take more, or 0 for none")
+                raise UsageError(f"--noise {noise} is too small for a finite epsilon; take more, or 0 for no noise")
         self.spent = np.zeros(len(privacy.ORDERS))
 
     def tracked(self) -> dict[str, Same]:

@@ -3,17 +3,10 @@
     w_k <- w, with a fresh state of the optimizer
     for each of E epochs, in a new order of rows
         for each batch of B of its n_k rows, the last one smaller
-            g   <- mean of grad f(w_k) + mu (w_k - w)
+            g   <- mean of grad f(w_k) + mu (w_k - w)       mu > 0: FedProx
             w_k <- w_k - lr g                               (or the rule of the optimizer)
-    it sends w_k - w
 
-mu > 0 is FedProx: clients stay near w (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020).
-
-A rank holds one model for all its clients, which it runs one after the other, so memory does not grow with their
-number. The order of rows depends on seed, client, round and epoch, not on the rank.
-
-(McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, Algorithm 1)
-"""
+The client sends w_k - w. The order of rows depends on seed, client, round and epoch, not on the rank."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,11 +22,8 @@ from hpcdl.random import Random
 
 
 class ClientUpdate:
-    """`update(client, turn, w)`, for each client of this rank in turn.
-
-    rows: row numbers of each client. gradient: work vector. epochs, batch: E and B (0: all of its rows at once).
-    penalty: mu.
-    """
+    """The training of this rank's clients, one after the other. rows: row numbers of each client. gradient: a vector to
+    work in. epochs, batch: E and B (B = 0: all of the client's rows at once). penalty: mu."""
 
     def __init__(
         self,
@@ -57,11 +47,11 @@ class ClientUpdate:
 
     @property
     def held(self) -> list[tuple[str, np.ndarray]]:
-        """The vectors that a client needs beside the gradient, each with its kind (hpcdl/memory.py)."""
+        """The vectors of a client beside the gradient, each with its kind (hpcdl/memory.py)."""
         return [("parameters", self.local), *(("optimizer", vector) for vector in self.optimizer.state.values())]
 
     def work(self, client: int) -> int:
-        """Return the examples that this client computes in a round."""
+        """Return the number of examples that this client computes in a round."""
         return self.epochs * len(self.rows[client])
 
     def __call__(self, client: int, turn: int, w: np.ndarray) -> tuple[np.ndarray, float]:

@@ -1,12 +1,4 @@
-"""Simulated clients of federated learning: sampling per round, drop-outs, and their assignment to ranks.
-
-    sample    max(1, C K) of the K clients, drawn anew in each round
-    toss      each of the K clients with probability C, as private averaging needs it
-    fate      does a client's answer arrive, arrive a round late, or never?
-    deal      assigns the clients of a round to ranks, to balance their work
-
-Pure functions of the seed, the round and the client, not of the rank: all ranks know the results without a message.
-"""
+"""Simulated clients: their sampling, fate and rank in a round. All ranks know these, as functions of the seed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -18,7 +10,7 @@ Fate = Literal["answers", "late", "dropped"]
 
 
 def sample(random: Random, turn: int, clients: Sequence[int], count: int) -> list[int]:
-    """Return `count` clients for round `turn`, sorted; all if there are fewer."""
+    """Return `count` of the clients for round `turn`, sorted; all clients if there are fewer."""
     count = min(count, len(clients))
     return sorted(int(client) for client in random("clients", turn).choice(clients, count, replace=False))
 
@@ -30,7 +22,7 @@ def poisson_sample(random: Random, turn: int, clients: Sequence[int], probabilit
 
 
 def fate(random: Random, turn: int, client: int, drop_out: float, late: float) -> Fate:
-    """Return the fate of a client's answer of a round: dropped with probability drop_out, else late with `late`."""
+    """Return the fate of a client's answer: dropped with probability drop_out, else late with probability late."""
     dropped, delayed = random("fate", turn, client).random(2)
     return "dropped" if dropped < drop_out else "late" if delayed < late else "answers"
 

@@ -2,14 +2,10 @@
 
     message = [ n_k (w_k - w) in multiples of 2^-F | n_k ]         d + 1 values of int64 for d parameters
 
-Integer sums do not depend on their order: the same seed gives the same bits on any number of ranks. A change must have
-a norm below 2^R in a round (otherwise the run has diverged). A round's sum, with late answers of the round before, is
-at most 2 n 2^R for n examples in all:
+Integer sums do not depend on their order, and masks cancel exactly modulo 2^64. A change must have a 2-norm below 2^R.
+With late answers of the round before, a round's sum is at most 2 n 2^R for n examples in all:
 
-    2 n 2^R 2^F <= 2^63      F = 62 - R - bits of n      error of each w: at most |S| 2^-F / (2 sum n_k)
-
-Terms that are added and subtracted again modulo 2^64, such as masks, cancel exactly.
-"""
+    2 n 2^R 2^F <= 2^63      F = 62 - R - bits of n      error of each w: at most |S| 2^-F / (2 sum n_k)"""
 
 import math
 
@@ -30,10 +26,8 @@ def fraction_bits(examples: int) -> int:
 
 
 class Codec:
-    """Messages of clients whose changes are vectors like `like`, and that have `examples` examples together.
-
-    length: values of a message. far: 1 + the last client of this rank whose change was too large; 0: none.
-    """
+    """Makes messages of changes like `like`. examples: of all clients together. length: values of a message. far: 1 +
+    the last client of this rank whose change was too large; 0: none."""
 
     def __init__(self, like: np.ndarray, examples: int):
         device, self.size, self.length, self.far = device_of(like), like.size, like.size + 1, 0
@@ -46,9 +40,7 @@ class Codec:
 
     def encode(self, client: int, change: np.ndarray, weight: int) -> np.ndarray:
         """Return the client's message, which the next call overwrites.
-
-        A change that is too large or not finite is not encoded: it is noted, and `refuse_far_changes` ends the run.
-        """
+        A change that is too large or not finite is only noted; `refuse_far_changes` then ends the run."""
         if math.sqrt(sum_of_squares(change)) < 2.0**RANGE_BITS:
             fixed_point.encode(change, weight * self.one, self.message[: self.size])
             self.message[self.size] = weight
@@ -62,8 +54,8 @@ class Codec:
         comm.all_reduce(farthest, op="max")
         if farthest[0]:
             raise TrainingError(
-                f"client {farthest[0] - 1} moved by {2**RANGE_BITS} or more, or to what is no number, in round "
-                f"{turn + 1}; a smaller --lr may help"
+                f"the change of client {farthest[0] - 1} has a 2-norm of {2**RANGE_BITS} or more, or is not finite, in "
+                f"round {turn + 1}; a smaller --lr may help"
             )
 
     def decode(self, total: np.ndarray, descent: np.ndarray) -> int:

@@ -4,9 +4,8 @@
                            u_k <- u_k min(1, S / |u_k|)                    clip its update to 2-norm S
                            d   <- (sum of u_k + N(0, (z S)^2)) / (q K)     one normal number per coordinate
 
-Unlike FedAvg it does not weight by examples, and divides by the expected number of clients, not the actual one: so a
-client changes the sum by S at most, whoever else takes part. If no update is clipped, the mean
-over clients of equal size is FedAvg's except for the noise and the divisor.
+Unlike FedAvg it weights clients equally, and divides by their expected number: so a client changes the sum by S at
+most, whoever else takes part.
 
     (epsilon, delta):  with and without any one client, each set of models has probabilities p and p' with
                        p <= exp(epsilon) p' + delta
@@ -20,25 +19,18 @@ probability 1 - q or S with probability q, is D(a) = 1/(a-1) log A(a), with
                    (1-q)^k q^(a-k) exp((a-k) (a-k-1) / (2 z^2)) erfc((c - (a-k)) / (sqrt(2) z))
 
 where both densities are equal at c = z^2 log(1/q - 1) + 1/2. At q = 1, D(a) = a / (2 z^2). All sums are of logarithms.
-From k = a on the terms of the second sum have alternating signs. Their sizes fall, and are the moments of a measure on
-[0, 1], so that 24 of them give the rest to 17 digits (Cohen, Rodriguez Villegas, Zagier, "Convergence acceleration of
-alternating series", Experimental Mathematics 2000, algorithm 1).
-
-T rounds add up to T D(a), and for each a
+From k = a on the terms of the second sum alternate in sign, and 24 of them give the rest to 17 digits (Cohen, Rodriguez
+Villegas, Zagier, "Convergence acceleration of alternating series", Experimental Mathematics 2000, algorithm 1). T
+rounds add up to T D(a), and the least of the bounds for all a holds:
 
     epsilon = T D(a) + log(1 - 1/a) - log(a delta) / (a-1)
 
-of which the least holds: at an order near 1 if epsilon is large, at a large order if it is small.
+Epsilon covers the model and all intermediate models, not losses, scores or times that a run prints of its clients, nor
+which of them took part. The noise is keyed by the run's seed: whoever knows the seed can remove it. A deployment draws
+discrete noise from the system, because normal numbers leak by their low bits (Mironov, CCS 2012).
 
-Epsilon covers the model and all intermediate models, not losses, scores or times that a run prints of
-its clients, nor which of them took part. The noise is keyed by the run's seed, to repeat a run: whoever knows
-the seed can remove it. A deployment draws discrete noise from the system (floating-point normal numbers leak by
-their low bits: Mironov, CCS 2012).
-
-(McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR 2018; Mironov,
-Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian mechanism", 2019, section 3.3; the conversion:
-Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, proposition 12)
-"""
+(McMahan et al., ICLR 2018; Mironov, Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian mechanism",
+2019, section 3.3; the conversion: Canonne, Kamath, Steinke, NeurIPS 2020, proposition 12)"""
 
 import math
 
@@ -62,7 +54,7 @@ def clip(update: np.ndarray, norm: float) -> None:
 
 
 def add_noise(total: np.ndarray, deviation: float, random: np.random.Generator) -> None:
-    """Add a normal number of that standard deviation to each element of `total` (n,), in place."""
+    """Add a normal number of standard deviation `deviation` to each element of `total` (n,), in place."""
     noise = random.standard_normal(total.size)
     noise *= deviation
     add_into(total, device_of(total).array(noise.astype(total.dtype, copy=False)))
@@ -114,7 +106,7 @@ def log_erfc(x: float) -> float:
 
 
 def alternating(terms: int) -> list[float]:
-    """Return weights w with which the sum over k of w_k a_k is that of the endless series a_0 - a_1 + a_2 - ..."""
+    """Return weights w for which the sum over k of w_k a_k is the sum of the endless series a_0 - a_1 + a_2 - ..."""
     d = (3 + math.sqrt(8)) ** terms
     d = (d + 1 / d) / 2
     b, c, weights = -1.0, -d, []
@@ -126,7 +118,7 @@ def alternating(terms: int) -> list[float]:
 
 
 def divergences(noise: float, fraction: float) -> np.ndarray:
-    """Return D(a) of one round for each a of ORDERS; those of several rounds add up, even of different rounds."""
+    """Return D(a) of one round for each a of ORDERS; D(a) of several rounds add up, even if the rounds differ."""
     return np.array([divergence(noise, fraction, order) for order in ORDERS])
 
 

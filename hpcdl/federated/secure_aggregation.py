@@ -1,7 +1,6 @@
 """Secure aggregation: a server learns the sum of the clients' vectors, and nothing else about any of them.
 
-Client u adds to its vector x_u a mask of its own, and a mask agreed with each other client v, which
-v subtracts:
+Client u adds to its vector x_u a mask of its own, and a mask agreed with each other client v, which v subtracts:
 
     y_u = x_u + PRG(b_u) + sum over v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)      modulo 2^64
 
@@ -9,37 +8,32 @@ v subtracts:
     y_2 = x_2 + b_2 - s_12        + s_23             y_1 + y_2 + y_3 = x_1 + x_2 + x_3 + b_1 + b_2 + b_3
     y_3 = x_3 + b_3        - s_13 - s_23
 
-Each y_u by itself is uniformly random. The arithmetic is exact: integers that wrap around. A client that does
-not answer leaves its s_uv in the others' sums; so each client first gives each other one a share of its secrets
-(shamir.py), and any t clients can reveal to the server, for each client, either b_u or s_u, never both:
+Each y_u by itself is uniformly random. A client that does not answer leaves its s_uv in the others' y_v; so each
+client first gives each other client a share of its secrets (shamir.py), and any t clients can reveal to the server, for
+each client, either b_u or s_u, never both:
 
     round              each client sends to the server                  bytes, m clients     it receives
     0 advertise keys   two public keys: c_u for shares, s_u for masks   64                   all clients' keys
     1 share keys       for each v, sealed for v: shares of s_u and b_u  82 m                 what was sealed for it
     2 masked input     y_u, of d values                                 8 d                  who has answered
-    3 unmasking        for each that has answered its share of b_u,     33 m
-                       for each that has not its share of s_u
+    3 unmasking        for each that answered: its share of b_u,        33 m
+                       for each other client: its share of s_u
 
-The server subtracts PRG(b_u) of those that have answered, and PRG(s_uv) of those that have not. To see x_u it needs
+The server subtracts PRG(b_u) of clients that have answered, and PRG(s_uv) of clients that have not. To see x_u it needs
 both secrets of u: b_u protects a y_u that arrives late, after s_u has been revealed.
 
     cost of a round    a client    2 (m - 1) key agreements, m masks of d values
                        the server  1 mask per answer, and per drop-out one for each answer
 
-Guarantee: the server and up to t - 1 clients, all honest but curious, learn the sum
-over the clients that have answered and no more. With t > m / 2 a server that lies about who has answered cannot get
-both secrets of a client either, as it would need t clients for each; a server that invents clients is
-not prevented: that takes signed keys. t is at least 2.
+Guarantee: the server and up to t - 1 clients, all honest but curious, learn the sum over the clients that have answered
+and no more. With t > m / 2 a server that lies about who has answered cannot get both secrets of a client, either. A
+server that invents clients is not prevented: signed keys would be needed.
 
-Here clients are simulated, each on some rank, and the server is spread over all ranks. Keys and shares travel between
-ranks as they would through the server. The masked vectors of a rank's clients are added up before they are sent: the
-all-reduce plays a tree of servers. The removal of masks is distributed evenly over ranks.
-The result does not depend on the keys, so they come from the system's random numbers and not from the run's seed.
+Here all ranks together are the server: an all-reduce adds up the masked vectors of their simulated clients, and each
+rank removes an equal part of the masks. Keys come from the system's random numbers, not the seed; the sum is the same.
 
-(Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017: its protocol against
-honest but curious parties. X25519, HKDF-SHA256, AES-128 in GCM for the shares and in counter mode as PRG are those of
-the `cryptography` package.)
-"""
+(Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, for honest but
+curious parties. X25519, HKDF-SHA256, AES-128 in GCM for shares and in counter mode as PRG: package `cryptography`)"""
 
 import os
 from collections.abc import Callable
@@ -51,6 +45,7 @@ from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.federated import shamir
+from hpcdl.federated.aggregators import SumAggregator
 from hpcdl.federated.shamir import SHARE
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.kernels.reduce import add_into
@@ -94,31 +89,29 @@ def mask_sign(u: int, v: int) -> int:
 
 
 def nonce(sender: int, receiver: int) -> bytes:
-    """Return the nonce of the only message to this receiver; the two clients' key lives for one round."""
+    """Return the nonce of the sender's only message to this receiver; their shared key lives for one round."""
     return np.array([sender, receiver, 0], "<u4").tobytes()
 
 
 class Party:
-    """A client in one round: its secrets and messages. Clients are numbered 0, 1, ... within the round."""
+    """The secrets and messages of a client in one round. number: of the client, within the round."""
 
     def __init__(self, number: int):
         self.number = number
         self.sealing, self.masking = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self.seed = os.urandom(SEED)
-        self.sealed: Any = None
+        self.sealed: Any = None  # after round 1: what each client has sealed for this one, (clients, SEALED)
 
     def advertise(self) -> np.ndarray:
-        """Round 0: its public keys, (2 * KEY,) bytes."""
+        """Return this client's public keys, (2 * KEY,) bytes (round 0)."""
         pair = (each.public_key().public_bytes_raw() for each in (self.sealing, self.masking))
         return np.frombuffer(b"".join(pair), np.uint8)
 
     def share(self, keys: np.ndarray, threshold: int) -> np.ndarray:
-        """Round 1: for each client a share of each of its two secrets, sealed for it: (clients, SEALED) bytes.
-
-        keys: (clients, 2 * KEY), what all have advertised.
-        """
+        """Return (round 1) for each client its shares of this one's two secrets, sealed: (clients, SEALED) bytes. keys:
+        (clients, 2 * KEY), the advertised keys of all clients. threshold: shares that reveal a secret."""
         self.keys, self.threshold = keys, threshold
-        self.seals = [self._key_for(v) for v in range(len(keys))]
+        self.seals = [shared_key(self.sealing, each[:KEY], b"hpcdl share") for each in keys]  # also one with itself
         halves = (shamir.split(each, threshold, len(keys)) for each in (self.seed, self.masking.private_bytes_raw()))
         sealed = np.empty((len(keys), SEALED), np.uint8)
         for v, (of_seed, of_key) in enumerate(zip(*halves, strict=True)):
@@ -126,18 +119,8 @@ class Party:
             sealed[v] = np.frombuffer(text, np.uint8)
         return sealed
 
-    def _key_for(self, other: int) -> bytes:
-        """The key of what this client and another one seal for each other; for what it keeps itself, any."""
-        if other == self.number:
-            return os.urandom(SEED)
-        return shared_key(self.sealing, self.keys[other, :KEY], b"hpcdl share")
-
-    def receive(self, sealed: np.ndarray) -> None:
-        """The end of round 1: what each client has sealed for this one, (clients, SEALED)."""
-        self.sealed = sealed
-
     def mask(self, vector: np.ndarray) -> None:
-        """Round 2: mask the vector of int64 in place, to y_u."""
+        """Mask the vector of int64 in place, to y_u (round 2)."""
         add_mask(vector, self.seed)
         for v in range(len(self.keys)):
             if v != self.number:
@@ -145,15 +128,12 @@ class Party:
                 add_mask(vector, key, mask_sign(self.number, v))
 
     def reveal(self, answered: np.ndarray) -> np.ndarray:
-        """Round 3: return its shares of b_u for clients that answered, of s_u for others: (clients, SHARE) bytes.
-
-        answered: (clients,) bool. Raises LoneError if that would reveal more than the sum of enough clients: if too few
-        have answered, or on a second call.
-        """
+        """Return (round 3), for each client u, the share of b_u if u has answered, else of s_u: (clients, SHARE) bytes.
+        Raises LoneError on a second call, or if this client or too many others have not answered."""
         if self.sealed is None:
-            raise LoneError(f"client {self.number} has revealed its shares, and does so once")
+            raise LoneError(f"client {self.number} has already revealed its shares, which it does once")
         if answered.sum() < self.threshold or not answered[self.number]:
-            raise LoneError(f"client {self.number} reveals its shares when it and {self.threshold - 1} more answered")
+            raise LoneError(f"client {self.number} reveals shares only if it and {self.threshold - 1} more answered")
         sealed, self.sealed = self.sealed, None
         shares = np.empty((len(sealed), SHARE), np.uint8)
         for u, text in enumerate(sealed):
@@ -162,18 +142,10 @@ class Party:
         return shares
 
 
-class SecureAggregator:
-    """An aggregator (aggregators.py) of int64 vectors of `size` elements that learns only their sum.
-
-        begin(dealt)          all ranks: keys and shares among the clients, of which dealt[r] live on rank r
-        add(client, vector)   the client's rank, for a client that answers
-        finish()              all ranks: the sum, the same on each
-
-    fraction: more than this part of the clients (1: all), and at least 2, must answer; otherwise the sum is 0 and
-    `abandoned`, (1,), increases by one. observe(kind, client, message): called with every message of a client to the
-    server; kind is "keys", "shares", "masked" or "revealed". Vectors and sums are where `comm` computes; masks are
-    added on the CPU.
-    """
+class SecureAggregator(SumAggregator):
+    """An aggregator of int64 vectors of `size` elements that learns only their sum; masks are added on the CPU. More
+    than this `fraction` of the clients (1: all), at least 2, must answer; else the sum is 0 and `abandoned` grows.
+    observe(kind, client, message): gets all messages to the server; kind: "keys", "shares", "masked", "revealed"."""
 
     def __init__(self, comm: Communicator, size: int, fraction: float = 0.5, observe: Callable | None = None):
         self.comm, self.fraction, self.observe = comm, fraction, observe or (lambda *_: None)
@@ -181,7 +153,7 @@ class SecureAggregator:
         self.abandoned = np.zeros(1, np.int64)
 
     def begin(self, dealt: list[list[int]]) -> None:
-        """Run rounds 0 and 1 among the clients of all ranks, in the order of the ranks."""
+        """Run rounds 0 and 1 among all clients, numbered rank by rank. dealt: the clients of each rank. Collective."""
         rank, count = self.comm.rank, sum(map(len, dealt))
         self.numbers = np.split(np.arange(count), np.cumsum([len(clients) for clients in dealt])[:-1])  # of each rank
         self.parties = {client: Party(int(k)) for client, k in zip(dealt[rank], self.numbers[rank], strict=True)}
@@ -198,7 +170,7 @@ class SecureAggregator:
             self.observe("shares", client, row)
         inbox = self._exchange(sealed, self.numbers, [len(numbers) for numbers in self.numbers])
         for column, party in enumerate(self.parties.values()):
-            party.receive(inbox[:, column])
+            party.sealed = inbox[:, column]
 
     def add(self, client: int, vector: np.ndarray) -> None:
         """Run round 2 for a client of this rank; the vector is overwritten."""
@@ -209,7 +181,7 @@ class SecureAggregator:
         self.answered[party.number] = 1
 
     def finish(self) -> np.ndarray:
-        """Run round 3; return the sum over the clients added on any rank, valid until the next `begin`."""
+        """Run round 3; return the sum over the clients added on any rank, valid until the next `begin`. Collective."""
         self.comm.all_reduce(self.answered)
         answered = self.answered.astype(bool)
         if answered.sum() < self.threshold:
@@ -221,15 +193,12 @@ class SecureAggregator:
         return self.comm.device.array(self.total)
 
     def tracked(self) -> dict[str, Same]:
-        """Return the state for a checkpoint, by name."""
         return {"rounds_abandoned": Same(self.abandoned)}
 
     def report(self) -> dict:
-        """Return entries of the summary."""
         return {"rounds_abandoned": int(self.abandoned[0])}
 
     def _unmask(self, answered: np.ndarray) -> None:
-        """Round 3: send the shares of clients that answered to the ranks that remove masks."""
         # Rank r removes the masks of every size-th client, drop-outs first: they cost most.
         work = np.concatenate([np.flatnonzero(~answered), np.flatnonzero(answered)])
         parts = [work[rank :: self.comm.size] for rank in range(self.comm.size)]
@@ -243,7 +212,7 @@ class SecureAggregator:
         self._take_off(parts[self.comm.rank], answered, np.concatenate(senders), shares)
 
     def _take_off(self, part: np.ndarray, answered: np.ndarray, senders: np.ndarray, shares: np.ndarray) -> None:
-        """Remove the remaining masks of these clients; shares: (senders, clients of the part, SHARE)."""
+        """Remove from the sum what is left of these clients' masks; shares: (senders, clients of `part`, SHARE)."""
         weights = shamir.weights([int(number) + 1 for number in senders[: self.threshold]])
         for column, u in enumerate(part):
             enough = [share.tobytes() for share in shares[: self.threshold, column]]
@@ -256,11 +225,7 @@ class SecureAggregator:
                 add_mask(self.total, shared_key(masking, self.keys[v, KEY:], b"hpcdl mask"), -mask_sign(int(v), u))
 
     def _exchange(self, rows: np.ndarray, columns: list[np.ndarray], counts: list[int]) -> np.ndarray:
-        """Send columns[r] of this rank's rows to each rank r; return the received rows in rank order, counts[r] from
-        rank r.
-
-        rows: (own rows, clients, bytes). The result: (sum of counts, columns for this rank, bytes).
-        """
+        """Send columns[r] of `rows` (own, clients, bytes) to each rank r; return rows received, counts[r] from r."""
         comm, width = self.comm, len(columns[self.comm.rank])
         received = np.empty((sum(counts), width, rows.shape[2]), np.uint8)
         parts = np.split(received, np.cumsum(counts)[:-1])

@@ -11,10 +11,8 @@ A rule of hpcdl/optim (sgd is FedAvg, momentum is FedAvgM), or one of the adapti
 
 There is no bias correction. If the root of v is far below tau, a step is one of momentum at the rate a / tau.
 
-(Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. Betas and tau are those of its experiments.
-The rate is the lower median of the best rates of its six tasks, which its authors list beside their code,
-google-research/federated, optimization/docs/hyperparameters.md)
-"""
+(Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. Rate: the lower median of the best rates of
+its six tasks, listed in google-research/federated, optimization/docs/hyperparameters.md)"""
 
 from typing import Any
 
@@ -43,12 +41,10 @@ class FedAdam(Optimizer):
         self.reset()
 
     def reset(self) -> None:
-        """Set m = 0, v = tau^2."""
         super().reset()
         self.state["second_moment"][:] = self.tau**2
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """Update m and v, then w: Adam without bias correction."""
         m, v = self.state["first_moment"], self.state["second_moment"]
         betas = self.beta1, 1 - self.beta1, self.beta2, self.rest2
         updates.adam(w, g, m, v, rate, scale, self.weight_decay, 1.0, *betas, 1.0, self.tau)
@@ -66,7 +62,6 @@ class FedYogi(FedAdam):
     """FedYogi: v moves towards d^2 by a part of d^2, so it falls no faster than it rises."""
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """Update m and v, then w."""
         m, v = self.state["first_moment"], self.state["second_moment"]
         updates.yogi(w, g, m, v, rate, scale, self.weight_decay, self.beta1, 1 - self.beta1, self.rest2, self.tau)
 
@@ -75,11 +70,11 @@ MOMENTS = {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
 SETTINGS: dict[str, dict[str, float]] = {"fedadam": MOMENTS, "fedyogi": MOMENTS}
 SETTINGS["fedadagrad"] = {"beta1": 0.0, "tau": 1e-3}
 RULES: dict[str, type[FedAdam]] = {"fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad}
-RATES = {"fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1}  # of all others 1
+RATES = {"fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1}  # 1 for all others
 
 
 def parse_rule(spec: str) -> tuple[str, dict[str, float]]:
-    """Return the name of the rule and its settings; PyTorch's are parsed by their factory. Raises UsageError."""
+    """Return the name and settings of the rule `spec`; a factory parses rules of PyTorch. Raises UsageError."""
     return (spec, {}) if of_torch(spec) else parse_spec("optimizer", spec, optim.SETTINGS | SETTINGS)
 
 
@@ -87,9 +82,7 @@ def make_rule(
     spec: str, size: int, dtype: DTypeLike, lr: float, device: Device, average_from: int | None = None
 ) -> Optimizer:
     """Return the rule `spec` for vectors of `size` elements, at the constant rate `lr`; 0: the rule's default.
-
-    average_from: see `Optimizer`. Raises UsageError for an unknown name or setting, or a value out of range.
-    """
+    average_from: see `Optimizer`. Raises UsageError."""
     name, settings = parse_rule(spec)
     rate = lr or RATES.get(name, 1.0)
     settings_of_state: dict[str, Any] = {"device": device, "average_from": average_from}

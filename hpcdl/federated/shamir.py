@@ -9,10 +9,7 @@ The secret is f(0) of a random polynomial over the integers modulo a prime p, sh
       *            * 3
       +--------------------> x          secret = sum over shares i of f(x_i) prod over j != i of x_j / (x_j - x_i)
 
-p = 2^256 + 297, the least prime above 2^256: a secret has up to 32 bytes, a share 33. A secret costs n t products.
-
-(Shamir, "How to share a secret", CACM 1979)
-"""
+p = 2^256 + 297, the least prime above 2^256: a secret has up to 32 bytes, a share 33. (Shamir, CACM 1979)"""
 
 import secrets
 
@@ -46,9 +43,7 @@ def weights(points: list[int]) -> list[int]:
 
 
 def join(shares: list[bytes], weights: list[int], length: int) -> bytes:
-    """Return the secret of `length` bytes from `threshold` shares and the `weights` of their points.
-
-    Raises OverflowError if the shares do not belong together, with overwhelming probability.
-    """
+    """Return the secret of `length` bytes from shares and the `weights` of their points.
+    Raises OverflowError, almost surely, if the shares do not belong together."""
     total = sum(int.from_bytes(share, "little") * weight for share, weight in zip(shares, weights, strict=True))
     return (total % PRIME).to_bytes(length, "little")

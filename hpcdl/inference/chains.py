@@ -2,17 +2,15 @@
 
     iterate w        the same on all ranks of a chain
     samples          w after the steps burn_in + thin, burn_in + 2 thin, ...; the first rank of a chain keeps them
-    parameters       the mean of all samples of all chains, each weighted by the rate of its step: the posterior mean,
-                     which is scored and saved; before the first sample, the mean of the iterates
-    R-hat            of each parameter: the difference of the chains, and of their halves; 1 if there is none (r_hat.py)
+    parameters       the posterior mean, sum of a_t w_t / sum of a_t over the samples of all chains, a_t the rate of
+                     step t; it is scored and saved. Before the first sample: the mean of all chains' iterates
+    R-hat            of each parameter, without weights: near 1 if the chains and their halves agree (r_hat.py)
 
-The iterate after a small step brings less information than one after a large step, so a sample is weighted by its
-step's rate: E f = sum of a_t f(w_t) / sum of a_t. (Welling and Teh, "Bayesian learning via stochastic gradient Langevin
-dynamics", ICML 2011, equation 11) R-hat uses no weights.
-"""
+A sample is weighted by its step's rate, for a small step adds less information than a large one. (Welling and Teh,
+"Bayesian learning via stochastic gradient Langevin dynamics", ICML 2011, equation 11)"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,19 +23,17 @@ from hpcdl.inference.posterior_samples import FILE, Samples
 from hpcdl.inference.r_hat import rank_normalized_r_hat
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.memory import Memory, available
+from hpcdl.optim import Optimizer
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.ownership import Ownership
 from hpcdl.runs.segments import Legs
-
-if TYPE_CHECKING:
-    from hpcdl.optim import Optimizer
 
 MOST = 1000  # most samples of a chain
 FEWEST = 4  # for an R-hat: two of each half
 
 
 class PerChain:
-    """State that is equal on all ranks of a chain. leaders: first rank of each chain; mine: this rank's chain."""
+    """An array equal on all ranks of a chain. leaders: first rank of each chain. mine: number of this rank's chain."""
 
     def __init__(self, array: Array, leaders: list[int], mine: int):
         self.array, self.leaders, self.mine = array, leaders, mine
@@ -58,7 +54,7 @@ class PerChain:
 
 
 def gathered(comm: Communicator, mine: np.ndarray, leaders: list[int], chain: int) -> np.ndarray | None:
-    """Return the arrays of all chains (chains, ...), from their first ranks, on rank 0; None elsewhere. Collective."""
+    """Return `mine` of each chain's first rank (`leaders`), stacked (chains, ...), on rank 0; else None. Collective."""
     if comm.rank > 0:
         if comm.rank == leaders[chain]:
             comm.push(mine, 0)
@@ -71,18 +67,10 @@ def gathered(comm: Communicator, mine: np.ndarray, leaders: list[int], chain: in
 
 
 class Chains(Ownership):
-    """The state of a rank of chain `number`; w: its iterate."""
+    """The state of a rank of chain `number`. w: the iterate. burn_in: steps without samples; thin: steps per sample."""
 
     def __init__(
-        self,
-        model: Any,
-        w: Array,
-        optimizer: "Optimizer",
-        ranks: int,
-        number: int,
-        chains: int,
-        burn_in: int,
-        thin: int,
+        self, model: Any, w: Array, optimizer: Optimizer, ranks: int, number: int, chains: int, burn_in: int, thin: int
     ):
         super().__init__(model, device_of(w).empty(w.size, w.dtype), optimizer)
         self.parameters[:] = w
@@ -94,21 +82,19 @@ class Chains(Ownership):
         self.samples: list[np.ndarray] = []
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
-        """Exchange samples by `bookkeeping`, whose messages are counted apart."""
         super().join(bookkeeping, memory)
         memory.hold("parameters", self.w)
 
     @property
     def leads(self) -> bool:
-        """True if this rank keeps its chain's samples."""
+        """True if this rank, the first one of its chain, keeps the samples of the chain."""
         return self.peers.rank == self.leaders[self.number]
 
     def tracked(self) -> dict[str, Tracked]:
-        """Return the posterior mean and the iterate of each chain; samples have a file of their own."""
         return {"parameters": Same(self.parameters), "iterate": PerChain(self.w, self.leaders, self.number)}
 
     def due(self, steps: int) -> list[int]:
-        """Return the steps, of the first `steps`, after which a sample is taken."""
+        """Return the numbers of the steps, of the first `steps`, after which a sample is taken."""
         return list(range(self.burn_in + self.thin, steps + 1, self.thin))
 
     def refuse_too_many(self, steps: int) -> None:
@@ -117,12 +103,12 @@ class Chains(Ownership):
         if wanted > MOST:
             least = -(-after // MOST)
             known = f"{wanted} samples of a chain are too many, {MOST} are kept at most"
-            raise UsageError(f"{known}: --thin {least} or more")
+            raise UsageError(f"{known}: take --thin {least} or more")
         needed = len(self.leaders) * wanted * self.w.size * self.w.dtype.itemsize
         refuse_beyond(f"{wanted} samples of each of {len(self.leaders)} chains", needed, available())
 
     def take(self, step: int, rate: float) -> None:
-        """Take a sample after step `step` at this rate, if one is due. Local."""
+        """Take a sample after step `step`, if one is due. rate: of this step, the weight of the sample. Local."""
         if step <= self.burn_in or (step - self.burn_in) % self.thin:
             return
         self.steps.append(step)
@@ -135,7 +121,7 @@ class Chains(Ownership):
         self.total += weight * sample.astype(np.float64)
 
     def refresh(self) -> None:
-        """parameters <- the posterior mean so far, bitwise equal on all ranks. Collective."""
+        """Set `parameters` to the posterior mean so far, bitwise equal on all ranks. Collective."""
         super().refresh()
         mine = self.total / sum(self.weights) if self.steps else device_of(self.w).host(self.w).astype(np.float64)
         mean = mine / len(self.leaders) if self.leads else np.zeros_like(mine)
@@ -143,17 +129,14 @@ class Chains(Ownership):
         device_of(self.parameters).copy_in(self.parameters, mean.astype(self.parameters.dtype))
 
     def scores(self, data: Any) -> dict:
-        """Return the scores, with the largest and the median R-hat of all parameters."""
+        """Return the scores, also the largest and the median R-hat of all parameters if `r_hat` gives them."""
         scores_by_name, r_hat = super().scores(data), self.r_hat()
         if r_hat is not None:
             scores_by_name |= {"r_hat_max": float(r_hat.max()), "r_hat_median": float(np.median(r_hat))}
         return scores_by_name
 
     def r_hat(self) -> np.ndarray | None:
-        """Return the rank-normalized split R-hat of each parameter; None with too few samples. Collective.
-
-        The first rank of each chain computes R-hat for its share of the parameters, from samples that the others send.
-        """
+        """Return the rank-normalized split R-hat of each parameter; None: fewer than FEWEST samples. Collective."""
         if len(self.steps) < FEWEST:
             return None
         values, shares = np.zeros(self.w.size), chunks(self.w.size, len(self.leaders))
@@ -168,10 +151,8 @@ class Chains(Ownership):
         self.peers.all_reduce(values)
         return values
 
-    # -- the file ----------------------------------------------------------------------------------------------------
-
     def gather_costs(self, legs: Legs, folder: Folder) -> None:
-        """Gather the ranks' costs before a checkpoint, and write the samples, so that they are never behind it."""
+        """Gather the ranks' costs before a checkpoint, and write all samples so far. Raises TrainingError."""
         super().gather_costs(legs, folder)
         mine = np.array(self.samples, self.w.dtype).reshape(len(self.samples), self.w.size)
         vectors = gathered(self.peers, mine, self.leaders, self.number)
@@ -186,10 +167,7 @@ class Chains(Ownership):
             raise TrainingError(f"{folder.path}/{FILE} cannot be written: {why}; {folder.kept()}")
 
     def restore(self, step: int, resume: str) -> None:
-        """Read the samples up to this step from the run that is resumed. Collective.
-
-        Raises AgreedError if samples are missing.
-        """
+        """Read the samples up to this step from the resumed run `resume`; AgreedError if any is missing. Collective."""
         self.steps, stored = self.due(step), None
         if not self.steps:
             return
@@ -198,7 +176,7 @@ class Chains(Ownership):
                 folder = folder_of(resume)
                 stored = Samples.read(Path(folder), step, self.w.size, np.dtype(self.w.dtype))
                 if stored.steps.tolist() != self.steps or len(stored.vectors) != len(self.leaders):
-                    raise UsageError(f"{folder}/{FILE} does not hold the samples of step {step}'s checkpoint")
+                    raise UsageError(f"{folder}/{FILE} does not hold the samples of the checkpoint of step {step}")
         weights = np.array([self.optimizer.schedule(step - 1) for step in self.steps], np.float64)
         if stored is not None and stored.weights is not None:  # older files have none
             weights[:] = stored.weights

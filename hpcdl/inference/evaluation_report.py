@@ -1,4 +1,4 @@
-"""The report of an evaluation: a dictionary for JSON, and tables."""
+"""The report of an evaluation, as a dictionary for JSON and as tables."""
 
 from typing import Any
 
@@ -17,21 +17,12 @@ MOST_CROSSED = 16  # classes in the confusion matrix
 def report(
     trained: TrainedModel, name: str, split: str, counts: dict[str, Any], measures: ClassMeasures | ValueMeasures
 ) -> dict:
-    """Return the report. counts: of rows, and `sums` as `scores` takes them."""
-    results = measures.results()
+    """Return the report as a JSON object. name, split: of the data. counts: of `predict_all` with losses=True."""
+    results, about = measures.results(), trained.about
     plain = scores(counts["sums"], trained.classes, trained.outputs, trained.unit)
-    single: dict[str, Any] = plain.named("all")
-    named = {key.removeprefix("all_"): value for key, value in single.items()}
-    header = {
-        "schema_version": SCHEMA_VERSION,
-        "run": trained.name,
-        "step": trained.about["step"],
-        "model": trained.about["model"],
-        "data": name,
-        "split": split,
-        "rows": counts["rows"],
-        "scores": named,
-    }
+    named: dict[str, Any] = {key.removeprefix("all_"): value for key, value in plain.named("all").items()}
+    header = {"schema_version": SCHEMA_VERSION, "run": trained.name, "step": about["step"], "model": about["model"]}
+    header |= {"data": name, "split": split, "rows": counts["rows"], "scores": named}
     if trained.classes:
         results.pop("accuracy")
         names = trained.schema.names(trained.classes)
@@ -50,9 +41,9 @@ def report(
 
 
 def as_tables(report: dict) -> list[Table]:
-    """Return tables: measures and confusion matrix of the classes, or measures of several outputs."""
+    """Return the tables of a report: of classes (measures, confusion matrix) or several outputs; a text has none."""
     tables: list[Table] = []
-    if report.get("text"):  # tokens are many, and each is a letter
+    if report.get("text"):  # a table of tokens would be long
         return tables
     if "classes" in report:
         listed = report["classes"]
@@ -77,7 +68,6 @@ def as_tables(report: dict) -> list[Table]:
 
 
 def record_table(headings: list[str], rows: list[dict], title: str = "") -> Table:
-    """Return a table of records whose first entry is a name."""
     table = Table(title=title or None, title_justify="left")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left")
@@ -88,5 +78,4 @@ def record_table(headings: list[str], rows: list[dict], title: str = "") -> Tabl
 
 
 def number_text(value: Any) -> str:
-    """Return the text of a number or None."""
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -2,11 +2,9 @@
 
     samples    (chains, samples, parameters)
     steps      (samples,) steps after which they were taken, ascending
-    weights    (samples,) the rates of their steps; files of older versions have none, and equal weights
+    weights    (samples,) the rates of these steps; equal weights if absent, as in files of older versions
 
-The file is rewritten before each checkpoint. It has all samples up to the checkpoint's step; readers of the checkpoint
-leave out later ones.
-"""
+The file is rewritten before each checkpoint; a reader of the checkpoint leaves out samples after its step."""
 
 import dataclasses
 from pathlib import Path
@@ -34,7 +32,7 @@ class Samples(NamedTuple):
     weights: np.ndarray | None = None
 
     def write(self, folder: Path) -> None:
-        """Write the file. Raises h5py's errors; an existing file then stays as it was."""
+        """Write the file into `folder`. If an error of h5py is raised, an existing file stays as it was."""
         with new_file(folder / FILE) as file:
             file["samples"], file["steps"] = self.vectors, self.steps
             if self.weights is not None:
@@ -43,13 +41,13 @@ class Samples(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path, step: int, size: int, dtype: np.dtype) -> "Samples":
-        """Read the samples up to this step; size: parameters of each. UsageError for a missing or invalid file."""
+        """Read the samples up to `step`. size: number of parameters. UsageError for a missing or invalid file."""
         path = folder / FILE
         if not path.is_file():
             raise UsageError(f"there is no {path}: only runs of train-sgld have samples")
         with blamed_on(f"{path} is damaged or cut off"), h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT or file.attrs["version"] != VERSION:
-                raise UsageError(f"{path} is no file of samples that this program reads")
+                raise UsageError(f"{path} is not a file of samples that this version can read")
             for name in ("steps", "samples", "weights"):
                 if name in file:
                     dataset(file, name)  # refuses links to other files
@@ -59,12 +57,11 @@ class Samples(NamedTuple):
             if not valid or samples.shape[1:] != (len(steps), size) or not samples.shape[0]:
                 raise UsageError(f"{path} does not hold samples of {size} parameters of {dtype}")
             steps = steps[()]
-            if weights is not None and not (
-                weights.shape == steps.shape and weights.dtype == np.float64 and (weights > 0).all()
-            ):
+            fit = weights is None or (weights.shape == steps.shape and weights.dtype == np.float64)
+            if not fit or (weights is not None and not (weights > 0).all()):
                 raise UsageError(f"{path}: its weights are not one number above 0 for each sample")
             if (np.diff(steps) <= 0).any():
-                raise UsageError(f"{path}: its steps do not rise")
+                raise UsageError(f"{path}: its steps are not in ascending order")
             there = int(np.searchsorted(steps, step, side="right"))
             refuse_beyond(f"{path}", samples.shape[0] * there * size * dtype.itemsize, available())
             stored = cls(steps[:there], samples[:, :there], None if weights is None else weights[:there])
@@ -74,11 +71,9 @@ class Samples(NamedTuple):
 
 
 class Predictive(ModelWrapper):
-    """A model whose predictions are means over samples (number, parameters); the parameters that it gets are ignored.
-
-    weights (number,): of the samples; None: equal. Classes: the mean of the probabilities, that is the posterior
-    predictive distribution, with the loss -log of it. Values: the mean of the values, with half its squared error.
-    """
+    """A model whose predictions are means over samples (number, parameters); parameters passed to it are ignored.
+    weights (number,): of the samples; None: equal. For classes the means are probabilities, the posterior predictive
+    distribution, and the loss is -log of it. For values the loss is half the squared error of the mean values."""
 
     def __init__(self, model: Any, samples: np.ndarray, classes: int, weights: np.ndarray | None = None):
         super().__init__(model)
@@ -87,18 +82,16 @@ class Predictive(ModelWrapper):
 
     @property
     def abilities(self) -> Abilities:
-        """The model's, and `evaluate`."""
         return dataclasses.replace(abilities_of(self.model), evaluate=True)
 
     def predict(self, parameters: np.ndarray, x: Any) -> np.ndarray:
-        """Return mean predictions in the model's shape: (rows, classes), (rows,) or (rows, outputs)."""
         total = 0.0
         for sample, weight in zip(self.samples, self.weights, strict=True):
             total = total + weight * self.model.predict(sample, x).astype(np.float64)
         return (total / self.weights.sum()).astype(self.samples.dtype)  # type: ignore[attr-defined]
 
     def evaluate(self, parameters: np.ndarray, batch: Any) -> tuple[float, float]:
-        """Return (sum of losses, right answers or squared errors)."""
+        """Return (sum of losses, number of right answers or sum of squared errors) of a batch."""
         predictions = self.predict(parameters, batch.x)
         score = count(predictions, batch.y, self.classes)
         if not self.classes:
@@ -108,12 +101,9 @@ class Predictive(ModelWrapper):
 
 
 def predictive(run: str, trained: TrainedModel, model: Any) -> Predictive:
-    """Return the predictive model of a run's samples, up to its checkpoint's step. run: its folder or checkpoint.
-
-    UsageError without samples, or for a model that generates text.
-    """
+    """Return the predictive model of a run's samples up to its checkpoint's step. UsageError if there are none."""
     if abilities_of(model).generate:
-        raise UsageError("--samples: of a model of text, the mean over samples is not at hand; leave it out")
+        raise UsageError("--samples: a text model has no mean prediction over samples; leave out --samples")
     samples = Samples.read(folder_of(run), trained.about["step"], model.layout.size, np.dtype(trained.dtype))
     if not len(samples.steps):
         raise UsageError(f"{run} has no samples up to step {trained.about['step']}; see --burn-in and --thin")

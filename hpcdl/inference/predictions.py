@@ -1,16 +1,10 @@
-"""Parallel predictions for the rows of a file: ranks take blocks in turn, and rank 0 writes them in order.
+"""Parallel predictions for the rows of a file: rank r of N parses, predicts and encodes the blocks r, r + N, ...
 
-    rank r        blocks r, r + N, r + 2N, ...: parse, predict, encode for the file
-    rank 0        receives the N blocks of a round, and writes them
+Rank 0 receives the N blocks of a round and writes them in order. It holds N blocks, or all (npz); other ranks hold one.
 
-A rank holds one block, rank 0 those of a round. A line of a csv is
-
-    row, id (if rows have one), label (the true one, if known), class, probability[, one for each class]
-    row, id, label NAME for each output, value NAME for each output                     (regression)
-
-An npz holds the same as arrays, with class numbers in `prediction` and the model's outputs in `output`; rank 0 holds
-all of it.
-"""
+    csv, classes        row, id (if rows have one), label (the true one, if known), class, probability[, p(NAME) ...]
+    csv, regression     row, id, label NAME for each output, value NAME for each output
+    npz                 the same as arrays; class numbers in `prediction`, the model's outputs in `output`"""
 
 import contextlib
 import csv
@@ -26,12 +20,11 @@ from mpi4py import MPI
 
 from hpcdl.checkpoint.export import output_file, output_file_in_parts
 from hpcdl.comm import refuse_together
-from hpcdl.comm.progress import activity
-from hpcdl.data.batch import RowBlock
+from hpcdl.comm.progress import inside
+from hpcdl.data.batch import PredictionRows, RowBlock
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.inference.prediction_input import PredictionRows
-from hpcdl.inference.scores import ClassMeasures, ValueMeasures, predicted_classes, probabilities
+from hpcdl.inference.scores import ClassMeasures, ValueMeasures, probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models.model import abilities_of
 from hpcdl.plugins import plugin_errors
@@ -41,7 +34,7 @@ COUNTS = ("rows", "dropped", "filled", "unseen")
 
 
 class PredictionFormat:
-    """The form of predictions in the file. every: True to write the probabilities of all classes."""
+    """The columns and arrays of predictions in a file. every: True to write the probabilities of all classes."""
 
     def __init__(self, trained: TrainedModel, rows: PredictionRows, every: bool):
         self.trained, self.rows, self.every = trained, rows, every
@@ -49,22 +42,19 @@ class PredictionFormat:
         self.outputs = trained.output_names
 
     def header(self) -> list[str]:
-        """Return the names of the columns."""
         known = ["row"] + ["id"] * self.rows.ids
         if self.trained.classes:
             known += ["label"] * self.rows.labelled + ["class", "probability"]
             return known + [f"p({name})" for name in self.names] * self.every
         kinds = ["label"] * self.rows.labelled + ["value"]
-        return known + [
-            f"{kind} {name}".strip() if len(self.outputs) > 1 else kind for kind in kinds for name in self.outputs
-        ]
+        names = self.outputs if len(self.outputs) > 1 else [""]
+        return known + [f"{kind} {name}".strip() for kind in kinds for name in names]
 
     def arrays(self, block: RowBlock, outputs: Any) -> dict[str, np.ndarray]:
-        """Return a block as the arrays of an npz."""
         arrays_by_name: dict[str, Any] = {"row": block.numbers, "output": outputs}
         if self.trained.classes:
             p = probabilities(outputs)
-            arrays_by_name |= {"prediction": predicted_classes(p), "probability": p.max(axis=1)}
+            arrays_by_name |= {"prediction": p.argmax(axis=1), "probability": p.max(axis=1)}
         else:
             arrays_by_name["prediction"] = outputs
         if block.y is not None:
@@ -73,37 +63,22 @@ class PredictionFormat:
             arrays_by_name["id"] = np.array(block.ids, str)
         return arrays_by_name
 
-    def lines(self, block: RowBlock, outputs: Any) -> bytes:
-        """Return a block as lines of a csv."""
-        return csv_lines(zip(*self.columns(block, outputs), strict=True))
-
     def columns(self, block: RowBlock, outputs: Any) -> list[Any]:
-        """Return the columns of a csv for a block."""
-        columns: list[Any] = [block.numbers.tolist()]
-        if block.ids is not None:
-            columns.append(block.ids)
+        arrays = PredictionFormat.arrays(self, block, outputs)  # without what a subclass adds
+        columns: list[Any] = [block.numbers.tolist(), *([] if block.ids is None else [block.ids])]
+        known = [arrays[name] for name in ("label", "prediction") if name in arrays]
         if self.trained.classes:
-            p = probabilities(outputs)
-            best = predicted_classes(p)
-            if block.y is not None:
-                columns.append(self.names[block.y])
-            columns += [self.names[best], self.texts(p[np.arange(len(p)), best])]
-            columns += [self.texts(each) for each in p.T] if self.every else []
-        else:
-            values = [block.y, outputs] if block.y is not None else [outputs]
-            columns += [self.texts(each) for both in values for each in both.reshape(len(block.numbers), -1).T]
-        return columns
+            columns += [*(self.names[each] for each in known), self.texts(arrays["probability"])]
+            return columns + ([self.texts(each) for each in probabilities(outputs).T] if self.every else [])
+        return columns + [self.texts(each) for both in known for each in both.reshape(len(block.numbers), -1).T]
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """Return numbers as texts."""
+        """Return for each number the shortest text that reads as this number again."""
         return [str(number).removesuffix(".0") for number in numbers]  # numpy: the shortest that round-trips
 
 
 def predict(model: Any, trained: TrainedModel, block: RowBlock, name: str) -> np.ndarray:
-    """Return the model's predictions for a block of the rows `name`, in parts that fit its memory.
-
-    UsageError for predictions of a wrong type or shape, as of a user's model.
-    """
+    """Return the predictions of a block. name: of its rows, for errors. UsageError: wrong shape, no finite floats."""
     most, x, classes = abilities_of(model).rows_at_once, block.x, trained.classes
     shapes = [(len(x), classes), (len(x),)][: 1 + (classes == 2)] if classes else [(len(x), *trained.outputs)]
     if not len(x):
@@ -117,7 +92,7 @@ def predict(model: Any, trained: TrainedModel, block: RowBlock, name: str) -> np
         raise UsageError(f"the model predicts {values.dtype} of shape {values.shape}, and should predict {wanted}")
     if not (finite := np.isfinite(values.reshape(len(x), -1)).all(axis=1)).all():
         row = block.numbers[int(np.argmin(finite))]
-        raise UsageError(f"{name}: what the model predicts for row {row} is no number; look at the values in that row")
+        raise UsageError(f"{name}: the prediction for row {row} is NaN or infinite; look at the values in that row")
     return values
 
 
@@ -130,11 +105,10 @@ class CSVPredictions:
             self.write(csv_lines([form.header()]))
 
     def pack(self, block: RowBlock, outputs: Any) -> bytes:
-        """Return a block as the bytes of its message."""
-        return self.format.lines(block, outputs)
+        return csv_lines(zip(*self.format.columns(block, outputs), strict=True))
 
     def write(self, packed: bytes) -> None:
-        """Write the next block, on rank 0. After a broken pipe (head) nothing more is written."""
+        """Write the next block, on rank 0. If the pipe is broken (by `| head`), set `read` to False: write no more."""
         try:
             self.into.write(packed)
         except BrokenPipeError:
@@ -146,7 +120,7 @@ class CSVPredictions:
 
 
 class NPZPredictions:
-    """An npz; messages of blocks are npz, too, and rank 0 joins them."""
+    """An npz file; ranks send their blocks as npz, and rank 0 joins them."""
 
     read = True
 
@@ -155,18 +129,15 @@ class NPZPredictions:
         self.parts: list[dict[str, np.ndarray]] = []
 
     def pack(self, block: RowBlock, outputs: Any) -> bytes:
-        """Return a block as the bytes of its message."""
         into = io.BytesIO()
         np.savez(into, **self.format.arrays(block, outputs))  # type: ignore[arg-type]
         return into.getvalue()
 
     def write(self, packed: bytes) -> None:
-        """Add the next block, on rank 0."""
         with np.load(io.BytesIO(packed)) as arrays:
             self.parts.append(dict(arrays))
 
     def close(self) -> None:
-        """Join the blocks and write the file."""
         first, *_ = self.parts or [{}]
         joined: dict[str, Any] = {name: np.concatenate([part[name] for part in self.parts]) for name in first}
         with output_file(self.path) as file:
@@ -177,7 +148,7 @@ class NPZPredictions:
 def output(
     world: MPI.Intracomm, form: PredictionFormat, file: str, stream: BinaryIO | None
 ) -> Iterator[CSVPredictions | NPZPredictions | None]:
-    """Yield the writer of NAME.csv, NAME.npz or the stream; None without one."""
+    """Yield the writer of NAME.csv, of NAME.npz or of the stream; None if there is neither a file nor a stream."""
     if file.endswith(".npz"):
         yield NPZPredictions(form, Path(file))
     elif file:
@@ -198,12 +169,11 @@ def predict_all(
     stream: BinaryIO | None = None,
     losses: bool = False,
 ) -> dict[str, Any]:
-    """Predict all rows; return the counts of COUNTS, on all ranks. Collective.
+    """Predict all rows; return the numbers that COUNTS names, by name, summed over all ranks. Collective.
 
     losses: also return `sums`, [losses, right answers or squared errors, rows] as in runs/evaluation.py. file: NAME.csv
-    or NAME.npz; stream: for lines of csv from rank 0. measures: gets all rows, and then holds the sums over all ranks.
-    Raises AgreedError if a row cannot be read; then no file is written.
-    """
+    or NAME.npz. every: write the probabilities of all classes. stream: for lines of csv from rank 0. measures: sums to
+    which labelled rows are added, over all ranks. AgreedError if a row cannot be read; then no file is written."""
     counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(3)
     with output(world, PredictionFormat(trained, rows, every), file, stream) as out:
         for turn in rounds(world, rows):
@@ -224,7 +194,7 @@ def predict_all(
                 break
         if out is not None and world.rank == 0:
             out.close()
-    with activity.inside("add up the predictions"):
+    with inside("add up the predictions"):
         world.Allreduce(MPI.IN_PLACE, counts)
         for each in [sums, *([] if measures is None else measures.sums)]:
             world.Allreduce(MPI.IN_PLACE, each)
@@ -232,7 +202,7 @@ def predict_all(
 
 
 def rounds(world: MPI.Intracomm, rows: PredictionRows) -> Iterator[Any]:
-    """Yield this rank's block of each round of N blocks, or None in the last round. Collective; refuses a bad file."""
+    """Yield, for each round of N blocks, the parser of this rank's block; None: no block. Collective; AgreedError."""
     blocks, ended = rows.blocks(), False
     while not ended:
         mine = None
@@ -245,8 +215,8 @@ def rounds(world: MPI.Intracomm, rows: PredictionRows) -> Iterator[Any]:
 
 
 def deliver(world: MPI.Intracomm, packed: bytes, out: CSVPredictions | NPZPredictions) -> bool:
-    """Write the packed blocks of a round on rank 0; return False if the reader wants no more. Collective."""
-    with activity.inside("gather predictions"):
+    """Write the packed blocks of a round on rank 0; return False if the pipe of the csv is broken. Collective."""
+    with inside("gather predictions"):
         mine, sizes = np.frombuffer(packed, np.uint8), np.zeros(world.size, np.int64)
         world.Gather(np.array([len(mine)]), sizes)
         everything = np.empty(int(sizes.sum()), np.uint8)
@@ -256,32 +226,30 @@ def deliver(world: MPI.Intracomm, packed: bytes, out: CSVPredictions | NPZPredic
             if len(part) and out.read:
                 out.write(part.tobytes())
     wanted = np.array([out.read])
-    with activity.inside("ask whether more is wanted"):
+    with inside("ask whether more is wanted"):
         world.Bcast(wanted)
     return bool(wanted[0])
 
 
 def csv_lines(table: Iterable[Iterable[Any]]) -> bytes:
-    """Return the lines of a csv."""
     into = io.StringIO()
     csv.writer(into, lineterminator="\n").writerows(table)
     return into.getvalue().encode("utf-8", "replace")
 
 
 def describe_counts(counts: dict[str, int]) -> str:
-    """Return a sentence about the counts that are not 0."""
-    phrases = [counted(counts["rows"], "row", ",")]
-    if counts["dropped"]:
-        phrases.append(f"{counts['dropped']:,} left out for missing values")
-    if counts["filled"]:
-        phrases.append(f"{counted(counts['filled'], 'missing value', ',')} filled in")
-    if counts["unseen"]:
-        phrases.append(f"{counted(counts['unseen'], 'text', ',')} that the training data do not have")
-    return ", ".join(phrases)
+    """Return a text with the number of rows, and those of the other counts that are not 0."""
+    phrases = {
+        "rows": counted(counts["rows"], "row", ","),
+        "dropped": f"{counts['dropped']:,} left out for missing values",
+        "filled": f"{counted(counts['filled'], 'missing value', ',')} filled in",
+        "unseen": f"{counted(counts['unseen'], 'text', ',')} that the training data do not have",
+    }
+    return ", ".join(phrase for name, phrase in phrases.items() if counts[name] or name == "rows")
 
 
 def refuse_existing(option: str, path: str, force: bool, others: dict[str, str] | None = None) -> None:
-    """Raise UsageError for an existing file, without `force`. others: files that it must not be."""
+    """Raise UsageError if `path` exists (without `force`), or is one of the files `others` (description -> path)."""
     for what, other in (others or {}).items():
         if path and other and os.path.realpath(path) == os.path.realpath(other):
             raise UsageError(f"{option} {path} is {what}, too; give another name")

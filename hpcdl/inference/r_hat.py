@@ -4,15 +4,11 @@ Split R-hat, of the M = 2C halves of C chains, each of n samples, with means m_i
 
     W = mean of s_i^2      B/n = variance of m_i       R-hat = sqrt(((n - 1)/n W + B/n) / W)
 
-Rank-normalized: the S = M n values are first replaced by z = Phi^-1((r - 3/8) / (S + 1/4)), r their rank among all,
-equal values by the mean of their ranks, which makes it robust to heavy tails. Folded: the same of |value - median|,
-which finds chains that differ in spread. The R-hat of a parameter is the larger of both; chains have converged where it
-is at most 1.01.
-
-(Gelman and Rubin, "Inference from iterative simulation using multiple sequences", Statistical Science 1992; Vehtari,
-Gelman, Simpson, Carpenter and Buerkner, "Rank-normalization, folding, and localization: an improved R-hat for assessing
-convergence of MCMC", Bayesian Analysis 2021, sections 4.1 to 4.3; the fractions of ranks: Blom, 1958)
-"""
+Rank-normalized: each of the S = M n values is first replaced by z = Phi^-1((r - 3/8) / (S + 1/4)) (Blom, 1958), r its
+rank (equal values: their mean rank), which makes R-hat robust to heavy tails. Folded: the same of |value - median|,
+which finds chains that differ in spread. A parameter has the larger R-hat of both kinds; up to 1.01 the chains have
+converged. (Gelman and Rubin, "Inference from iterative simulation using multiple sequences", 1992; Vehtari, Gelman,
+Simpson, Carpenter and Buerkner, "Rank-normalization, folding, and localization", 2021, sections 4.1 to 4.3)"""
 
 from statistics import NormalDist
 
@@ -20,7 +16,7 @@ import numpy as np
 
 
 def split_r_hat(halves: np.ndarray) -> np.ndarray:
-    """Return split R-hat (parameters,) of sequences (M, n, parameters), n >= 2; 1 where all values are equal."""
+    """Return split R-hat (parameters,) of sequences (M, n, parameters), n >= 2; 1 if each sequence is constant."""
     n = halves.shape[1]
     within = halves.var(axis=1, ddof=1).mean(axis=0)
     between = halves.mean(axis=1).var(axis=0, ddof=1)
@@ -29,7 +25,7 @@ def split_r_hat(halves: np.ndarray) -> np.ndarray:
 
 
 def rank_normalized(values: np.ndarray) -> np.ndarray:
-    """Return z of each value among those of its parameter; values (S, parameters)."""
+    """Return the z of each value, by its rank among the values of its parameter. values: (S, parameters)."""
     count = len(values)
     order = values.argsort(axis=0)
     rising = np.take_along_axis(values, order, axis=0)
@@ -49,7 +45,7 @@ def rank_normalized(values: np.ndarray) -> np.ndarray:
 
 
 def rank_normalized_r_hat(chains: np.ndarray) -> np.ndarray:
-    """Return rank-normalized split R-hat (parameters,); chains (C, samples, parameters), at least 4 samples."""
+    """Return the R-hat (parameters,) of the head of this file. chains: (C, samples, parameters), 4 samples or more."""
     n = chains.shape[1] // 2
     values = np.concatenate([chains[:, :n], chains[:, -n:]]).astype(np.float64)
     shape, flat = values.shape, values.reshape(len(values) * n, chains.shape[2])

@@ -1,9 +1,4 @@
-"""A trained model, read from the checkpoint of a run.
-
-model, parameters      as they were trained
-schema                 of rows and classes (hpcdl/data/schema.py)
-statistics             of standardized features and targets
-"""
+"""A trained model, read from the checkpoint of a run."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +11,6 @@ from hpcdl.checkpoint.attributes import check_attributes
 from hpcdl.checkpoint.buffers import PREFIX, load
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data.format import find_data_file, read_info
-from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.schema import Schema
 from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
@@ -25,57 +19,45 @@ from hpcdl.plugins import names_in, refuse_untrusted
 
 
 class TrainedModel:
-    """A trained model: attributes, parameters, statistics, features, classes, outputs and schema of a checkpoint.
-
-    name: in messages; sparse: True if rows are sparse.
-    """
+    """A trained model: a checkpoint's attributes (`about`), parameters, statistics of standardized data, and schema."""
 
     sparse = False
 
     def __init__(self, run: str, trust: Iterable[str] = (), file: str = "", seed: int | None = None):
-        """run: a run's folder or a checkpoint file. UsageError if it is none, or its training diverged.
-
-        trust: names of code in it that may be called, as by --trust (hpcdl/plugins.py). file: says so in messages;
-        default: the run. seed: of a user's function that draws data; default: the run's.
-        """
+        """Read `run`, a run's folder or checkpoint; UsageError if damaged, diverged or of reinforcement learning.
+        trust: names of code that may be called, as by --trust (hpcdl/plugins.py). file: the checkpoint's name in
+        messages about code; default: run. seed: of a user's function that draws data; default: that of the run."""
         checkpoint = Checkpoint.read(Path(run))
         self.name, self.about, self.trust = run, checkpoint.attributes, tuple(trust)
-        self.file = file or run  # with the names of code
+        self.file = file or run  # in messages about names of code
         self.parameters = parameters_of(checkpoint, run)
         self.seed: Any = self.about.get("seed") if seed is None else seed
         if "environment" in self.about:
             name = self.about["environment"]["name"]
-            raise UsageError(f"{run} has learned to act in {name}: hpcdl evaluate {run} --episodes 100 lets it act")
+            raise UsageError(f"{run} has learned to act in {name}: let it act by hpcdl evaluate {run} --episodes 100")
         self.dtype, data = self.parameters.dtype, self.about["data"]
         self.features, self.classes = tuple(data["features"]), int(data["classes"])
         self.outputs, self.sparse = tuple(data.get("outputs", ())), bool(data.get("sparse"))
         self.extra = {name: each for name, each in checkpoint.vectors.items() if name.startswith(PREFIX)}
-        self.statistics = {
-            name: checkpoint.vectors[f"data/{name}"]
-            for name in (*STATISTICS, *TARGET)
-            if f"data/{name}" in checkpoint.vectors
-        }
-        width = (math.prod(self.features),)
-        if self.statistics and any(
-            name not in self.statistics or self.statistics[name].shape != width for name in STATISTICS
-        ):
-            raise UsageError(f"{run}: what its data were standardized by is not {width[0]} means and deviations")
-        if any(not np.isfinite(each).all() for each in self.statistics.values()) or any(
-            (self.statistics[name] <= 0).any() for name in self.statistics if name.endswith("deviation")
-        ):
-            raise UsageError(f"{run}: what its data were standardized by is no means and deviations")
-        target = [self.statistics[name].shape for name in TARGET if name in self.statistics]
+        stored, names = checkpoint.vectors, (*STATISTICS, *TARGET)
+        self.statistics = {name: stored[f"data/{name}"] for name in names if f"data/{name}" in stored}
+        width, shapes = (math.prod(self.features),), {name: each.shape for name, each in self.statistics.items()}
+        if shapes and [shapes.get(name) for name in STATISTICS] != [width, width]:
+            raise UsageError(f"{run}: its statistics of the data are not {width[0]} means and {width[0]} deviations")
+        for name, each in self.statistics.items():
+            if not np.isfinite(each).all() or (name.endswith("deviation") and (each <= 0).any()):
+                raise UsageError(f"{run}: its statistics of the data are not finite means and positive deviations")
+        target = [shapes[name] for name in TARGET if name in shapes]
         if target and (target != 2 * [(math.prod(self.outputs),)] or self.classes):
-            raise UsageError(
-                f"{run}: what its values were standardized by is not a mean and a deviation of each output"
-            )
+            raise UsageError(f"{run}: its statistics of the targets are not a mean and deviation of each output")
         self.schema = self._read_schema()
+        self.vocabulary = self.schema.vocabulary
 
     def _read_schema(self) -> Schema:
         if "meaning" in self.about:
             schema = Schema.read(self.about["meaning"], f"{self.name}: its attribute meaning")
             if schema.labels is not None and len(schema.labels) != self.classes:
-                raise UsageError(f"{self.name}: its attribute meaning names {len(schema.labels)} classes")
+                raise UsageError(f"{self.name}: attribute meaning names {len(schema.labels)} of {self.classes} classes")
             return schema
         try:  # a checkpoint of an older version has no schema: read the data
             return read_info(find_data_file(self.about["source"])).schema
@@ -83,15 +65,10 @@ class TrainedModel:
             return Schema()
 
     @property
-    def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of a text; None for other data."""
-        return self.schema.vocabulary
-
-    @property
     def source(self) -> str:
-        """The training data's name; UsageError if they had none, or their code may not be called."""
+        """The name of the training data; UsageError if there is none, or if it names code that may not be called."""
         if not self.about["source"]:
-            raise UsageError(f"{self.name} was trained on arrays of a program: name a data set by --data")
+            raise UsageError(f"{self.name} was trained on a program's own arrays: give a data set by --data")
         return self.named("source")
 
     def named(self, attribute: str) -> str:
@@ -102,7 +79,7 @@ class TrainedModel:
         return text
 
     def model(self, spec: str = "") -> Any:
-        """Return the model. spec: default: the checkpoint's; a user's model may have another name now. UsageError."""
+        """Return the model. Raises UsageError. spec: new name of a user's model; default: name in the checkpoint."""
         name = spec or self.named("model")
         try:
             kind = self.about.get("computing", self.dtype)
@@ -113,25 +90,23 @@ class TrainedModel:
             raise UsageError(f"{error}{where}") from error
         if model.layout.describe() != self.about["layout"]:
             was = f"the checkpoint's model {self.about['model']!r}"
-            what = (
-                f"--model {spec} is another one than {was}" if spec else f"{was} is not one that this program can build"
-            )
-            raise UsageError(f"{self.name}: {what}")
+            what = f"{was} is not one that this program can build"
+            raise UsageError(f"{self.name}: {f'--model {spec} is not the same as {was}' if spec else what}")
         load(model, self.extra, self.name)
         return model
 
     @property
     def of_features(self) -> dict[str, np.ndarray]:
-        """Statistics of the features; empty if they were not standardized."""
+        """Statistics of the features by name; empty if the features were not standardized."""
         return {name: self.statistics[name] for name in STATISTICS if name in self.statistics}
 
     def standard(self) -> Standard | None:
-        """Return the standardization of the training features; None if they were not standardized."""
+        """Return the standardization of the features in training; None if these were not standardized."""
         return Standard(self.of_features, self.dtype) if self.statistics else None
 
     @property
     def output_names(self) -> list[str]:
-        """Names of the outputs; without names their numbers, or "" for a single output."""
+        """Names of the outputs. If these have no names: their numbers, or "" for a single output."""
         count = math.prod(self.outputs)
         named = self.schema.outputs if len(self.schema.outputs) == count else []
         return named or ([""] if count == 1 else [str(number) for number in range(count)])
@@ -152,16 +127,15 @@ class TrainedModel:
 
     @property
     def unit(self) -> float:
-        """The original units per unit of a single standardized output; else 1."""
+        """The deviation, in original units, of a single standardized output; 1 for other outputs."""
         return float(self.statistics[TARGET[1]][0]) if TARGET[1] in self.statistics and not self.outputs else 1.0
 
     def check_rows(self, features: tuple[int, ...], name: str) -> None:
         """Raise UsageError if rows of this shape, called `name`, do not fit the model."""
         flat = len(features) == 1 or len(self.features) == 1
         if math.prod(features) != math.prod(self.features) or not (flat or tuple(features) == self.features):
-            raise UsageError(
-                f"{name} has examples of shape {tuple(features)}; the model was trained on shape {self.features}"
-            )
+            trained = f"the model was trained on shape {self.features}"
+            raise UsageError(f"{name} has examples of shape {tuple(features)}; {trained}")
 
 
 STATISTICS = ("mean", "deviation")
@@ -173,7 +147,7 @@ def parameters_of(checkpoint: Checkpoint, run: str) -> np.ndarray:
     parameters, tensors = checkpoint.vectors.get("parameters"), checkpoint.attributes["layout"]
     size, dtypes = sum(math.prod(each["shape"]) for each in tensors), {each["dtype"] for each in tensors}
     if parameters is None or parameters.shape != (size,) or {str(parameters.dtype)} != dtypes:
-        raise UsageError(f"{run}: its parameters are not the {size} of {' and '.join(sorted(dtypes))} of its layout")
+        raise UsageError(f"{run}: parameters are not {size} values of {' and '.join(sorted(dtypes))}, as in its layout")
     if not np.isfinite(parameters).all():
-        raise UsageError(f"{run}: the parameters are not finite, for its training diverged; take an older checkpoint")
+        raise UsageError(f"{run}: the parameters are not finite, as the training diverged; take an older checkpoint")
     return parameters

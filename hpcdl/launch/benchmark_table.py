@@ -1,102 +1,128 @@
-"""Parts of all benchmarks: how they start and time, a training of theirs, their table, and the file of their numbers.
+"""Parts that all benchmarks share: start, timing, training, table. They write the file of --json, which is one object:
 
-The file of --json, of every benchmark and check, is one object:
+schema_version   1
+benchmark        the program's name
+command          how it was started, on how many ranks
+environment      git commit, versions, MPI library, machine
+options          all options of the benchmark
+rows             flat records, for pandas.DataFrame: docs/benchmarks.md"""
 
-    schema_version   1
-    benchmark        the program's name
-    command          how it was started, on how many ranks
-    environment      git commit, versions, MPI library, machine
-    options          all of them
-    rows             records, one for each thing that was measured
-
-A row is flat: a key with its unit (`seconds`, `moved_bytes`, `microseconds_median`), and a number, a text, true, false
-or null; or a list of those with one for each rank or turn, whose key says so (`sent_bytes_per_rank`). So
-`pandas.DataFrame(json.load(file)["rows"])` is a table.
-"""
-
-import contextlib
-import math
+import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
+from hpcdl import runs
 from hpcdl.checkpoint import export
 from hpcdl.checkpoint.export import check_output_file, output_file
-from hpcdl.comm import Communicator
-from hpcdl.data import Data
-from hpcdl.errors import UsageError
-from hpcdl.launch.launch_consistency import reading
-from hpcdl.launch.program import ended
+from hpcdl.errors import UsageError, unknown
+from hpcdl.files import json_value
+from hpcdl.formatting import dashed
+from hpcdl.launch.start import Program
 from hpcdl.models import for_data
-from hpcdl.runs import Options, Run
-from hpcdl.runs.folder import environment, launch_line
+
+if TYPE_CHECKING:
+    from mpi4py import MPI  # its import would start MPI
+
+    from hpcdl.comm import Communicator
+    from hpcdl.data import Data
 
 SCHEMA_VERSION = 1
 UNITS = ("KiB", "MiB", "GiB")
 
 
-@contextlib.contextmanager
 def benchmark(
     name: str,
     options_class: type,
     description: str,
-    arguments: list[str] | None,
-    prepare: Callable[[Any, int], Any] | None = None,
-    one_rank: str = "",
-) -> Iterator[tuple[MPI.Intracomm, Any, Any]]:
-    """Start a benchmark: yields (all ranks, its options, what `prepare` makes of them) before anything is measured.
+    measure: Callable[[Any, Any, Any], tuple[str, list[dict], list[dict]] | None],
+    prepare: Callable[[Any, int], Any] = lambda options, ranks: None,
+    one_rank: bool = False,
+    stoppable: bool = False,
+) -> Program:
+    """Return the program of a benchmark. measure(world, options, prepared): called on all ranks; rank 0's result goes
+    to `report` unless it is None. prepare(options, ranks): called first, returns `prepared`; raises UsageError if
+    options do not fit together. one_rank: True if several ranks are an error. stoppable: see `Program`."""
 
-    prepare(options, ranks): raises UsageError where these do not go together. one_rank: the refusal of several ranks.
-    """
-    world = MPI.COMM_WORLD
-    with ended(name, world.rank):
+    def body(world: "MPI.Intracomm", arguments: list[str]) -> None:
+        from hpcdl.launch.launch_consistency import reading
+
         with reading(world) as parse:
             options = parse(options_class, name, description, arguments)
             if one_rank and world.size > 1:
-                raise UsageError(one_rank)
+                raise UsageError(f"{name} runs on 1 rank, not on {world.size}: start it without mpiexec")
             check_files(options, world.rank)
-            prepared = None if prepare is None else prepare(options, world.size)
-        yield world, options, prepared
+            prepared = prepare(options, world.size)
+        found = measure(world, options, prepared)
+        if world.rank == 0 and found is not None:
+            report(name, options, *found)
+
+    return Program(name, options_class, description, body, stoppable)
+
+
+def training_options(options: Any, **more: Any) -> "runs.Options":
+    """Return the options of a training: the benchmark's options that a training has, and `more`."""
+    there = {field.name for field in dataclasses.fields(options)}
+    same = {
+        field.name: getattr(options, field.name) for field in dataclasses.fields(runs.Options) if field.name in there
+    }
+    return runs.Options(**{"progress": "none"} | same | more)
 
 
 def trained(
-    comm: Communicator,
+    comm: "Communicator",
     train: Callable,
-    settings: Options,
-    data: Data,
-    made: Callable[[Communicator, Options], Run] = Run,
+    settings: "runs.Options",
+    data: "Data",
+    made: Callable[["Communicator", "runs.Options"], "runs.Run"] | None = None,
     model: Any = None,
     **how: Any,
-) -> Run:
-    """Train on the ranks of `comm`, which is then freed; returns the run. made: makes the run; how: of the strategy."""
+) -> "runs.Run":
+    """Train on the ranks of `comm`, then free it; return the run. made: makes the run. how: arguments for `train`."""
     model = model or for_data(settings.model, data, settings.dtype)
-    with made(comm, settings) as run:
+    with (made or runs.Run)(comm, settings) as run:
         train(comm, model, data, run.make_optimizer(model, data), run, **how)
     comm.free()
     return run
 
 
+def in_turns(repeats: int, ways: dict[str, Callable[[int], Any]]) -> dict[str, list]:
+    """Return, by name of each way, its results way(turn). The ways alternate: the machine is the same for all."""
+    found: dict[str, list] = {name: [] for name in ways}
+    for turn in range(repeats):
+        for name, way in ways.items():
+            found[name].append(way(turn))
+    return found
+
+
+def find_torch(option: str = "") -> Any:
+    """Return PyTorch. Raises UsageError, whose message begins with `option`, if it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError(f"{option}PyTorch is not installed; pip install 'hpcdl[torch]'") from None
+    return torch
+
+
 class Contender(NamedTuple):
-    """A call that is timed; prepare: what comes before it each time, and is not timed."""
+    """A call to be timed. prepare: called before each timing, not timed itself."""
 
     call: Callable[[], object]
     prepare: Callable[[], object] = lambda: None
 
 
 def race(
-    world: MPI.Intracomm, contenders: dict[str, Contender], seconds: float, seed: int, calls: int = 1
+    world: "MPI.Intracomm", contenders: dict[str, Contender], seconds: float, seed: int, calls: int = 1
 ) -> dict[str, list[float]]:
-    """Microseconds of a call in each turn by contender, the slowest rank's; on all ranks. All take turns.
+    """Return by contender the microseconds per call of the slowest rank in each turn; equal on all ranks. seconds: time
+    for all turns of one contender, of which there are 5 at least. calls: calls in a row per turn. Contenders take turns
+    in random order, so that each finds the caches as another one left them."""
 
-    seconds: that all turns of a contender take, but for 5 turns at least; calls: in a row, of each turn. The order of
-    each turn is drawn by lot: each finds the caches as another one left them.
-    """
+    from mpi4py import MPI
 
     def turn(each: Contender) -> float:
         each.prepare()
@@ -106,7 +132,7 @@ def race(
             each.call()
         return float(world.allreduce(time.perf_counter() - start, MPI.MAX) / calls)
 
-    for each in contenders.values():  # compile, and touch the memory
+    for each in contenders.values():  # compiles, and touches the memory
         turn(each)
     slowest = max(map(turn, contenders.values())) * calls
     turns = int(min(1000, max(5, seconds / max(1e-7, slowest))))
@@ -119,7 +145,7 @@ def race(
 
 
 def bytes_of(text: str) -> int:
-    """Read 64KiB, 4MiB, 1GiB or a number of bytes."""
+    """Parse a size as 64KiB, 4MiB, 1GiB or a number of bytes. Raises UsageError."""
     for power, unit in enumerate(UNITS, 1):
         if text.endswith(unit) and text.removesuffix(unit).isdecimal():
             return int(text.removesuffix(unit)) << (10 * power)
@@ -128,27 +154,30 @@ def bytes_of(text: str) -> int:
     return int(text)
 
 
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Parse the value of an option like "1,4,16". Raises UsageError unless all are whole numbers above 0."""
+    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
+        raise UsageError(f"--{dashed(name)}: whole numbers above 0 with commas between, not {text!r}")
+    return [int(word) for word in text.split(",")]
+
+
 def several(options: Any, *names: str) -> None:
-    """Turn options like "1,4,16" into sorted lists; UsageError where one is no list of whole numbers above 0."""
+    """Replace options `names`, like "1,4,16", by sorted lists. UsageError unless all are whole numbers above 0."""
     for name in names:
-        words = getattr(options, name).split(",")
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise UsageError(f"--{name.replace('_', '-')}: numbers above 0 with commas between, not {','.join(words)}")
-        setattr(options, name, sorted(map(int, words)))
+        setattr(options, name, sorted(whole_numbers(name, getattr(options, name))))
 
 
-def positive(options: Any, *names: str) -> None:
-    """Raise UsageError unless these options are above 0."""
+def chosen(kind: str, text: str, known: Iterable[str]) -> list[str]:
+    """Return the names in a text with commas between. Raises UsageError for an unknown name of this `kind`."""
+    names = [name for name in text.split(",") if name]
     for name in names:
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(options, name)}")
+        if name not in known:
+            raise unknown(kind, name, known)
+    return names
 
 
 def check_files(options: Any, rank: int) -> None:
-    """Raise UsageError where the file of --json, or the picture of --plot, cannot be written, before the measuring.
-
-    On rank 0 alone, which writes them.
-    """
+    """Raise UsageError, on rank 0, if the file of --json or --plot cannot be written; called before measuring."""
     if rank == 0:
         check_output_file("--json", options.json)
         if getattr(options, "plot", ""):
@@ -156,7 +185,7 @@ def check_files(options: Any, rank: int) -> None:
 
 
 def check_picture(option: str, path: str) -> None:
-    """Raise UsageError where such a picture cannot be drawn, or not be written."""
+    """Raise UsageError if `path`, the value of `option`, has no ending of a picture, or cannot be written."""
     kinds = figure(option).canvas.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".") not in kinds:
         raise UsageError(f"{option} {path}: the name should end in .png, .svg or .pdf")
@@ -164,7 +193,7 @@ def check_picture(option: str, path: str) -> None:
 
 
 def figure(option: str, **how: Any) -> Any:
-    """An empty picture of matplotlib's, which needs no screen; UsageError where that is not installed."""
+    """Return an empty figure of matplotlib, which needs no screen. Raises UsageError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -172,11 +201,17 @@ def figure(option: str, **how: Any) -> Any:
     return Figure(**how)
 
 
-def report(title: str, benchmark: str, options: Any, rows: list[dict], records: list[dict]) -> None:
-    """Print what was measured, how it was started and the table of rows (cells by column); write the file of --json.
+def subplot(**labels: str) -> Any:
+    """Return the axes of a new picture of --plot. labels: as for Axes.set of matplotlib, like xlabel."""
+    axes = figure("--plot", figsize=(7, 4.2), layout="constrained").subplots()
+    axes.set(**labels)
+    return axes
 
-    records: the rows of that file.
-    """
+
+def report(benchmark: str, options: Any, title: str, rows: list[dict], records: list[dict]) -> None:
+    """Print the title, the launch, and `rows` (cells by column) as a table; write `records` into the file of --json."""
+    from hpcdl.runs.folder import environment, launch_line
+
     about = environment()
     print(f"{title}\n{launch_line()}; {about['mpi']}; {about['machine']}\n")
     print_table(rows)
@@ -184,7 +219,7 @@ def report(title: str, benchmark: str, options: Any, rows: list[dict], records: 
 
 
 def print_table(rows: list[dict[str, str]], first: bool = True) -> None:
-    """Print rows, cells by column, as a table of Markdown; first: with its head."""
+    """Print rows (cells by column) as a Markdown table. first: True prints the table's head before the rows."""
     if first:
         print("| " + " | ".join(rows[0]) + " |")
         print("|---" * len(rows[0]) + "|")
@@ -192,19 +227,18 @@ def print_table(rows: list[dict[str, str]], first: bool = True) -> None:
         print("| " + " | ".join(row.values()) + " |", flush=True)
 
 
-def save(picture: Any, path: str) -> None:
-    """Write a picture of --plot."""
+def save(axes: Any, path: str) -> None:
+    """Write the picture that has these axes into `path`, the file of --plot."""
     with output_file(Path(path)) as file:
-        picture.savefig(file, format=Path(path).suffix[1:], dpi=120)
+        axes.figure.savefig(file, format=Path(path).suffix[1:], dpi=120)
 
 
 def write_json(
     benchmark: str, options: Any, rows: Iterable[dict], versions: dict[str, str] | None = None, **more: Any
 ) -> None:
-    """Write the file of --json, if one was asked for.
+    """Write the file of --json, if requested. versions: for the entry `environment`. more: more entries of the file."""
+    from hpcdl.runs.folder import environment, launch_line
 
-    versions: beside those that a run depends on; more: what a program says of all rows.
-    """
     if not options.json:
         return
     about = {name: text for name, text in environment().items() if name != "launch"} | (versions or {})
@@ -213,38 +247,27 @@ def write_json(
         "benchmark": benchmark,
         "command": launch_line(),
         "environment": about,
-        "options": asdict(options),
+        "options": dataclasses.asdict(options),
         **more,
         "rows": list(rows),
     }
-    export.write_json(plain(result), Path(options.json))
-
-
-def plain(value: Any) -> Any:
-    """The value in types that JSON has: what is no finite number is null."""
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    export.write_json(json_value(result), Path(options.json))
 
 
 def quartiles(name: str, values: list[float]) -> dict:
-    """The cells of a row for what was measured in turns: its middle, its quartiles, and each turn."""
+    """Return a record's entries for `values`, one of each turn: NAME_median, the quartiles, and NAME_per_turn."""
     low, middle, high = np.percentile(values, (25, 50, 75))
     cells = {f"{name}_median": middle, f"{name}_first_quartile": low, f"{name}_third_quartile": high}
     return cells | {f"{name}_per_turn": list(values)}
 
 
 def quartile_text(values: Iterable[float]) -> str:
-    """1.00 (0.90 to 1.10): the median, and the first and the third quartile."""
+    """Return "1.00 (0.90 to 1.10)": the median, and the first and the third quartile."""
     middle, low, high = np.percentile(list(values), (50, 25, 75))
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def spread(values: list[float], form: str) -> str:
-    """Median (lowest to highest), or the one value."""
+    """Return "median (lowest to highest)", or one number if all are equal in this format."""
     middle, low, high = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
     return middle if low == high else f"{middle} ({low} to {high})"

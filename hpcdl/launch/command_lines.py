@@ -1,11 +1,8 @@
-"""Lines that name programs, where one job runs several: "train-gossip --topology ring", "-n 2: train-pipeline".
+"""Lines that name the programs of a job that runs several: "train-gossip --topology ring", "-n 2: train-pipeline".
 
-    -n 2:          how many of the ranks; without it all, or as many as the strategy works on
-    program        one that trains
-    options        its own, as on a command line
-
-Options that are common to all lines stand before a line's own, so that those win.
-"""
+-n 2:          number of ranks; without it all ranks, or as many as the strategy needs
+program        a program that trains
+options        its options, as on a command line; they win over the common options of all lines"""
 
 import re
 import shlex
@@ -24,14 +21,11 @@ if TYPE_CHECKING:
     from hpcdl.launch.training import Training
 
 PLACED = re.compile(r"\s*-n\s*(\d+)\s*:(.*)", re.DOTALL)
-DECIDED = ("seed", "out", "resume", "force")  # of each run, by who runs them
+DECIDED = ("seed", "out", "resume", "force")  # options that the job sets for each run
 
 
 class Command(NamedTuple):
-    """A line that can be run: as it was written, on how many ranks, by which program, with which options.
-
-    folder: a name for what its runs write.
-    """
+    """A line that can be run. text: as written. folder: name of its runs' folder. words: common options, then own."""
 
     text: str
     ranks: int
@@ -40,7 +34,7 @@ class Command(NamedTuple):
     words: list[str]
 
     def options(self, parse: Callable[..., Any], *more: str) -> Options:
-        """All options of a run, as `parse` reads them, with some more. Raises UsageError."""
+        """Return all options of a run, read by `parse`. more: words after those of the line. Raises UsageError."""
         strategy = self.training.strategy
         made: Options = parse(strategy.options_class, strategy.program, "", [*self.words, *more, "--progress=none"])
         self.training.refuse(made, self.ranks)
@@ -48,16 +42,13 @@ class Command(NamedTuple):
 
 
 def read_commands(lines: list[str], common: dict[str, str], size: int, trust: Iterable[str] = ()) -> list[Command]:
-    """The lines on at most `size` ranks, with common options by name. Raises UsageError, which tells of all.
-
-    trust: the values of --trust of who runs them.
-    """
+    """Return the commands of `lines`, on up to `size` ranks. common: options of all. UsageError names all bad lines."""
     found, wrong = [], []
     for number, text in enumerate(lines, 1):
         try:
             command = read_command(number, text, common, size, trust)
             if text in lines[: number - 1]:
-                raise UsageError("it stands there twice")
+                raise UsageError("this line is given twice")
             command.options(parse, "--seed=0", "--out=auto")
             found.append(command)
         except UsageError as error:
@@ -68,29 +59,29 @@ def read_commands(lines: list[str], common: dict[str, str], size: int, trust: It
 
 
 def read_command(number: int, text: str, common: dict[str, str], size: int, trust: Iterable[str] = ()) -> Command:
-    """One line. Raises UsageError."""
+    """Return the command of line `number`, `text`; other arguments as in `read_commands`. Raises UsageError."""
     placed = PLACED.fullmatch(text)
     try:
         program, *own = shlex.split(placed[2] if placed else text)
     except ValueError as error:
-        raise UsageError(f"it has no program, or quotes that do not close ({error})") from None
+        raise UsageError(f"the line names no program, or has a quote that is not closed ({error})") from None
     known = [name for name in files() if name.startswith(TRAINS)]
     if program not in known:
         raise unknown("program", program, known)
     main = script(program).main
     if not isinstance(main, TrainingProgram):
-        raise UsageError(f"{program} trains by no strategy that can be run beside others")
+        raise UsageError(f"{program} cannot be run as one of several trainings: it trains by no single strategy")
     training, strategy = main.training(), main.strategy
     ranks = int(placed[1]) if placed else strategy.ranks or size
     if strategy.ranks not in (None, ranks):
-        raise UsageError(f"{program} works on {counted(strategy.ranks, 'rank')}: leave out -n {ranks}:")
+        raise UsageError(f"{program} runs on {counted(strategy.ranks, 'rank')}: leave out -n {ranks}:")
     if not 1 <= ranks <= size:
-        raise UsageError(f"it asks for {ranks} ranks, and there are {size}")
+        raise UsageError(f"the line asks for {counted(ranks, 'rank')}{f', and the job has {size}' * (ranks > 0)}")
     told = {word[2:].partition("=")[0].replace("-", "_") for word in own if word.startswith("--")}
     told |= {"help"} if "-h" in own else set()
     for name in (*DECIDED, "help"):
         if name in told:
-            raise UsageError(f"--{name} is not for a line")
+            raise UsageError(f"--{name} cannot be given in a line")
     texts, _ = taken(common, kinds_of(strategy.options_class), COMMON)
     replaced = {name for pair in INSTEAD.items() if told & set(pair) for name in pair}
     left_out = replaced | set(strategy.options_class.unused)  # type: ignore[attr-defined]

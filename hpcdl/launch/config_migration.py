@@ -1,12 +1,11 @@
-"""What one strategy takes over from another: options from a file, and the run that it goes on with.
+"""What a program takes over from a run of another strategy: the options in a file, and the run that it continues.
 
-A file of options, as a run writes it, is taken by any program that trains: what is common to all, and what the program
-itself has. What other programs have is left out; what none of them has is an error.
+Any program that trains takes a run's file of options: the common options and the program's own. Options of other
+programs are left out; an option that no program has is an error.
 
-    the file is of          `schedule` in it is         `lr_schedule` in it is
+    program of the file     `schedule` is               `lr_schedule` is
     train-pipeline, -grid   the pipeline's              the learning rate's
-    all others              the learning rate's         not there
-"""
+    all others              the learning rate's         not in the file"""
 
 import contextlib
 import os
@@ -19,14 +18,14 @@ from hpcdl.programs import files, of_strategy, own_options
 
 
 def with_schedules(texts: dict[str, Any], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The file's values, the schedule of the learning rate under the name that a program gives it; what is left out."""
+    """Return a file's values, with the rate's schedule under its name in the program, and texts of options left out."""
     if ("lr_schedule" in texts) == ("lr_schedule" in kinds):
         return texts, []
     texts = dict(texts)
     if "lr_schedule" in texts:
         left = [f"schedule {texts['schedule']}"] if "schedule" in texts else []
         return texts | {"schedule": texts.pop("lr_schedule")}, left
-    from hpcdl.optim.schedules import SETTINGS  # here: who only reads options needs no kernels
+    from hpcdl.optim.schedules import SETTINGS  # here, since reading options needs no kernels
 
     schedule = texts.get("schedule")
     if isinstance(schedule, str) and schedule.partition(":")[0] in SETTINGS:
@@ -37,11 +36,9 @@ def with_schedules(texts: dict[str, Any], kinds: dict[str, Any]) -> tuple[dict[s
 def taken(
     texts: dict[str, Any], kinds: dict[str, Any], common: dict[str, Any], told: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """Of a file's values those that a program takes, and the names of those that belong to others.
-
-    kinds: the program's options; common: those of all programs that train; told: the option that names the file.
-    Raises UsageError for a name that no program has, if told; a run's own file may be of another version.
-    """
+    """Return the values of a file that a program takes, and the names of values that belong to other programs. kinds:
+    options of the program; common: options of all programs that train; told: the option that names the file. Raises
+    UsageError for a name that no program has, unless `told` is "": a run's own file may be of another version."""
     texts, left = with_schedules(texts, kinds)
     foreign = [name for name in texts if name not in kinds]
     if not foreign:
@@ -60,23 +57,20 @@ def taken(
 
 
 def config_of(run: str) -> Path:
-    """The file of options of the run in a folder, or in that of a checkpoint file."""
+    """Return the options file of a run. run: the run's folder, or a checkpoint file in it."""
     return Path(os.path.dirname(run) or "." if os.path.isfile(run) else run, "config.yaml")
 
 
 def predecessor(resume: str, program: str) -> str:
-    """The program and step of the run that a program of ours goes on with, where it is of another strategy; else "".
-
-    Where the checkpoint says nothing of it, whoever reads it whole says why.
-    """
+    """Return "PROGRAM (step N)" if another program trained the run of --resume; else, or if that is unknown, ""."""
     path = Path(resume, "checkpoint.h5") if os.path.isdir(resume) else Path(resume)
     found: Any = {}
     with contextlib.suppress(Exception):
-        import h5py  # here: who only reads options needs no HDF5
+        import h5py  # here, since reading options needs no HDF5
 
         from hpcdl.checkpoint.shards import joins_pieces
 
-        joins_pieces(path)  # a broken one is not for HDF5
+        joins_pieces(path)  # raises for a broken file, before HDF5 opens it
         with h5py.File(path, "r") as file:
             found = parse_json(file.attrs["attributes"])
     strategy, step = (found.get(name) for name in ("strategy", "step")) if isinstance(found, dict) else (None, None)

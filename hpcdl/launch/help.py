@@ -1,4 +1,4 @@
-"""What a program says on --help, and of an option or a choice that it does not have."""
+"""The text of --help, and the hints for an unknown option or choice."""
 
 import argparse
 import dataclasses
@@ -11,51 +11,42 @@ from hpcdl.errors import UsageError, nearest
 from hpcdl.formatting import dashed
 from hpcdl.programs import about, own_options
 
-GROUPS = ("data", "model", "optimization", "run")  # of the options that all programs have that train
+GROUPS = ("data", "model", "optimization", "run")  # of the options common to all programs that train
 READ = ("cluster", "config", "data", "from", "initial", "like", "machine", "matrix", "source", "space_file", "test")
 FOLDERS = ("folder", "folders", "resume", "run", "runs", "trust")
 WRITTEN = ("draw", "export", "json", "measure", "out", "picture", "pictures", "plot", "predict", "render")
 PLACES = {*READ, *FOLDERS, *WRITTEN}  # options of any program that name a file or a folder
-OTHERS_SAY = {  # options as other programs call them, or their settings
-    "learning-rate": "lr",
-    "lr-scheduler": "schedule",
-    "scheduler": "schedule",
-    "warmup": "schedule",
-    "momentum": "optimizer",
-    "batch": "batch-size",
-    "dataset": "data",
-    "layers": "model",
-    "hidden": "model",
-    "precision": "dtype",
-    "gpu": "device",
-    "cuda": "device",
-    "iterations": "steps",
-    "max-steps": "steps",
-    "output": "out",
-    "output-dir": "out",
-    "grad-clip": "clip-norm",
-    "clip-grad-norm": "clip-norm",
-    "gradient-accumulation": "accumulate",
-    "grad-accum": "accumulate",
-    "early-stopping": "patience",
-    "log-level": "progress",
-    "quiet": "progress",
+SYNONYMS = {  # of options: other programs' names for them, or names of their settings
+    "lr": "learning-rate",
+    "schedule": "lr-scheduler scheduler warmup",
+    "optimizer": "momentum",
+    "batch-size": "batch",
+    "data": "dataset",
+    "model": "layers hidden",
+    "dtype": "precision",
+    "device": "gpu cuda",
+    "steps": "iterations max-steps",
+    "out": "output output-dir",
+    "clip-norm": "grad-clip clip-grad-norm",
+    "accumulate": "gradient-accumulation grad-accum",
+    "patience": "early-stopping",
+    "progress": "log-level quiet",
 }
-LEAST = 40  # columns of a terminal for which a text is wrapped
+OTHERS_SAY = {other: option for option, others in SYNONYMS.items() for other in others.split()}
+LEAST = 40  # fewest columns for wrapped text
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """The description as it is; words with hyphens, as options and their values are, whole."""
+    """Keeps the description as it is, and words with hyphens, such as options and their values, whole."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Reports a bad option like any other bad input: in one line, with the nearest that there is."""
+    """A parser that raises UsageError for a bad option: one line, as for other bad input, with the nearest option."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError instead of printing the usage and the message."""
         line = " ".join(message.split())
         if found := re.match(r"unrecognized arguments: (\S+)", line):
             line += suggested(found[1], self.names())
@@ -64,14 +55,14 @@ class OptionParser(argparse.ArgumentParser):
         raise UsageError(line)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """As argparse does; UsageError for a file or folder that is given and empty."""
+        """Parse as argparse does. Raises UsageError also for an empty name of a file or folder."""
         found = super().parse_args(args, namespace)
         for name, text in vars(found).items():
             refuse_empty(name, text, f"--{dashed(name)}" if f"--{dashed(name)}" in self.names() else name.upper())
         return found
 
     def names(self) -> list[str]:
-        """The options, those of subcommands too."""
+        """Return the names of all options, as --out; those of subcommands, too."""
         found = [*self._option_string_actions]
         for action in self._actions:
             if isinstance(action.choices, dict):
@@ -80,16 +71,13 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def refuse_empty(name: str, texts: Any, told: str) -> None:
-    """Raise UsageError where an option of a file or a folder is given and empty, as by a variable without value.
-
-    texts: its value, or several; told: as a message calls the option.
-    """
+    """Raise UsageError if `name` is an option of files or folders with an empty text, as of an unset shell variable."""
     if name in PLACES and any(not each.strip() for each in ([texts] if isinstance(texts, str) else texts or ())):
-        raise UsageError(f"{told} is given and empty: name a file or a folder, or leave it out")
+        raise UsageError(f"{told} is empty: name a file or a folder, or leave the option out")
 
 
 def suggested(option: str, known: list[str]) -> str:
-    """What a message on an unknown option adds: whose it is, else the nearest one, else nothing."""
+    """Return a hint for an unknown option: the programs that have it, else the nearest of `known`, else ""."""
     name = option.partition("=")[0].replace("_", "-")
     field = name.lstrip("-").replace("-", "_")
     whose = [program for program, options in own_options().items() if field in options]
@@ -102,10 +90,8 @@ def suggested(option: str, known: list[str]) -> str:
 def parser(
     options_class: type, kinds: dict[str, Any], defaults: dict[str, Any], program: str, text: str
 ) -> OptionParser:
-    """A script's command line, which gives texts.
-
-    kinds: the fields' types; defaults: where not the fields' own; text: the script's docstring.
-    """
+    """Return the parser of a script's command line; the values that it returns are texts. kinds: types of the fields of
+    `options_class`. defaults: values that replace the fields' defaults. text: the script's docstring."""
     fields = dataclasses.fields(options_class)
     trains = any(field.metadata["group"] for field in fields)
     placed = [field.name for field in fields if field.default is dataclasses.MISSING]
@@ -134,7 +120,7 @@ def parser(
             how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
         if get_origin(kind) is list:
             how["nargs"] = "+" if field.default_factory is dataclasses.MISSING else "*"
-        if name in getattr(options_class, "unused", ()):  # what means nothing here is refused, not explained
+        if name in getattr(options_class, "unused", ()):  # options without a meaning here are refused, not listed
             how["help"] = argparse.SUPPRESS
         if "bare" in field.metadata:
             how |= {"nargs": "?", "const": field.metadata["bare"]}
@@ -142,14 +128,14 @@ def parser(
         groups[field.metadata["group"]].add_argument(option, **how)
     files = "YAML file with options, as a run writes it into its folder, also one of another strategy"
     last.add_argument("--config", action="append", metavar="FILE", help=files if trains else "YAML file with options")
-    trusted = "a file or a folder whose names of code may be called, or such a name; may be given several times"
+    trusted = "call code that files name: its name, or a file or folder that may name any; may be given several times"
     last.add_argument("--trust", action="append", metavar="FILE", help=trusted)
-    last.add_argument("-h", "--help", action="help", help="show this")
+    last.add_argument("-h", "--help", action="help", help="show this help")
     return made
 
 
 def described(docstring: str, columns: int) -> str:
-    """A docstring for people: its sentence, each command on a line of its own, and the rest, tables as they are."""
+    """Return a docstring for --help: first sentence, a line for each command, and the rest, with tables as they are."""
     said = about(docstring)
     parts = [textwrap.fill(f"{said.sentence}." if said.sentence else "", columns)]
     parts.append("\n".join(f"    {command}" for command in said.commands))
@@ -160,5 +146,5 @@ def described(docstring: str, columns: int) -> str:
 
 
 def width() -> int:
-    """Columns of the terminal, as argparse takes them."""
+    """Return the number of columns for help: those of the terminal less 2, as in argparse, but at least LEAST."""
     return max(LEAST, shutil.get_terminal_size().columns - 2)

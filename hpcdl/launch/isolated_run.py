@@ -1,13 +1,11 @@
-"""One training among many in a job: where it cannot go on, that is its own affair, and the job goes on.
+"""One training among many in a job: if it fails, the job continues where that is possible.
 
-    all ranks know it      bad input, a loss that is not finite, ...    all come out of the run
-    each finds it itself   a mistake in one's own model, no memory      each comes out, and meets the others here
-    one rank alone fails   the others wait for it inside the run        nobody can call them out: the job is ended, as
-                                                                        in a job of one training
+    all ranks know it      bad input, a loss that is not finite, ...    all leave the run
+    each finds it itself   a bug in the user's model, no memory         each leaves the run, and meets the others here
+    one rank alone fails   the others wait for it inside the run        they cannot be interrupted: the job is ended
 
-So whoever comes out with an error that the others need not know waits for them, for some seconds. What the run held is
-given back; what it had in flight is kept for ever, for a message may still come.
-"""
+A rank with an error that the others may not know waits for them up to PATIENCE seconds. Resources of the run are
+released; its pending messages are kept, since a message may still arrive."""
 
 import contextlib
 import json
@@ -16,35 +14,39 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
-from hpcdl.comm.progress import activity, nap_until
-from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, printable, reason
+from hpcdl.comm import progress, refuse_together
+from hpcdl.comm.progress import exempt, nap_until
+from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write, parse_json
 from hpcdl.formatting import counted
+from hpcdl.launch.launch_consistency import reading
 from hpcdl.memory import forget_peak
+from hpcdl.plugins import located
 from hpcdl.runs.context import RunContext
+from hpcdl.runs.folder import Folder, automatic
 from hpcdl.runs.options import Options
+from hpcdl.shared_memory import unlink_mapped
 
 if TYPE_CHECKING:
+    from hpcdl.launch.command_lines import Command
     from hpcdl.launch.training import Training
 
-PATIENCE = 5.0  # seconds for which a rank that has failed waits for the others to fail, too
-FAILED = "failed.json"  # in the folder of a run: why it could not go on
-BEGUN = "begun"  # in the folder of a run: how often it was begun, and neither ended nor was stopped in good order
-MOST = 3  # times that it is begun so
+PATIENCE = 5.0  # seconds that a failed rank waits for the others to fail, too
+FAILED = "failed.json"  # in the folder of a run: why it failed
+BEGUN = "begun"  # in the folder of a run: how often it was begun without an end or an orderly stop
+MOST = 3  # largest number of such begins
 
 
 class Outcome(NamedTuple):
-    """How a training ended: `stopped` as of its run (stopping.py), or why it `failed`, a line, else None.
-
-    trace: of an error that is none of ours. speaks: whether this rank knows best why it failed.
-    """
+    """How a training ended. stopped: why it stopped early (stopping.py); failed: why it failed, in a line; trace:
+    traceback of an error that is not hpcdl's; each else None. speaks: True if this rank knows best why it failed."""
 
     stopped: str | None = None
     failed: str | None = None
@@ -52,14 +54,73 @@ class Outcome(NamedTuple):
     speaks: bool = True
 
 
+@contextlib.contextmanager
+def job_folder(
+    world: MPI.Intracomm, job: str, out: str, prepare: Callable[[Folder], Any]
+) -> Iterator[tuple[Path, Any]]:
+    """Yield the folder of a job of many runs, to which no other job writes, and on rank 0 the result of `prepare`;
+    collective. out: as --out; auto: runs/JOB-TIME. prepare(folder): makes, claims it, on rank 0. Raises AgreedError."""
+    folder, prepared = Folder(None, world.rank), None
+    with contextlib.closing(folder):
+        with refuse_together(world):
+            if world.rank == 0:
+                folder.path = automatic(job) if out in ("", "auto") else Path(out)
+                prepared = prepare(folder)
+        unlink_mapped()  # all ranks have come so far
+        yield world.bcast(folder.path), prepared
+
+
+def refuse_taken(folder: Path, holds: str, options: Any) -> None:
+    """Raise UsageError, unless --resume or --force is given: `folder` holds another job, `holds`, such as "search"."""
+    if not options.resume and not options.force:
+        raise UsageError(
+            f"--out {folder} holds another {holds}; give another folder, --force to replace it, or --resume {folder} "
+            "to go on with it"
+        )
+
+
+def attempt_in(
+    comm: MPI.Intracomm,
+    command: "Command",
+    folder: Path,
+    begin: Callable[[], list[str] | Outcome],
+    words: Iterable[str] = (),
+    context: RunContext | None = None,
+) -> Outcome:
+    """Run `attempt` for a command with more `words` of options, in `folder`; collective. begin(): called on rank 0,
+    prepares the folder; returns the options of `placed`, or an outcome if the run is not to begin."""
+    how: Any = None
+    try:
+        with refuse_together(comm), blamed_on(f"{folder} cannot be written"):
+            if comm.rank == 0:
+                how = begin()
+        how = comm.bcast(how)
+        if isinstance(how, Outcome):
+            return how
+        with reading(comm) as read:
+            options = command.options(read, *words, *how)
+    except AgreedError as error:
+        refused = Outcome(failed=line(error))
+        if comm.rank == 0:
+            record(folder, refused)
+        return refused
+    end = attempt(comm, command.training, options, folder, context)
+    if comm.rank == 0:
+        with contextlib.suppress(OSError):
+            (folder / BEGUN).unlink()
+    return end
+
+
+def placed(folder: Path) -> list[str]:
+    """Return options for a run in `folder`: to resume from the checkpoint there or, without a checkpoint, to begin."""
+    return [f"--resume={folder}"] if (folder / "checkpoint.h5").exists() else [f"--out={folder}", "--force"]
+
+
 def attempt(
     comm: MPI.Intracomm, training: "Training", options: Options, folder: Path, context: RunContext | None = None
 ) -> Outcome:
-    """Train on the ranks of `comm`, of which this one is; collective. Returns the same on all of them.
-
-    A run that could not go on leaves `failed.json` in `folder`: `why`, and the `traceback` of an error that is none
-    of ours. Raises what a rank alone has come upon, which ends the job.
-    """
+    """Train on the ranks of `comm`; collective. Returns the same outcome on all ranks; a failure leaves the file FAILED
+    in `folder`. If other ranks still wait inside the run, raises this rank's error, which ends the job."""
     forget_peak()
     opened: list = []
     error: Any = None
@@ -67,7 +128,7 @@ def attempt(
         mine = Outcome(training.run(comm, options, replace(context or RunContext(), repeated=True), opened).stopped)
     except (AgreedError, TrainingError) as known:
         mine = Outcome(failed=line(known), speaks=known.speaker == comm.rank)
-    except (Exception, SystemExit) as unknown:  # an exit of one's own model would end all lines with its status, 0 too
+    except (Exception, SystemExit) as unknown:  # an exit in the user's model would end all runs with its status, 0 too
         error, mine = unknown, Outcome(failed=line(told(unknown)), trace=traceback.format_exc())
     if not all_come(comm, PATIENCE if error else math.inf):
         record(folder, mine)
@@ -84,31 +145,25 @@ def attempt(
 
 
 def all_come(comm: MPI.Intracomm, patience: float = math.inf) -> bool:
-    """Wait until all ranks have come, in naps, or for so many seconds; whether they have come."""
+    """Wait in naps until all ranks have called this, at most `patience` seconds; True if all have. Collective."""
     come, begun = comm.Ibarrier(), time.monotonic()
-    with activity.exempt():
+    with exempt():
         nap_until(lambda: come.Test() or time.monotonic() - begun > patience, "end of a run", patient=True)
     return bool(come.Test())
 
 
 def alone(error: BaseException) -> BaseException:
-    """The error of a rank alone in a form that ends the job; of an exit, others would learn late, and not by whom."""
-    return LoneError(f"a rank that fails alone ends all: {told(error)}") if isinstance(error, SystemExit) else error
+    """Return the error of one rank in a form that ends the job: SystemExit becomes a LoneError, which says why."""
+    return LoneError(f"a failure of one rank ends the job: {told(error)}") if isinstance(error, SystemExit) else error
 
 
 def told(error: BaseException) -> str:
-    """What went wrong, in a line, and where, unless it says what to do."""
-    if isinstance(error, UsageError):
-        return str(error)
-    frames = [*traceback.extract_tb(error.__traceback__)]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    if isinstance(error, SystemExit):
-        return f"it leaves the program, with status {error.code}{where}"
-    return f"{type(error).__name__}: {reason(error)}{where}"
+    """Return an error as text in one line, with its type and its place in the code unless it is a UsageError."""
+    return str(error) if isinstance(error, UsageError) else located(error)
 
 
 def record(folder: Path, ended: Outcome) -> None:
-    """Leave in a run's folder why it failed; where nothing can be written there, say it."""
+    """Write why a run failed into the file FAILED in its folder or, if that file cannot be written, to stderr."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / FAILED) as file:
@@ -118,22 +173,22 @@ def record(folder: Path, ended: Outcome) -> None:
 
 
 def say_all_failed(whys: Iterable[str | None]) -> None:
-    """Say on stderr that no run has come out well, and why; under --progress none nothing else says so."""
+    """Print on stderr, also under --progress none, that all runs failed, and the most frequent reason of `whys`."""
     known = Counter(why for why in whys if why is not None)
     most, count = next(iter(known.most_common(1)), ("none has begun", 0))
     failed = f"{counted(count, 'run')} failed: " if count else ""
-    sys.stderr.write(f"error: no run has come out well; {failed}{printable(most, allowed='')}\n")
+    sys.stderr.write(f"error: no run has succeeded; {failed}{printable(most, allowed='')}\n")
 
 
 def failure(folder: Path) -> str | None:
-    """Why the run of this folder failed; None where it has not, or nobody knows."""
+    """Return why the run of this folder failed; None if it has not failed, or the reason is unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(parse_json((folder / FAILED).read_text())["why"])
     return None
 
 
 def begun(folder: Path) -> int:
-    """How often the run of this folder was begun, and not brought to an end."""
+    """Return how often the run of this folder was begun and not ended."""
     try:
         return int((folder / BEGUN).read_text().partition(" ")[0])
     except (OSError, ValueError):
@@ -141,36 +196,31 @@ def begun(folder: Path) -> int:
 
 
 def write_begun(folder: Path, times: int, job: str = "") -> None:
-    """Note how often the run of this folder was begun, and the name of the job that has done so last, if it has one."""
+    """Write how often the run of this folder was begun, and the name of the job, if any, that began it last."""
     (folder / BEGUN).write_text(f"{times} {job}".rstrip() + "\n")
 
 
 def given_up(folder: Path) -> str | None:
-    """Why the run of this folder is not begun again; None where it is."""
+    """Return why the run of this folder is not to be begun again; None if it may be begun."""
     why = failure(folder)
-    return f"the job has ended in it {MOST} times" if why is None and begun(folder) >= MOST else why
+    return f"the job has died {MOST} times during this run" if why is None and begun(folder) >= MOST else why
 
 
 def forget(folder: Path) -> None:
-    """Let a run be as if it had not been tried."""
+    """Remove the records of earlier attempts of a run."""
     for name in (FAILED, BEGUN):
         (folder / name).unlink(missing_ok=True)
 
 
 def abandon(opened: list) -> None:
-    """Give back what a run held that cannot go on; collective. All ranks have come out of it."""
-    activity.abandon()
+    """Release what a failed run held, after all ranks have left it; collective. opened: the functions that release."""
+    progress.abandon()
     for give_back in reversed(opened):
         give_back()
 
 
-def side_by_side(
-    world: MPI.Intracomm, ranks: list[int], start: Callable[[int, MPI.Intracomm], Outcome]
-) -> list[Outcome]:
-    """Trainings on parts of the ranks, one after another of so many ranks each; what is left over naps; collective.
-
-    start(i, comm): is called on the ranks of part i with their communicator. Returns how each ended, on all ranks.
-    """
+def side_by_side(world: MPI.Intracomm, ranks: list[int], start: Callable[[int, MPI.Intracomm], Any]) -> list:
+    """Return start(i, comm) for all i, run at once on groups of ranks[i] consecutive ranks; others nap. Collective."""
     first = [sum(ranks[:i]) for i in range(len(ranks))]
     part = next((i for i, begin in enumerate(first) if begin <= world.rank < begin + ranks[i]), None)
     comm: Any = world.Split(MPI.UNDEFINED if part is None else part, world.rank)  # MPI.Intracomm
@@ -184,7 +234,7 @@ def side_by_side(
 
 
 def packed(ranks: list[int], size: int) -> list[list[int]]:
-    """Which trainings, by number, run beside each other on `size` ranks: each in the first group with room for it."""
+    """Return groups of numbers of trainings to run together on `size` ranks; each is in the first group with room."""
     groups: list[list[int]] = []
     for i, wanted in enumerate(ranks):
         room = next((group for group in groups if sum(ranks[j] for j in group) + wanted <= size), None)

@@ -1,11 +1,9 @@
-"""All ranks of a program are told the same, by the same program and versions; else all refuse, before anything starts.
+"""All ranks of a program get the same options, program and versions; else all refuse, before anything starts.
 
-Ranks that differ would hang, or train what nobody asked for: an options file that was edited on one host, a job script
-that starts two commands as one job, two installations.
+Ranks that differ would hang, or train what nobody asked for, as if an options file was edited on one host only.
 
     mine = {program, each option, each version}      digest of it -> all ranks       the same: go on
-                                                     else: mine -> all ranks         name the option and the ranks
-"""
+                                                     else: mine -> all ranks         name the option and the ranks"""
 
 import contextlib
 import dataclasses
@@ -19,23 +17,21 @@ from mpi4py import MPI
 
 from hpcdl.comm import refuse_together
 from hpcdl.comm.diagnostics.call_signature import format_ranks
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import inside
 from hpcdl.errors import AgreedError
 from hpcdl.formatting import dashed
 from hpcdl.launch.option_parser import CommandLine, parse
 from hpcdl.launch.program import quiet
 from hpcdl.machine.versions import versions
 
-MOST = 3  # things that are named
+MOST = 3  # differences named in the message
 PROGRAM = "the program"
 
 
 @contextlib.contextmanager
 def reading(world: MPI.Intracomm, reader: Callable[..., Any] = parse) -> Iterator[Callable[..., Any]]:
-    """`with reading(world) as parse: options = parse(...)`: on all ranks the same options, or all refuse; collective.
-
-    reader: `parse`, or `parse_command_line`. The body may check the options, and raise UsageError.
-    """
+    """Yield a parser: `with reading(world) as parse`. All ranks get the same options, or all refuse; collective.
+    reader: `parse`, or `parse_command_line`. The body may check the options, and raise UsageError."""
     read: list[tuple[str, Any]] = []
 
     def read_one(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
@@ -50,34 +46,33 @@ def reading(world: MPI.Intracomm, reader: Callable[..., Any] = parse) -> Iterato
 
 
 def described(program: str, options: Any) -> dict[str, str]:
-    """What a rank was told, and by which program, in names and texts."""
-    told = {PROGRAM: program}
-    told |= {f"--{dashed(field.name)}": repr(getattr(options, field.name)) for field in dataclasses.fields(options)}
+    """Return this rank's program, options and versions, as texts by name."""
     return (
-        told
+        {PROGRAM: program}
+        | {f"--{dashed(field.name)}": repr(getattr(options, field.name)) for field in dataclasses.fields(options)}
         | {"the version of python": platform.python_version()}
         | {f"the version of {name}": text for name, text in versions().items()}
     )
 
 
 def refuse_unlike(comm: MPI.Intracomm, mine: dict[str, str]) -> None:
-    """Raise AgreedError, on all ranks, where `mine` is not the same on all of them; collective."""
+    """Raise AgreedError on all ranks if `mine` differs between them; collective."""
     digest = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).digest()
-    with activity.inside("compare the options"):
+    with inside("compare the options"):
         same = len(set(comm.allgather(digest))) == 1
         everyone = [mine] if same else comm.allgather(mine)
     if same:
         return
-    names = [name for name in dict.fromkeys(name for each in everyone for name in each)]
+    names = dict.fromkeys(name for each in everyone for name in each)
     unlike = [name for name in names if len({each.get(name) for each in everyone}) > 1]
-    unlike = unlike[:1] if PROGRAM in unlike else unlike  # whose options are others
+    unlike = unlike[:1] if PROGRAM in unlike else unlike  # different programs have different options
     told = "; ".join(f"{name} is {values_told([each.get(name) for each in everyone])}" for name in unlike[:MOST])
     more = f"; and {len(unlike) - MOST} more differ" if len(unlike) > MOST else ""
-    raise AgreedError(f"the ranks are not told the same: {told}{more}; start all with the same program and options")
+    raise AgreedError(f"the ranks were started differently: {told}{more}; start all with the same program and options")
 
 
 def values_told(values: list[str | None]) -> str:
-    """0.1 on rank 0, 0.2 on ranks 1 and 2"""
+    """Return a text as "0.1 on rank 0, 0.2 on ranks 1 and 2" of the value on each rank; None: "not known"."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault("not known" if value is None else value, []).append(rank)

@@ -1,35 +1,25 @@
-"""A command line of two programs: that of one which runs trainings, and that of what it runs.
+"""A command line of two programs: one that runs trainings, and the training.
 
     hpcdl search train-gossip --topology ring --space lr=log:0.001..0.5 --trials 64
                  ------------------------------                                 the training: a line of command_lines.py
                                               ----------------------------------     options of the search
 
-An option belongs to who runs the trainings if that has one of its name, else to the training. Where both have it, the
-training's goes with its program, in quotes: "train-gossip --method dpsgd".
-"""
+An option belongs to the outer program if that program has it, else to the training. If both have it, the training's
+option stands in quotes with its program: "train-gossip --method dpsgd"."""
 
 import shlex
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.formatting import dashed
 from hpcdl.launch.help import refuse_empty
 
 
-class Words(NamedTuple):
-    """own: for the parser of who runs trainings; line: the training, "" where there is none; several: the values of
-    options that may be given several times, by name."""
-
-    own: list[str]
-    line: str
-    several: dict[str, list[str]]
-
-
-def divided(arguments: list[str], kinds: dict[str, Any], several: tuple[str, ...] = ()) -> Words:
-    """Divide the words of a command line. kinds: the types of one's own options; several: what may be given again.
-
-    Raises UsageError for one's own option without its value.
-    """
+def divided(
+    arguments: list[str], kinds: dict[str, Any], several: tuple[str, ...] = ()
+) -> tuple[list[str], str, dict[str, list[str]]]:
+    """Return the outer program's words, the line of the training ("": none), and the values of each of `several`.
+    kinds: types of the outer program's options. several: options that may be repeated. Raises UsageError."""
     own: list[str] = []
     line: list[str] = []
     found: dict[str, list[str]] = {name: [] for name in several}
@@ -54,4 +44,4 @@ def divided(arguments: list[str], kinds: dict[str, Any], several: tuple[str, ...
             found[name].append(value)
         else:
             own.append(f"{option}{equals}{value}")
-    return Words(own, " ".join(line), found)
+    return own, " ".join(line), found

@@ -1,4 +1,4 @@
-"""Programs of one process: of those that a launcher has started one does the work; how they end."""
+"""Programs of one process: how they end; under a launcher, its first process works, and the others exit."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ TIES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")  # variables by which 
 
 @contextlib.contextmanager
 def one_process(program: str) -> Iterator[None]:
-    """The body is the program: a refusal is one line on stderr and status 2; who reads what it prints may leave."""
+    """Context of such a program. UsageError: one line on stderr, status 2. stdout may be closed early, as by head."""
     alone()
     try:
         with reader_may_leave():
@@ -25,10 +25,7 @@ def one_process(program: str) -> Iterator[None]:
 
 
 def alone() -> None:
-    """Of the processes that a launcher has started, all but the first leave; that one forgets it.
-
-    For if it starts MPI later, as a plan does that rehearses, it would wait for those that have left.
-    """
+    """Exit, except in a launcher's first process. Hide the launcher there: MPI would wait for all its processes."""
     started = launch(os.environ, library="")
     if started is None or started.ranks == 1:
         return

@@ -1,13 +1,10 @@
-"""Options from the command line and from YAML files, as one dataclass.
-
-A value in a file is read as if it stood on the command line: its text becomes a value of its option's type.
-"""
+"""Options from the command line and from YAML files, as one dataclass; values of both are parsed alike."""
 
 import contextlib
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -21,17 +18,14 @@ from hpcdl.launch.help import parser
 from hpcdl.plugins import names_of, refuse_untrusted
 from hpcdl.runs.options import COMMON, INSTEAD, Options, kinds_of
 
-LARGEST = 1_000_000  # bytes of a file of options
+LARGEST = 1_000_000  # most bytes of a file of options
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line: the options that it and its files give, and where they come from.
-
-    told: names of the options that the line itself gives. given: those that the line or a file gives. before: program
-    and step of the run that this one goes on with, if of another strategy. trust: the values of --trust. origin: the
-    file of each option that a file gives.
-    """
+    """A command line that was read. told: names of options on the line. given: names of options on the line or in a
+    file. before: "PROGRAM (step N)" of the run that is continued, if another program trained it; else "". trust: values
+    of --trust. origin: for each option whose value comes from a file, that file."""
 
     options: Any
     told: frozenset[str]
@@ -42,7 +36,7 @@ class CommandLine:
 
 
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
-    """The options of a command line, as `parse_command_line` reads it."""
+    """Return the options of a command line; arguments as of `parse_command_line`."""
     return parse_command_line(options_class, program, description, arguments).options
 
 
@@ -50,35 +44,31 @@ def parse_command_line(
     options_class: type, program: str, description: str, arguments: list[str] | None = None
 ) -> CommandLine:
     """Read the command line into an `options_class`; a field without a default is a positional argument, or several.
-
-    description: the script's docstring. Files of --config give values that the command line does not; with --resume the
-    options of that run do so for what is left. Both may be of another program that trains, whose own options are then
-    left out, of which a line says so.
-
-    Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
-    """
+    description: the script's docstring. The command line's values win over those of --config, and these over the run's
+    of --resume. Both files may be of another program that trains: its own options are left out; for --config, a line on
+    stderr tells which. Raises UsageError, one line, for an unknown option, a bad value or a missing file."""
     kinds = kinds_of(options_class)
     defaults = program_defaults(kinds)
     texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
     files, trust = texts.pop("config", []), texts.pop("trust", [])
     if strange := [each for each in trust if ":" not in each and not os.path.exists(each)]:
-        raise UsageError(f"--trust {strange[0]}: there is no such file, and a name is written package.module:name")
+        raise UsageError(f"--trust {strange[0]}: there is no such file; a name of code is written package.module:name")
     given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
     found: dict[str, Any] = {}
-    origin, remarks = dict[str, str](), list[str]()  # of each value its file
+    origin, remarks = dict[str, str](), list[str]()  # origin: the file of each value
     for path in files:
         texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
         idle = [name for name in getattr(options_class, "unused", ()) if name in texts]
         left += [name for name in idle if texts.pop(name) != str(getattr(Options, name))]
         if left:
-            remarks.append(f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
+            remarks.append(f"warning: --config {path}: options of another strategy are left out: {', '.join(left)}")
         found |= values_of(texts, kinds, path)
         origin |= dict.fromkeys(texts, path)
     found |= given
     before = predecessor(found["resume"], program) if found.get("resume") else ""
     if before:
         note(program, f"goes on from a run of {before}")
-    with remarked(before):
+    try:
         old = resumed(found["resume"], kinds) if found.get("resume") else {}
         origin = dict.fromkeys(old, str(config_of(found.get("resume", "")))) | origin
         origin = {name: file for name, file in origin.items() if name not in given}
@@ -89,57 +79,50 @@ def parse_command_line(
             if name in given and instead in kinds:
                 if instead in given:
                     raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
-                found[instead] = 0  # what a file says of it holds no longer
+                found[instead] = 0  # replaces a file's value
         made = options_class(**found)
         if {"initial", "resume"} <= {*given}:
-            raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
-    for text in remarks:  # of options that are refused, the refusal is what counts
+            raise UsageError("--initial is for a new run, and --resume continues a run: give one of them")
+    except UsageError as error:
+        raise UsageError(f"{error}{remark(before)}") from None
+    for text in remarks:  # not for refused options
         note(program, text)
     cleared = {name for name in INSTEAD.values() if not found.get(name)}
     return CommandLine(made, frozenset(given), frozenset(found) - cleared - {"out"}, before, tuple(trust), origin)
 
 
 def program_defaults(kinds: dict[str, Any]) -> dict[str, str]:
-    """Defaults of a program that differ from its options class's: its run has a folder, a library user's none."""
+    """Return a program's defaults unlike those of the options class: its run has a folder, a library user's none."""
     return {"out": "auto"} if "resume" in kinds else {}
 
 
 def note(program: str, text: str) -> None:
-    """Say something in a line that is no error; where several ranks read the same, `quiet` silences all but one."""
+    """Print a note, which is no error, on stderr. Programs silence all ranks but one (`quiet` in launch/program.py)."""
     print(f"{program}: {line(text)}", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def remarked(before: str) -> Iterator[None]:
-    """A refusal in the body says, too, of which program the run is that was to be gone on with; "": of this one."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"{error}{remark(before)}") from None
-
-
 def remark(before: str) -> str:
-    """What the refusal of a run says that was to go on with one of another program, at a step."""
-    return f"; this was to go on from a run of {before}" if before else ""
+    """Return an addition to a refusal: which run of another program was to be continued; "" if there is none."""
+    return f"; --resume names a run of {before}" if before else ""
 
 
 def read_file(path: str | Path, told: str) -> dict[str, Any]:
-    """The values of a YAML file as texts, by the names of fields; `told`: the option that names the file."""
+    """Return a YAML file's values as texts, by names of fields. told: the option with the file. Raises UsageError."""
     with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
         text = file.read(LARGEST + 1)  # a device may have no end
     if len(text) > LARGEST:
-        raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
+        raise UsageError(f"{told} has more than {LARGEST:,} bytes; a file of options has a few lines")
     try:
         found = yaml.load(text.decode(), yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
     except Exception as error:  # RecursionError, too
-        raise UsageError(f"{told}: this is no YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{told}: the file is not valid YAML: {' '.join(str(error).split())}") from None
     if not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
         raise UsageError(f"{told}: a line should be NAME: VALUE, with the name of an option")
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 
 def resumed(run: str, kinds: dict[str, Any]) -> dict[str, Any]:
-    """The options of the run in a folder, or in that of a checkpoint file; those that this program has."""
+    """Return the options of a run that this program has. run: its folder or a checkpoint file. Raises UsageError."""
     told, config = f"--resume {run}", config_of(run)
     if not os.path.isfile(config):
         where = "beside that file" if os.path.isfile(run) else "in that folder"
@@ -149,20 +132,18 @@ def resumed(run: str, kinds: dict[str, Any]) -> dict[str, Any]:
 
 
 def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """The values that a file holds as texts."""
+    """Return a file's texts as values of the types in `kinds`. path: of the file, for messages. Raises UsageError."""
     return {name: value_of(kinds[name], text, f"{name} in {path}") for name, text in texts.items()}
 
 
 def value_of(kind: Any, text: Any, where: str) -> Any:
-    """The text as a value of this type: str, int, float, bool, a Literal, or the first that fits of a union.
-
-    Of a list, a list of them. Raises UsageError, which begins with `where`.
-    """
+    """Return the text as a value of this type: str, int, float, bool, a Literal, or the first fitting type of a union.
+    A list type gives a list of values. Raises UsageError, which begins with `where`."""
     if get_origin(kind) is list:
         return [value_of(get_args(kind)[0], each, where) for each in (text if isinstance(text, list) else [text])]
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
-        if {"yes", "no"} <= set(choices):  # as YAML has them, and older files
+        if {"yes", "no"} <= set(choices):  # YAML's spellings of them, which older files have, too
             choices |= {name: "yes" if value else "no" for name, value in yaml.SafeLoader.bool_values.items()}
             text = text.lower() if isinstance(text, str) else text
         read: Callable[[str], Any] = choices.__getitem__ if choices else READ[each][0]
@@ -172,20 +153,20 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
     wanted = READ[kind][1] if kind in READ else "one of " + ", ".join(map(repr, get_args(kind)))
     if READ.get(kind) == READ[int] and isinstance(text, str) and text.lstrip("+-").isdecimal():
         wanted += " of 64 bits"
-    said = text if isinstance(text, str) else reprlib.repr(text)  # of lists in lists in lists, the beginning
+    said = text if isinstance(text, str) else reprlib.repr(text)  # shortens nested lists
     near = nearest(said, map(str, get_args(kind))) if get_origin(kind) is Literal else ""
     raise UsageError(f"{where}: expected {wanted}, not {' '.join(said.split())}{near}")
 
 
 def without_zeros(text: str) -> str:
-    """A text in which no character is 0, which a file's name cannot hold."""
+    """Return the text. Raises ValueError if it has a null character, which a file's name cannot have."""
     if "\0" in text:
         raise ValueError
     return text
 
 
 def boolean(text: str) -> bool:
-    """YAML's true and false, yes and no, on and off."""
+    """Return the bool that YAML reads in a text: true or false, yes or no, on or off. Raises KeyError."""
     return yaml.SafeLoader.bool_values[text.lower()]
 
 

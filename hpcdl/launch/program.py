@@ -1,4 +1,4 @@
-"""What all programs of several ranks share: how they end, and that one rank prints for all."""
+"""Parts of all programs of several ranks: how they end, and that one rank prints for all."""
 
 import contextlib
 import os
@@ -11,12 +11,9 @@ from hpcdl.errors import AgreedError, AgreedExit, TrainingError, line
 
 @contextlib.contextmanager
 def ended(program: str, rank: int) -> Iterator[list[str]]:
-    """Turn an error that all ranks share into one line, on rank 0 or who speaks for it, and an exit status on all.
-
-    Yields a list: what the body puts there is added to the line of a refusal.
-
-    Any other error goes on to hpcdl/comm/failure.py, which ends all ranks, for they do not know of it.
-    """
+    """Context that turns an error known to all ranks into one line, on the rank that speaks, and an exit status on all.
+    Yields a list of texts that are added to the line of a refusal. Any other error goes on to hpcdl/comm/failure.py,
+    which ends all ranks, since the other ranks do not know of it."""
     remarks: list[str] = []
     try:
         yield remarks
@@ -31,11 +28,11 @@ def ended(program: str, rank: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def quiet(silent: bool) -> Iterator[None]:
-    """Silence help texts and notes on all ranks but one."""
-    with contextlib.ExitStack() as stack:
-        if silent:
-            nowhere = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        stack.enter_context(warnings.catch_warnings())
+    """Context that silences stdout and stderr if `silent`, so that one rank prints help texts and notes."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere if silent else sys.stdout),
+        contextlib.redirect_stderr(nowhere if silent else sys.stderr),
+        warnings.catch_warnings(),
+    ):
         yield

@@ -1,111 +1,97 @@
-"""How a program of several ranks starts. Nothing does at import: a script's `main` calls what is here first.
+"""How a program of several ranks starts: a script's `main` does the following in order; nothing starts at import.
 
-    --help                 printed without MPI, by the process that its launcher calls the first
-    signals                taken over before MPI starts, which an early signal would otherwise kill
-    MPI                    by machine/world.py, which looks first at what ends MPI in words of its own
-    the end of all ranks   what fails from here on ends all (comm/failure.py)
+    --help                 printed without MPI, by the launcher's first process
+    signals                handled before MPI starts, since an early signal would kill it
+    MPI                    by machine/world.py, which first looks for what would make MPI end with its own message
+    the end of all ranks   from here on an error ends all ranks (comm/failure.py)
 
-Only then is imported what trains, for to import mpi4py.MPI starts MPI. A script that trains by a strategy is
+Only then the code that trains is imported, since its import starts MPI. A script that trains by a strategy is
 
-    main = TrainingProgram(STRATEGY, __doc__)
-"""
+    main = TrainingProgram(STRATEGY, __doc__)"""
 
 import contextlib
 import dataclasses
-import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.errors import UsageError
 from hpcdl.launch.help import parser
 from hpcdl.launch.option_parser import program_defaults
+from hpcdl.launch.program import ended, quiet
 from hpcdl.machine.world import start
 from hpcdl.programs import first_process, reader_may_leave
 from hpcdl.runs import signals
 from hpcdl.runs.options import kinds_of
-from hpcdl.strategies.description import Strategy, named
+from hpcdl.strategies.description import Strategy
 
 if TYPE_CHECKING:
     from hpcdl.launch.training import Training
 
 
-@dataclass(frozen=True)
+@dataclass
 class Program:
-    """A program of several ranks; to call it runs it.
-
-    description: the script's docstring. body(arguments): what it runs, which imports what it needs. stoppable: it takes
-    over the signals that end a run in good order. status: that with which it leaves where MPI cannot start.
-    """
+    """A program of several ranks, run by a call. description: the script's docstring. body(world, arguments): its work;
+    it imports what it needs. stoppable: signals stop a run in good order. status: exit status if MPI cannot start."""
 
     name: str
     options_class: type
     description: str
-    body: Callable[[list[str]], None]
+    body: Callable[[Any, list[str]], None]
     stoppable: bool = True
     status: int = 2
 
     def __call__(self, arguments: list[str] | None = None) -> None:
-        """Start, with these arguments or the process's own, and run."""
+        """Print help, or start MPI and run with these arguments; None: those of the process."""
         arguments = sys.argv[1:] if arguments is None else arguments
-        with begin(self.name, self.options_class, self.description, arguments, self.stoppable, self.status):
-            self.body(arguments)
+        if {"-h", "--help"} & {*arguments}:
+            self.print_help(arguments)
+        with start_mpi(self.stoppable, self.status):
+            from mpi4py import MPI
+
+            with ended(self.name, MPI.COMM_WORLD.rank):
+                self.body(MPI.COMM_WORLD, arguments)
 
     @property
     def own_options(self) -> dict[str, type]:
-        """The types of the defaults of its options."""
+        """The type of each option's default, by the option's name."""
         return {field.name: type(field.default) for field in dataclasses.fields(self.options_class)}
 
+    def print_help(self, arguments: list[str]) -> None:
+        """Print help and exit; return if the words before --help are invalid, which `reading` refuses on all ranks."""
+        kinds, printed = kinds_of(self.options_class), False
+        made = parser(self.options_class, kinds, program_defaults(kinds), self.name, self.description)
+        with quiet(not first_process()), contextlib.suppress(UsageError), reader_may_leave():
+            try:
+                made.parse_args(arguments)
+            except SystemExit:  # reader_may_leave would swallow it
+                printed = True
+        if printed:
+            raise SystemExit(0)
 
-@dataclass(frozen=True)
-class TrainingProgram:
-    """A program that trains by a strategy. description: the script's docstring; runner: who trains, by name."""
 
-    strategy: Strategy
-    description: str
-    runner: str = "hpcdl.launch.training:Training"
+class TrainingProgram(Program):
+    """A program that trains by a strategy. runner: module:name of the class that trains. description: as of Program."""
 
-    def __call__(self, arguments: list[str] | None = None) -> None:
-        """Start, with these arguments or the process's own, and train on all ranks."""
-        arguments = sys.argv[1:] if arguments is None else arguments
-        with begin(self.strategy.program, self.strategy.options_class, self.description, arguments):
-            self.training().main(arguments)
-
-    @property
-    def options_class(self) -> type:
-        """That of the strategy."""
-        return self.strategy.options_class
+    def __init__(self, strategy: Strategy, description: str, runner: str = "hpcdl.launch.training:Training"):
+        self.strategy, self.runner = strategy, runner
+        super().__init__(
+            strategy.program, strategy.options_class, description, lambda _, own: self.training().main(own)
+        )
 
     @property
     def own_options(self) -> dict[str, type]:
-        """The types of the defaults of the options that it adds to the common ones."""
         return self.strategy.own_options
 
     def training(self) -> "Training":
-        """Who trains by the strategy; the import starts MPI, if nothing has done so."""
-        return named(self.runner)(self.strategy)  # type: ignore[no-any-return]
-
-
-def begin(
-    program: str,
-    options_class: type,
-    description: str,
-    arguments: list[str],
-    stoppable: bool = True,
-    status: int = 2,
-) -> contextlib.AbstractContextManager[None]:
-    """Print help and leave, where it is asked for; else start MPI, and return the context of the program."""
-    if {"-h", "--help"} & {*arguments}:
-        print_help(program, options_class, description, arguments)
-    return start_mpi(stoppable, status)
+        """Return the object that trains by the strategy; the import starts MPI, unless it has started."""
+        return pkgutil.resolve_name(self.runner)(self.strategy)  # type: ignore[no-any-return]
 
 
 def start_mpi(stoppable: bool = True, status: int = 2) -> contextlib.AbstractContextManager[None]:
-    """Take over signals, if `stoppable`, start MPI, and have what fails end all ranks.
-
-    Returns the context of a program of several ranks, `failure.job`.
-    """
+    """Handle signals if `stoppable`, start MPI, make errors end all ranks; return the context failure.job()."""
     if stoppable:
         signals.install()
     start(status)
@@ -113,21 +99,3 @@ def start_mpi(stoppable: bool = True, status: int = 2) -> contextlib.AbstractCon
 
     failure.install()
     return failure.job()
-
-
-def print_help(program: str, options_class: type, description: str, arguments: list[str]) -> None:
-    """Print help and leave, unless what stands before --help is refused: by `reading`, on all ranks together."""
-    kinds, printed = kinds_of(options_class), False
-    made = parser(options_class, kinds, program_defaults(kinds), program, description)
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(sys.stdout if first_process() else nowhere),
-        contextlib.suppress(UsageError),
-        reader_may_leave(),
-    ):
-        try:
-            made.parse_args(arguments)
-        except SystemExit:
-            printed = True
-    if printed:
-        raise SystemExit(0)

@@ -1,19 +1,15 @@
 """From a command line to a training run: what all training scripts share.
 
-    Training(STRATEGY).main(arguments)
-
-parses the options, divides the ranks into roles, opens the data, makes the model and the run, and calls
-`train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter servers. Data servers serve.
-A job of several trainings calls `run` for each, on the ranks that it gives to it.
-
-Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot go on with one line and status 1; a
-run that a signal stopped with status 85.
-"""
+`Training(STRATEGY).main(arguments)` parses the options, divides the ranks into roles, opens the data, makes the model
+and the run, and calls `train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter
+servers. Data servers serve batches. A job of several trainings calls `run` for each, on its ranks. Exit status, after
+one line on rank 0: 2 for bad input, 1 for a run that cannot continue; 85 for a run that a signal stopped."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from mpi4py import MPI
@@ -41,7 +37,6 @@ from hpcdl.models import for_data
 from hpcdl.parameter_server.roles import ROLES, Roles, divide
 from hpcdl.plugins import is_plugin
 from hpcdl.recovery.respawn import is_new
-from hpcdl.recovery.survivor import Survivor
 from hpcdl.recovery.ulfm_recovery import by_messages, losable, outlived, refuse_no_survival, survive, warn_no_survival
 from hpcdl.runs import signals
 from hpcdl.runs.accumulated import accumulated
@@ -51,17 +46,17 @@ from hpcdl.runs.run import Run
 from hpcdl.strategies.description import Strategy
 
 log = logging.getLogger("hpcdl")
-FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
+FAILED, REFUSED = 1, 2  # exit statuses of a run that cannot continue, and of bad input
 
 
 @dataclass(frozen=True)
 class Training:
-    """A program that trains by a strategy."""
+    """Trains by a strategy: `main` as a whole program, `run` as one training of a job."""
 
     strategy: Strategy
 
     def main(self, arguments: list[str]) -> None:
-        """The program: parse, train on all ranks, and leave."""
+        """Run the program: parse, train on all ranks, and exit."""
         world = MPI.COMM_WORLD
         with outlived(), ended(self.strategy.program, world.rank) as remarks:
             if self.strategy.ranks is None:
@@ -69,7 +64,7 @@ class Training:
             with reading(world, parse_command_line) as read:
                 line = read(self.strategy.options_class, self.strategy.program, "", arguments)
                 options = line.options
-                if is_new():  # the job that it joins was told so
+                if is_new():  # the job that it joins has checked its options
                     refuse_no_survival(options, world.size)
                 else:
                     remarks.append(remark(line.before))
@@ -79,14 +74,14 @@ class Training:
                 warn_no_survival(options, world.rank)
             run: Callable[..., Run] = self.run
             if losable(options, world.size):
-                run = partial(survive, self.run, survivor=(self.strategy.survivor or Survivor)())
+                run = partial(survive, self.run, survivor=resolve_name(self.strategy.survivor)())
             if run(world, options).stopped == "signal":
                 raise AgreedExit(signals.STATUS)
 
     def refuse(self, options: Options, size: int) -> None:
-        """Raise UsageError where so many ranks cannot be told so; what only model and data show comes later."""
+        """Raise UsageError if the options do not fit so many ranks; checks with model and data come later."""
         if self.strategy.ranks is not None and options.data_servers:
-            raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
+            raise UsageError("--data-servers: this strategy runs on one rank, which holds the examples itself")
         if self.strategy.ranks not in (None, size):
             raise UsageError(
                 f"this strategy runs on {counted(self.strategy.ranks, 'rank')}, not on {size}: start it without mpiexec"
@@ -97,30 +92,17 @@ class Training:
         refuse_no_survival(options, size)
 
     def run(
-        self,
-        world: MPI.Intracomm,
-        options: Options,
-        context: RunContext | None = None,
-        opened: list | None = None,
+        self, world: MPI.Intracomm, options: Options, context: RunContext | None = None, opened: list | None = None
     ) -> Run:
-        """Open, build, train and finish on all ranks of `world`; collective. Returns the run, which has ended.
-
-        context: of the run; its `everyone` and `workers` are found here. opened: is given what has to be given back
-        where the run cannot go on, and the job does (isolated_run.py).
-        """
+        """Open data, make model and run, train, and finish on all ranks of `world`; collective. Returns the ended run.
+        opened: takes functions that release resources if the run fails and the job continues (isolated_run.py)."""
         opened, context = [] if opened is None else opened, context or RunContext()
         options = by_messages(options, world.size)
         roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
-        role, number = roles.of(world.rank), local_rank(world)
-        with refuse_together(world):
-            device = open_device(options.device if role == "worker" else "cpu", number)
-        spans = 0 if options.out == "none" else options.trace
-        survivor = context.survivor  # who goes on where ranks are gone is not ended by what ends jobs
-        how = options.allreduce, options.timeout, spans, device, survivor is None, options.checks.asked
-        everyone = Communicator(world, *how)
+        role, survivor = roles.of(world.rank), context.survivor
+        everyone = open_communicator(world, options, role == "worker", opened, survivor is not None)
         if survivor is not None:
             survivor.everyone, survivor.serves = everyone, role == "data server"
-        opened.append(everyone.free)
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
         data = open_for(role, roles, options, everyone, context)
         if not isinstance(data, RemoteData):
@@ -132,10 +114,10 @@ class Training:
         if world.rank == roles.workers[0] and (coming := scale_warning(data.scales)):
             log.warning("%s", coming)
         with refuse_together(world):
-            model = for_data(options.model, data, options.dtype, device, options.loss)
+            model = for_data(options.model, data, options.dtype, everyone.device, options.loss)
             if options.initial and not options.resume:
                 load_initial_values(model, options.initial)
-            if self.strategy.check is not None and not run.outlived:  # who is left goes on
+            if self.strategy.check is not None and not run.outlived:  # surviving ranks continue
                 self.strategy.check(options, world.size - options.data_servers, model)
             if self.strategy.cut:
                 options.refuse_too_large(model, world.size - options.data_servers)
@@ -149,7 +131,7 @@ class Training:
                     self.strategy.start(comm, model, data, optimizer, run)
                 except (TrainingError, AgreedError) as error:
                     refused = isinstance(error, AgreedError)
-                    if isinstance(data, RemoteData):  # the servers do not know yet
+                    if isinstance(data, RemoteData):  # the data servers do not know of the error yet
                         data.close(REFUSED if refused else FAILED)
                         error.speaker = 0 if roles.servers else roles.workers[0]
                     raise
@@ -158,12 +140,27 @@ class Training:
         return run
 
 
+def open_communicator(
+    world: MPI.Intracomm, options: Options, computes: bool, opened: list, survives: bool = False
+) -> Communicator:
+    """Return the communicator of all ranks, with the device of --device on a rank that computes; collective. survives:
+    True if ranks that survive a failure continue, so that a failure does not end the job."""
+    number = local_rank(world)
+    with refuse_together(world):
+        device = open_device(options.device if computes else "cpu", number)
+    spans = 0 if options.out == "none" else options.trace
+    how = options.allreduce, options.timeout, spans, device, not survives, options.checks.collectives or None
+    everyone = Communicator(world, *how)
+    opened.append(everyone.free)
+    return everyone
+
+
 def open_for(role: str, roles: Roles, options: Options, everyone: Communicator, context: RunContext) -> Data:
-    """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
-    part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
+    """Return the data as a rank of this role sees them; collective. A UsageError of one rank is raised on all ranks."""
+    part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # ranks with the same kind of access to the data
     how: dict[str, Any] = {"placement": options.placement, "partition": options.partition}
     if role == "parameter server" and not is_plugin(options.data):
-        how = {"placement": "streamed"}  # it only reads what it scores
+        how = {"placement": "streamed"}  # it only reads the rows that it scores
     elif role == "data server" and options.placement == "partitioned":
         how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)
     data: Any = None
@@ -192,7 +189,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator, 
 
 
 def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> None:
-    """What a data server does for a run. Raises, where that cannot go on, what the workers raise, who say why."""
+    """Serve `clients` as a data server. If they fail, raises their kind of error, without text: they report it."""
     inject.arm(run)
     if run.survivor is not None:
         run.survivor.run = run
@@ -207,7 +204,7 @@ def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> 
 
 
 def local_rank(comm: MPI.Intracomm) -> int:
-    """The number of this rank among those of its machine; collective."""
+    """Return this rank's number on its node; collective."""
     node = ranks_of_node(comm)
     rank = node.rank
     node.Free()

@@ -1,10 +1,9 @@
-"""How a run shows how far it is: a line per evaluation, on a terminal above a bar; only rank 0 shows anything.
+"""Display of a run's progress on rank 0: a line for each evaluation, and on a terminal a bar below these lines.
 
-Under a launcher the standard output of rank 0 is no terminal (MPICH) or a terminal of its own (Open MPI), whatever
-the user looks at; so the question is put to the launcher: the nearest ancestor process that is one, and where its
-output goes.
-"""
+Under a launcher the standard output of rank 0 is no terminal (MPICH) or a terminal of its own (Open MPI). So `terminal`
+examines the output of the launcher, the nearest ancestor process with a launcher's name."""
 
+import contextlib
 import os
 import sys
 
@@ -17,7 +16,7 @@ LAUNCHERS = ("mpiexec", "mpirun", "prterun", "orterun", "srun")
 
 
 def terminal() -> str | None:
-    """The terminal that the user looks at, as a device path; None when the output goes to a file or a pipe."""
+    """Return the device path of the user's terminal; None if the output goes to a file or a pipe."""
     process = os.getpid()
     try:
         while process > 1:
@@ -29,29 +28,27 @@ def terminal() -> str | None:
                 return target if target.startswith(("/dev/pts/", "/dev/tty")) else None
             process = parent
     except OSError:
-        return None  # no /proc, or a launcher that is not ours to look at
+        return None  # no /proc, or another user's launcher
     return os.ttyname(1) if sys.stdout.isatty() else None
 
 
 def console() -> Console:
-    """Where rank 0 prints: as wide as the user's terminal, or 100 columns without colour."""
+    """Return the console of rank 0: as wide as the user's terminal; without one, 100 columns and no colour."""
     device = terminal()
     if device is None:
         return Console(width=100, force_terminal=False, color_system=None, markup=False)
-    try:
+    width = 0
+    with contextlib.suppress(OSError):
         handle = os.open(device, os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return Console(width=80, force_terminal=True, markup=False)
-    try:
-        return Console(width=os.get_terminal_size(handle).columns or 80, force_terminal=True, markup=False)
-    except OSError:
-        return Console(width=80, force_terminal=True, markup=False)
-    finally:
-        os.close(handle)
+        try:
+            width = os.get_terminal_size(handle).columns
+        finally:
+            os.close(handle)
+    return Console(width=width or 80, force_terminal=True, markup=False)
 
 
 class Display:
-    """Shows steps, loss, score and examples/s; `mode` is auto, bar, lines or none."""
+    """Shows steps, loss, score and examples/s. mode: bar, lines, none, or auto (bar on a terminal, else lines)."""
 
     def __init__(self, mode: str, rank: int):
         if rank != 0:
@@ -62,25 +59,21 @@ class Display:
 
     def start(self, step: int, steps: int) -> None:
         if self.mode == "bar":
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[text]}"),
-                TimeRemainingColumn(),
-            )
+            texts = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+            columns = texts[0], BarColumn(bar_width=None), texts[1], TimeRemainingColumn()
             self.bar = Progress(*columns, console=self.console, auto_refresh=False, expand=True)
             self.bar.start()
             self.task = self.bar.add_task("", total=steps, completed=step, text="")
 
     def update(self, step: int, steps: int, epoch: float, loss: float, score: str, rate: float) -> None:
-        """After an agreement or an evaluation: shown by the bar only."""
+        """Refresh the bar, if any, after an agreement or an evaluation."""
         if self.bar is not None:
             text = f"loss {loss:.4f}  {score}  {rate:,.0f} ex/s"
             self.bar.update(self.task, completed=step, description=f"epoch {epoch:.1f}", text=text)
             self.bar.refresh()
 
     def line(self, text: str) -> None:
-        """A line, or several, that stays: above the bar, or by itself; an empty text is none."""
+        """Print one or more lines, above the bar if there is one; print nothing for an empty text."""
         if text:
             self.console.print(printable(text), highlight=False, soft_wrap=True)
 

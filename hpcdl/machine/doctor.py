@@ -1,28 +1,14 @@
 """Doctor: checks of the environment for problems of a run, judged from the facts of all ranks.
 
 A check is a function of the facts of all ranks that returns rows (what, found, verdict, advice). A verdict is `ok`,
-`note` (worth knowing) or `hurts`: the run would fail, or waste most of its resources. `hpcdl doctor` prints all rows; a
-training run warns at its start of those that hurt, among the cheap checks.
+`note` (worth knowing) or `hurts`: the run would fail, or waste most of its resources. `hpcdl doctor` prints all rows;
+at its start a training run warns of the rows of cheap checks that hurt."""
 
-    check        hurts when
-    mpi          ranks have different libraries, or different versions of hpcdl and its dependencies
-    mpiexec      run alone: the mpiexec on the PATH belongs to another library
-    world        a world of one where a launcher has started several (world.py)
-    hosts        never
-    cores        threads outnumber the cores that their ranks may use, by OMP_NUM_THREADS or by binding
-    load         other processes take half of the ranks' cores, or more
-    room         /dev/shm has less room than MPI and the scratch blocks of all ranks need
-    hdf5         never
-    gpus         never
-    cache        the compile cache cannot be written, or several hosts share it over a network
-    clocks       never
-    network      never
-"""
-
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 from mpi4py import MPI
@@ -38,14 +24,14 @@ log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
 MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library needs for each rank
 OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB measured
-SMALL_MODEL = 10_000_000  # parameters: less room than that is worth a note
+SMALL_MODEL = 10_000_000  # parameters; room for less of them is worth a note
 NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "panfs", "wekafs", "pvfs2", "9p", "fuse.")
 SPARE = 0.25  # of a core: smaller loads are ignored
 SHARED = 0.5  # of the cores: a larger load hurts
-SLOWER = "ranks wait for cores, and take fewer BLAS threads: wait, or take other cores"
+SLOWER = "ranks wait for cores and use fewer BLAS threads: wait until the other processes end, or use other cores"
 APART = 1.0  # seconds between two hosts' clocks that are worth a note
 ETHERNET = 1e9  # bytes per second between hosts: slower is not a fast network
-SLOW = 0.5  # of the median bandwidth: slower links are named
+SLOW = 0.5  # of the median bandwidth: the advice names slower links
 
 
 class CheckRow(NamedTuple):
@@ -55,11 +41,26 @@ class CheckRow(NamedTuple):
     advice: str = ""
 
 
-# -- checks ----------------------------------------------------------------------------------------------------------
+def each_host(judge: Callable[..., CheckRow | None]) -> Callable[..., list[CheckRow]]:
+    """Return a check that calls judge(facts of one host, number of hosts, ...) for each host; equal rows become one."""
+
+    @functools.wraps(judge)
+    def check(facts: list[Facts], *more: Any) -> list[CheckRow]:
+        nodes, said = group_by_node(facts), dict[CheckRow, list[str]]()
+        for ranks in nodes:
+            row = judge(ranks, len(nodes), *more)
+            if row is not None:
+                said.setdefault(row, []).append(ranks[0].host)
+        return [
+            row if len(where) == len(nodes) else row._replace(found=f"{format_hosts(where)}: {row.found}")
+            for row, where in said.items()
+        ]
+
+    return check
 
 
 def mpi(facts: list[Facts]) -> list[CheckRow]:
-    """Check for one library, and one set of versions, on all ranks."""
+    """Check for one MPI library, and one set of versions, on all ranks; different ones hurt."""
     rows = []
     for what, each in {
         "MPI": [f"{f.library}, by mpi4py {f.versions.get('mpi4py', '')}" for f in facts],
@@ -70,86 +71,77 @@ def mpi(facts: list[Facts]) -> list[CheckRow]:
         else:
             other = next(i for i, text in enumerate(each) if text != each[0])
             found = f"rank 0: {each[0]}; rank {other} on {facts[other].host}: {each[other]}"
-            rows.append(CheckRow(what, found, HURTS, "start all ranks from one environment, which all hosts see"))
+            rows.append(CheckRow(what, found, HURTS, "start all ranks from one environment that all hosts share"))
     return rows
 
 
 def mpiexec(size: int, library: str, found: list[tuple[str, str | None]]) -> list[CheckRow]:
-    """Check that the launcher belongs to Python's MPI library; found: result of `launched.mpiexecs`."""
+    """Check that the first of the mpiexecs `found` fits `library`; a wrong one hurts only a rank that is alone."""
     if not found:
-        return [
-            CheckRow("mpiexec", "none on the PATH or beside Python", NOTE, launched.launch_advice(library, os.environ))
-        ]
+        advice = launched.launch_advice(library, os.environ)
+        return [CheckRow("mpiexec", "no mpiexec on the PATH or beside Python", NOTE, advice)]
     path, other = found[0]
-    text = f"{path} ({other or 'does not say of which MPI'})"
+    text = f"{path} ({other or 'MPI library unknown'})"
     if launched.compatible(library, other):
         return [CheckRow("mpiexec", text)]
     own = next((path for path, other in found if other and launched.compatible(library, other)), None)
-    advice = f"this Python's MPI is {library}: " + (f"start with {own}" if own else f"get {library}'s mpiexec")
+    advice = f"this Python's MPI is {library}: " + (f"start with {own}" if own else f"install {library}'s mpiexec")
     return [CheckRow("mpiexec", text, NOTE if size > 1 else HURTS, advice)]
 
 
 def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> list[CheckRow]:
-    """Compare the size of the world with the launcher's number of processes."""
-    problem = launched.split_world(size, environ, library)
-    if problem is not None:
+    """Compare the size of the world with the launcher's number of processes; several worlds of one rank hurt."""
+    if problem := launched.split_world(size, environ, library):
         return [CheckRow("world", problem[0], HURTS, problem[1])]
-    aside = launched.alone_in_allocation(size, environ, library)
-    if aside is not None:
+    if aside := launched.alone_in_allocation(size, environ, library):
         return [CheckRow("world", aside[0], NOTE, aside[1])]
     found = launched.launch(environ, library)
     if found is None:
         return [CheckRow("world", counted(size, "rank") + ", started alone" * (size == 1))]
     text = f"{counted(size, 'rank')}, started by {found.by}"
-    if found.ranks != size and found.variable != "MPI_LOCALNRANKS":
-        return [
-            CheckRow("world", f"{text}, which says {found.ranks} ({found.variable})", NOTE, "a part of a larger job?")
-        ]
-    return [CheckRow("world", text)]
+    if found.ranks == size or found.variable == "MPI_LOCALNRANKS":
+        return [CheckRow("world", text)]
+    text = f"{text}, whose job has {counted(found.ranks, 'rank')} ({found.variable})"
+    return [CheckRow("world", text, NOTE, "make sure that this world is meant to be a part of a larger job")]
 
 
 def hosts(facts: list[Facts]) -> list[CheckRow]:
-    """Report the ranks per host."""
+    """Report the ranks per host; unequal numbers are a note."""
     sizes = [len(ranks) for ranks in group_by_node(facts)]
     if len(set(sizes)) == 1:
-        each = f", {counted(sizes[0], 'rank')} each" if len(sizes) > 1 else f", {counted(sizes[0], 'rank')}"
-        return [CheckRow("hosts", f"{format_hosts(ranks[0].host for ranks in group_by_node(facts))}{each}")]
+        named = format_hosts(ranks[0].host for ranks in group_by_node(facts))
+        return [CheckRow("hosts", f"{named}, {counted(sizes[0], 'rank')}" + " each" * (len(sizes) > 1))]
     text = ", ".join(f"{ranks[0].host} {len(ranks)}" for ranks in group_by_node(facts)[:8])
-    advice = "the host with most ranks sets the pace: as many on each, if all hosts are alike"
+    advice = "the host with the most ranks slows down all others: on equal hosts, start equal numbers of ranks"
     return [CheckRow("hosts", f"ranks per host: {text}" + ", ..." * (len(sizes) > 8), NOTE, advice)]
 
 
-def cores(facts: list[Facts]) -> list[CheckRow]:
-    """Compare the threads of ranks with the cores that they may use."""
-
-    def judge(ranks: list[Facts]) -> CheckRow:
-        usable, machine = set().union(*(f.cores for f in ranks)), max(f.machine for f in ranks)
-        by = next((f" ({f.variable})" for f in ranks if f.variable), "")
-        blas = f"BLAS threads per rank: {spread([f.blas for f in ranks])}{by}"
-        text = f"{counted(len(ranks), 'rank')} on {len(usable)} of {counted(machine, 'core')}, {blas}"
-        among, narrow = crowded_ranks(ranks)
-        if not among:
-            return CheckRow("cores", text)
-        if len(among) < len(ranks):
-            text += f"; {len(among)} of them have {counted(len(narrow), 'core')} only"
-        fits, (most, variable) = max(1, len(narrow) // len(among)), max((f.blas, f.variable) for f in among)
-        fewer = f"start at most {counted(len(narrow), 'rank')} there" * (len(among) > len(narrow))
-        if variable and most > fits:
-            return CheckRow("cores", text, HURTS, f"export {variable}={fits}" + f", and {fewer}" * bool(fewer))
-        if len(narrow) < machine:
-            more = "ask for more cores (--cpus-per-task), or have the launcher bind ranks otherwise (--bind-to none)"
-            return CheckRow("cores", text, HURTS, more)
-        return CheckRow("cores", text, NOTE, f"ranks wait for each other's core: {fewer}")
-
-    return per_host(facts, judge)
+@each_host
+def cores(ranks: list[Facts], hosts: int) -> CheckRow:
+    """Compare the ranks' threads with their usable cores; too many hurt if due to a binding or OMP_NUM_THREADS."""
+    usable, machine = set().union(*(f.cores for f in ranks)), max(f.machine for f in ranks)
+    by = next((f" ({f.variable})" for f in ranks if f.variable), "")
+    blas = f"BLAS threads per rank: {spread([f.blas for f in ranks])}{by}"
+    text = f"{counted(len(ranks), 'rank')} on {len(usable)} of {counted(machine, 'core')}, {blas}"
+    among, narrow = crowded_ranks(ranks)
+    if not among:
+        return CheckRow("cores", text)
+    if len(among) < len(ranks):
+        text += f"; {len(among)} of these ranks may use only {counted(len(narrow), 'core')}"
+    fits, (most, variable) = max(1, len(narrow) // len(among)), max((f.blas, f.variable) for f in among)
+    fewer = f"start at most {counted(len(narrow), 'rank')} on these cores" * (len(among) > len(narrow))
+    if variable and most > fits:
+        return CheckRow("cores", text, HURTS, f"export {variable}={fits}" + f", and {fewer}" * bool(fewer))
+    if len(narrow) < machine:
+        more = "request more cores (Slurm: --cpus-per-task), or do not bind ranks to cores (mpiexec: --bind-to none)"
+        return CheckRow("cores", text, HURTS, more)
+    return CheckRow("cores", text, NOTE, f"ranks share cores and wait for each other: {fewer}")
 
 
 def crowded_ranks(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
     """Return the worst set of a host's ranks whose threads outnumber the cores that they may use, and these cores.
-
     By Hall's theorem each thread finds a core of its own if and only if no set of threads is larger than its set of
-    cores. It suffices to check the ranks confined to each rank's cores, as core sets are equal, disjoint or nested.
-    """
+    cores. It suffices to check the ranks confined to each rank's cores, as core sets are equal, disjoint or nested."""
     worst: tuple[list[Facts], set[int]] = [], set()
     excess = 1.0
     for room in {frozenset(f.cores) for f in ranks}:
@@ -159,140 +151,121 @@ def crowded_ranks(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
     return worst
 
 
-def busy(facts: list[Facts]) -> list[CheckRow]:
-    """Report the cores that other processes have taken since the ranks started."""
-
-    def judge(ranks: list[Facts]) -> CheckRow:
-        usable = len(set().union(*(f.cores for f in ranks)))
-        if any(f.spare is None for f in ranks):
-            return CheckRow("load", "not known")
-        others = max(0.0, usable - sum(f.spare for f in ranks if f.spare is not None))
-        text = f"others take {others:.1f} of {counted(usable, 'core')}"
-        if others < SPARE:
-            return CheckRow("load", text)
-        return CheckRow("load", text, HURTS if others >= SHARED * usable else NOTE, SLOWER)
-
-    return per_host(facts, judge)
+@each_host
+def busy(ranks: list[Facts], hosts: int) -> CheckRow:
+    """Report the cores that other processes have taken since the ranks started; half of the cores or more hurt."""
+    usable = len(set().union(*(f.cores for f in ranks)))
+    if any(f.spare is None for f in ranks):
+        return CheckRow("load", "the load of other processes is unknown")
+    others = max(0.0, usable - sum(f.spare for f in ranks if f.spare is not None))
+    text = f"other processes use {others:.1f} of {counted(usable, 'core')}"
+    if others < SPARE:
+        return CheckRow("load", text)
+    return CheckRow("load", text, HURTS if others >= SHARED * usable else NOTE, SLOWER)
 
 
-def pools(facts: list[Facts]) -> list[CheckRow]:
-    """Report the libraries' thread pools; a run sets BLAS to the number above, and kernels use one thread."""
-    return per_host(facts, lambda ranks: CheckRow("threads", f"{ranks[0].pools} before a run sets them"))
+@each_host
+def pools(ranks: list[Facts], hosts: int) -> CheckRow:
+    """Report the libraries' default thread pools; a run sets BLAS to its share of cores, and kernels to one thread."""
+    return CheckRow("threads", f"{ranks[0].pools} (defaults; a run sets its own numbers)")
 
 
-def room(facts: list[Facts], library: str) -> list[CheckRow]:
-    """Check the room in /dev/shm for MPI, scratch blocks, parameters and gradients."""
-
-    def judge(ranks: list[Facts]) -> CheckRow:
-        n = ranks[0].machine if len(facts) == 1 else len(ranks)  # run alone: assume a rank for each core
-        need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
-        if have is None:
-            return CheckRow("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
-        text = f"{format_bytes(have)} free; {counted(n, 'rank')} would take {format_bytes(need)}"
-        text += " and 8 bytes for each parameter"
-        if have < need:
-            return CheckRow("/dev/shm", text, HURTS, launched.ENLARGE)
-        largest = (have - need) // (8 * n)
-        if largest < SMALL_MODEL:
-            text += f": models of up to {largest:,} parameters; larger ones exchange messages instead"
-            return CheckRow("/dev/shm", text, NOTE, launched.ENLARGE)
-        return CheckRow("/dev/shm", text)
-
-    return per_host(facts, judge)
+@each_host
+def room(ranks: list[Facts], hosts: int, library: str) -> CheckRow:
+    """Check the room in /dev/shm; too little for MPI and scratch blocks hurts, for large models it is a note."""
+    n = ranks[0].machine if hosts == len(ranks) == 1 else len(ranks)  # run alone: assume a rank for each core
+    need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
+    if have is None:
+        advice = "mount a tmpfs at /dev/shm; in a container, bind the host's /dev/shm"
+        return CheckRow("/dev/shm", "there is no /dev/shm", HURTS, advice)
+    takes = f"{counted(n, 'rank')} would need {format_bytes(need)}, and 8 bytes per rank and parameter"
+    text = f"{format_bytes(have)} free; {takes}"
+    if have < need:
+        return CheckRow("/dev/shm", text, HURTS, launched.ENLARGE)
+    largest = (have - need) // (8 * n)
+    if largest < SMALL_MODEL:
+        text += f": enough for {largest:,} parameters; ranks of larger models exchange messages instead"
+        return CheckRow("/dev/shm", text, NOTE, launched.ENLARGE)
+    return CheckRow("/dev/shm", text)
 
 
-def tight(ranks: list[Facts]) -> CheckRow | None:
-    """Return a row if a host has no room even for the scratch blocks of its ranks."""
+@each_host
+def tight(ranks: list[Facts], hosts: int) -> CheckRow | None:
+    """Return a row if a host's /dev/shm has no room even for the scratch blocks of its ranks, which hurts."""
     have, need = ranks[0].room or 0, len(ranks) * BYTES
     if len(ranks) == 1 or have >= need:
         return None
-    return CheckRow(
-        "/dev/shm",
-        f"{format_bytes(have)} free, where {len(ranks)} ranks want {format_bytes(need)}",
-        HURTS,
-        launched.ENLARGE,
-    )
+    text = f"{format_bytes(have)} free, but {len(ranks)} ranks need {format_bytes(need)}"
+    return CheckRow("/dev/shm", text, HURTS, launched.ENLARGE)
 
 
-def leftovers(facts: list[Facts]) -> list[CheckRow]:
-    """Report files of ended jobs in /dev/shm."""
-
-    def judge(ranks: list[Facts]) -> CheckRow | None:
-        if not (left := ranks[0].leftovers):
-            return None
-        paths = " ".join(f"{shared_memory.FOLDER}/{pattern}" for pattern in left)
-        text = f"{format_bytes(sum(left.values()))} older than an hour, of MPI jobs that were killed"
-        return CheckRow("left behind", text, NOTE, f"if no MPI program runs there: rm {paths}")
-
-    return per_host(facts, judge)
+@each_host
+def leftovers(ranks: list[Facts], hosts: int) -> CheckRow | None:
+    """Report files of killed jobs in /dev/shm."""
+    if not (left := ranks[0].leftovers):
+        return None
+    paths = " ".join(f"{shared_memory.FOLDER}/{pattern}" for pattern in left)
+    text = f"{format_bytes(sum(left.values()))} in files of killed MPI jobs, older than an hour"
+    return CheckRow("left behind", text, NOTE, f"if no MPI program is running on that host: rm {paths}")
 
 
 def hdf5(facts: list[Facts]) -> list[CheckRow]:
-    """Report HDF5's features: no parallel HDF5 is needed, as each rank reads by itself and rank 0 writes."""
-    parallel = "parallel" if h5py.get_config().mpi else "not parallel, which is enough here"
+    """Report HDF5's features; parallel HDF5 is not needed, as each rank reads by itself and rank 0 writes."""
+    parallel = "parallel" if h5py.get_config().mpi else "not parallel (hpcdl needs no parallel HDF5)"
     return [CheckRow("HDF5", f"{h5py.version.hdf5_version}, by h5py {h5py.__version__}, {parallel}")]
 
 
+@each_host
+def host_gpus(ranks: list[Facts], hosts: int) -> CheckRow:
+    """Compare the GPUs of a host with its ranks."""
+    seen = {gpu for f in ranks for gpu in f.gpus}
+    if not seen and ranks[0].no_gpu:
+        return CheckRow("GPUs", "this host has a GPU, but hpcdl cannot use it", NOTE, ranks[0].no_gpu)
+    if not seen:
+        return CheckRow("GPUs", "none: runs use --device cpu", NOTE)
+    text = f"{counted(len(seen), 'GPU')} for {counted(len(ranks), 'rank')}"
+    advice = "ranks share GPUs and wait for each other: start one rank for each GPU"
+    return CheckRow("GPUs", text, NOTE, advice) if len(seen) < len(ranks) else CheckRow("GPUs", text)
+
+
 def gpus(facts: list[Facts]) -> list[CheckRow]:
-    """Compare the GPUs of each host with its ranks; report if MPI is CUDA-aware."""
-
-    def judge(ranks: list[Facts]) -> CheckRow:
-        seen = {gpu for f in ranks for gpu in f.gpus}
-        if not seen and ranks[0].no_gpu:
-            return CheckRow("GPUs", "there is one, which hpcdl cannot use", NOTE, ranks[0].no_gpu)
-        if not seen:
-            return CheckRow("GPUs", "none: runs take --device cpu", NOTE)
-        text = f"{counted(len(seen), 'GPU')} for {counted(len(ranks), 'rank')}"
-        if len(seen) < len(ranks):
-            return CheckRow(
-                "GPUs", text, NOTE, "ranks share them, and wait for each other: a rank for each GPU is best"
-            )
-        return CheckRow("GPUs", text)
-
-    rows = per_host(facts, judge)
+    """Compare the GPUs of each host with its ranks; report whether MPI is CUDA-aware."""
+    rows = host_gpus(facts)
     if any(f.gpus for f in facts):
         aware = all(f.cuda_aware for f in facts)
         text = "yes" if aware else "no: messages from a GPU pass through the host's memory"
-        advice = (
-            "" if aware else "if the site has an MPI made for its GPUs, build mpi4py for it (make install MPI=site)"
-        )
-        rows.append(CheckRow("CUDA-aware MPI", text, OK if aware else NOTE, advice))
+        advice = "if the site has an MPI made for its GPUs, build mpi4py for it (make install MPI=site)"
+        rows.append(CheckRow("CUDA-aware MPI", text, *((OK, "") if aware else (NOTE, advice))))
     return rows
 
 
-def cache(facts: list[Facts]) -> list[CheckRow]:
-    """Check that the compile cache is writable and on a local disk."""
-    several = len(group_by_node(facts)) > 1
-
-    def judge(ranks: list[Facts]) -> CheckRow:
-        folder, kind, problem = ranks[0].cache
-        text = f"{folder} ({kind or 'unknown file system'})"
-        advice = "export NUMBA_CACHE_DIR=/tmp/$USER-numba, or another folder on a disk of each host"
-        if problem:
-            return CheckRow("compile cache", f"{text}: {problem}", HURTS, advice)
-        if kind.startswith(NETWORK):
-            text += ": over a network, where hosts that compile at once can spoil it"
-            return CheckRow("compile cache", text, HURTS if several else NOTE, advice)
-        return CheckRow("compile cache", text)
-
-    return per_host(facts, judge)
+@each_host
+def cache(ranks: list[Facts], hosts: int) -> CheckRow:
+    """Check that the compile cache is writable, and not shared by several hosts over a network; else it hurts."""
+    folder, kind, problem = ranks[0].cache
+    text = f"{folder} ({kind or 'unknown file system'})"
+    advice = "export NUMBA_CACHE_DIR=/tmp/$USER-numba, or another folder on each host's own disk"
+    if problem:
+        return CheckRow("compile cache", f"{text}: {problem}", HURTS, advice)
+    if kind.startswith(NETWORK):
+        text += ": on a network file system, where hosts that compile at the same time can damage the cache"
+        return CheckRow("compile cache", text, HURTS if hosts > 1 else NOTE, advice)
+    return CheckRow("compile cache", text)
 
 
 def clocks(facts: list[Facts]) -> list[CheckRow]:
-    """Report the offsets between the clocks of hosts."""
+    """Report the largest offset between the clocks of hosts; no row for a single host."""
     if len(group_by_node(facts)) == 1:
         return []
     first, last = min(facts, key=lambda f: f.clock), max(facts, key=lambda f: f.clock)
     apart = last.clock - first.clock
     text = f"{apart:.6f} s apart at most ({first.host}, {last.host})"
-    if apart > APART:
-        advice = "times of files and logs do not fit together: have the clocks set (chrony, ntp); traces are corrected"
-        return [CheckRow("clocks", text, NOTE, advice)]
-    return [CheckRow("clocks", text)]
+    advice = "times in files and logs of different hosts disagree: set the clocks (chrony, ntp); traces are corrected"
+    return [CheckRow("clocks", text, *((NOTE, advice) if apart > APART else ()))]
 
 
 def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float]) -> list[CheckRow]:
-    """Report latency and bandwidth of links, and all-reduce (seconds by algorithm) as a share of the slowest link."""
+    """Report latency and bandwidth of links, and the share of the slowest link that all-reduces (by name) reach."""
     if not links:
         return []
     host, within = {f.rank: f.host for f in facts}, len(group_by_node(facts)) == 1
@@ -302,10 +275,10 @@ def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float
     verdict, advice = OK, ""
     slow = [f"{host[link.a]} to {host[link.b]}" for link in links if link.bandwidth < SLOW * middle]
     if slow:
-        verdict, advice = NOTE, f"slower than the others: {', '.join(slow[:4])}" + ", ..." * (len(slow) > 4)
+        verdict, advice = NOTE, f"links below half the median: {', '.join(slow[:4])}" + ", ..." * (len(slow) > 4)
     elif not within and middle < ETHERNET:
         verdict = NOTE
-        advice = "if the hosts have a faster network, this MPI does not use it: take the site's (make install MPI=site)"
+        advice = "if the hosts have a faster network, this MPI does not use it: use the site's (make install MPI=site)"
     parts = {name: bandwidth_share(least, len(facts), taken) for name, taken in seconds.items()}
     each = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms ({parts[name]:.0%} of the bandwidth)" for name in seconds)
     return [
@@ -315,11 +288,8 @@ def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float
     ]
 
 
-# -- all together ----------------------------------------------------------------------------------------------------
-
-
 def examine(comm: MPI.Intracomm, quick: bool = False) -> list[CheckRow]:
-    """Return all rows on rank 0, and none on other ranks; collective. quick: without the network."""
+    """Return all rows on rank 0, no rows on other ranks; collective. quick: True to leave out the network."""
     seen = comm.gather(all_facts(comm))
     links, seconds = [], {}
     if comm.size > 1 and not quick:
@@ -330,36 +300,25 @@ def examine(comm: MPI.Intracomm, quick: bool = False) -> list[CheckRow]:
         return []
     library = launched.library()
     rows = [*mpi(seen), *mpiexec(comm.size, library, launched.mpiexecs()), *world(comm.size, library), *hosts(seen)]
-    rows += [
-        *cores(seen),
-        *busy(seen),
-        *pools(seen),
-        *room(seen, library),
-        *leftovers(seen),
-        *hdf5(seen),
-        *gpus(seen),
-        *cache(seen),
-    ]
-    return [*rows, *clocks(seen), *network(seen, links, seconds)]
+    rows += [*cores(seen), *busy(seen), *pools(seen), *room(seen, library), *leftovers(seen), *hdf5(seen)]
+    return [*rows, *gpus(seen), *cache(seen), *clocks(seen), *network(seen, links, seconds)]
 
 
 def leaders(facts: list[Facts]) -> list[int]:
-    """Return the first rank of each host; of a single host the first two."""
+    """Return the first rank of each host, or the first two ranks of a single host."""
     nodes = group_by_node(facts)
     return [ranks[0].rank for ranks in nodes] if len(nodes) > 1 else [f.rank for f in nodes[0][:2]]
 
 
 def warn(comm: MPI.Intracomm, several: bool = True) -> None:
-    """Warn on rank 0, in a line each, of problems of a training run that cheap checks find; collective.
-
-    several: True if the strategy runs on any number of ranks, so that a single one may be a mistake.
-    """
+    """Warn on rank 0 of the problems of a training run that cheap checks find, a line for each; collective.
+    several: True if the strategy runs on any number of ranks, so that a single rank may be a mistake."""
     seen = comm.gather(quick_facts(comm))
     if seen is None:
         return
     aside = launched.alone_in_allocation(comm.size, os.environ, launched.library()) if several else None
     rows = [CheckRow("world", aside[0], NOTE, aside[1])] if aside else []
-    rows += [row for row in [*cores(seen), *busy(seen)] if row.verdict == HURTS] + per_host(seen, tight)
+    rows += [row for row in [*cores(seen), *busy(seen)] if row.verdict == HURTS] + tight(seen)
     for row in rows:
         log.warning("%s: %s; %s (hpcdl doctor says more)", row.what, row.found, row.advice)
 
@@ -372,21 +331,6 @@ def group_by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
     return list(nodes.values())
 
 
-def per_host(facts: list[Facts], judge: Callable[[list[Facts]], CheckRow | None]) -> list[CheckRow]:
-    """Judge each host; equal rows of several hosts become one row that names them."""
-    nodes = group_by_node(facts)
-    said: dict[CheckRow, list[str]] = {}
-    for ranks in nodes:
-        row = judge(ranks)
-        if row is not None:
-            said.setdefault(row, []).append(ranks[0].host)
-    everywhere = [len(where) == len(nodes) for where in said.values()]
-    return [
-        row if everyone else row._replace(found=f"{format_hosts(where)}: {row.found}")
-        for (row, where), everyone in zip(said.items(), everywhere, strict=True)
-    ]
-
-
 def format_hosts(of_hosts: Iterable[str]) -> str:
     """Return a few hosts by name, many by their number."""
     found = list(of_hosts)
@@ -394,7 +338,7 @@ def format_hosts(of_hosts: Iterable[str]) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """Return the smallest and the largest value in three digits, or one if both look equal."""
+    """Return the smallest and the largest value in three digits, or one value if both look equal."""
     return " to ".join(dict.fromkeys(f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values))))
 
 

@@ -1,9 +1,6 @@
-"""Facts about a rank's environment: host, cores, threads, /dev/shm, versions, compile cache, GPUs, clock.
+"""Facts about a rank's environment: host, cores, threads, /dev/shm, versions, compile cache, GPUs, clock."""
 
-`quick_facts` costs a few messages, in every training run; `all_facts` opens files and libraries, for `hpcdl doctor`.
-The facts of all ranks are judged together (doctor.py).
-"""
-
+import contextlib
 import glob
 import os
 import time
@@ -20,24 +17,21 @@ from hpcdl.comm.trace import clock_offset
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import open_device
 from hpcdl.kernels.shared import all_reduce
+from hpcdl.machine.file_systems import file_system
 from hpcdl.machine.load import load
 from hpcdl.machine.threads import Threads
 from hpcdl.machine.versions import versions
 
-BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # thread counts; the first one set counts
 OLD = 3600  # seconds after which a file in /dev/shm counts as left over
 LEFTOVERS = ("mpich_shm_*", "sm_segment.*")  # file names of MPICH and Open MPI
 
 
 @dataclass
 class Facts:
-    """The facts of one rank; fields that only `all_facts` fills have defaults. node: equal for the ranks of a host.
-
-    cores: those it may use, of `machine` in all; spare: how many of them other processes leave, if known. blas: threads
-    of matrix products, set by `variable`, if any. room: free bytes of /dev/shm; leftovers: bytes of old files there, by
-    pattern. cache: the compile cache's folder, its file system, and why it is not writable. clock: seconds that the
-    host's clock is ahead of rank 0's.
-    """
+    """The facts of one rank; `leftovers` and later: by `all_facts` only. node: equal for ranks of a host. cores: usable
+    ones of `machine` cores. spare: cores that other processes leave; None: unknown. blas: threads of matrix products.
+    variable: environment variable that sets blas, or "". room: free bytes of /dev/shm; None: missing. leftovers: bytes
+    of old files there. cache: compile cache's folder, file system, problem. clock: seconds ahead of rank 0's."""
 
     rank: int
     node: int
@@ -60,20 +54,20 @@ class Facts:
 
 
 def quick_facts(comm: MPI.Intracomm) -> Facts:
-    """Return the facts that cost almost nothing; collective."""
+    """Return the facts that every training run collects, which cost a few messages; collective."""
     node = ranks_of_node(comm)
     first = node.bcast(comm.rank)
     node.Free()
-    variable = next((name for name in BLAS if os.environ.get(name, "").isdecimal()), "")
     cores = sorted(os.sched_getaffinity(0))
     machine = os.cpu_count() or len(cores)
     host, room = MPI.Get_processor_name(), free(shared_memory.FOLDER)
     blas = Threads(comm)
-    return Facts(comm.rank, first, host, cores, machine, blas.now, variable, room, load.available(blas.share.ranks))
+    spare = load.available(blas.share.ranks)
+    return Facts(comm.rank, first, host, cores, machine, blas.now, blas.share.fixed, room, spare)
 
 
 def all_facts(comm: MPI.Intracomm) -> Facts:
-    """Return all facts; collective."""
+    """Return all facts, for `hpcdl doctor`; opens files and libraries; collective."""
     facts = quick_facts(comm)
     facts.leftovers = leftover_files(shared_memory.FOLDER, time.time())
     facts.library = library_name(MPI.Get_library_version())
@@ -89,11 +83,10 @@ def all_facts(comm: MPI.Intracomm) -> Facts:
 
 def free(folder: str) -> int | None:
     """Return the free bytes of the folder's file system; None if the folder does not exist."""
-    try:
+    with contextlib.suppress(OSError):
         found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
+        return found.f_bavail * found.f_frsize
+    return None
 
 
 def leftover_files(folder: str, now: float) -> dict[str, int]:
@@ -101,12 +94,10 @@ def leftover_files(folder: str, now: float) -> dict[str, int]:
     found: dict[str, int] = {}
     for pattern in LEFTOVERS:
         for path in glob.glob(os.path.join(glob.escape(folder), pattern)):
-            try:
+            with contextlib.suppress(OSError):  # deleted meanwhile
                 about = os.stat(path)
-            except OSError:  # deleted meanwhile
-                continue
-            if now - about.st_mtime > OLD:
-                found[pattern] = found.get(pattern, 0) + 512 * about.st_blocks
+                if now - about.st_mtime > OLD:
+                    found[pattern] = found.get(pattern, 0) + 512 * about.st_blocks
     return found
 
 
@@ -116,7 +107,7 @@ def library_name(text: str) -> str:
 
 
 def compile_cache(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str, str]:
-    """Return the folder, its file system's type, and why it is not writable (empty if it is)."""
+    """Return the folder, its file system's type, and its problem: not writable, or not in NUMBA_CACHE_DIR; else ""."""
     problem, asked = "", os.environ.get("NUMBA_CACHE_DIR", "")
     try:
         os.makedirs(folder, exist_ok=True)
@@ -130,24 +121,8 @@ def compile_cache(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str, 
     return folder, file_system(folder, mounts), problem
 
 
-def file_system(folder: str, mounts: str = "/proc/mounts") -> str:
-    """Return the type of a folder's file system: of the longest mount point above it, the latest of equals."""
-    longest, kind, folder = "", "", os.path.realpath(folder)
-    try:
-        with open(mounts) as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return ""
-    for line in lines:
-        place = line[1].encode().decode("unicode_escape")  # a space is escaped as \040
-        inside = folder == place or folder.startswith(place.rstrip("/") + "/")
-        if inside and len(place) >= len(longest):
-            longest, kind = place, line[2]
-    return kind
-
-
 def visible_gpus() -> tuple[list[str], str]:
-    """Return the addresses of usable GPUs, or none and the reason, if the machine has GPUs."""
+    """Return (PCI addresses of usable GPUs, why no GPU of this machine is usable). "": one is, or there is no GPU."""
     if not (glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg")):
         return [], ""
     try:
@@ -158,11 +133,8 @@ def visible_gpus() -> tuple[list[str], str]:
 
 
 def clock_lead(comm: MPI.Intracomm) -> float:
-    """Return the seconds that this host's clock is ahead of rank 0's; collective.
-
-    It is computed from the trace's monotonic clock: its difference to the time of day on each host, and its offset
-    between the hosts.
-    """
+    """Return the seconds that this host's clock is ahead of rank 0's; collective. It is d - (d of rank 0) - (offset of
+    the monotonic clocks), with d = time of day - monotonic clock."""
     node = ranks_of_node(comm)
     offset = clock_offset(comm, node)
     node.Free()

@@ -1,13 +1,6 @@
 """Hardware report: topology, arithmetic, memory bandwidth and synchronization costs of this machine.
 
-    machine       cores, SMT siblings, caches, NUMA nodes                       topology.py
-    arithmetic    GFLOP/s by width of registers, chains and threads             hardware_arithmetic.py
-    memory        GB/s of each cache and of the memory; remote memory; types    hardware_memory.py
-    cores         a cache line from core to core, a barrier, a lock             hardware_threads.py
-    gpu           multiprocessors, warps, occupancy, copies, tensor cores       hardware_gpu.py
-
-Each part returns flat rows of numbers for --json; `tables` arranges them for a terminal.
-"""
+Each part (topology.py, hardware_*.py) returns flat rows of numbers for --json; `tables` arranges them for people."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -46,25 +39,18 @@ def machine_rows(found: MachineTopology) -> list[dict]:
     return rows
 
 
-def memory_rows(found: MachineTopology, seconds: float) -> list[dict]:
-    """Return the rows of the part `memory`."""
-    return memory(found, seconds) + remote(found, seconds) + divided(found, seconds) + narrow(found, seconds)
-
-
 PARTS: dict[str, Callable[[MachineTopology, float], list[dict]]] = {
     "machine": lambda found, seconds: machine_rows(found),
     "arithmetic": arithmetic,
-    "memory": memory_rows,
+    "memory": lambda found, s: memory(found, s) + remote(found, s) + divided(found, s) + narrow(found, s),
     "cores": between_cores,
 }
 
 
 def peak(rows: list[dict], dtype: str = "float32") -> float:
-    """Return the best GFLOP/s of one thread at any width; 0 if none was measured."""
-    one = [
-        row["gflops_best"] for row in rows_of_kind(rows, "arithmetic") if row["dtype"] == dtype and row["threads"] == 1
-    ]
-    return max(one, default=0.0)
+    """Return the best GFLOP/s of one thread at any width; 0 without a measurement."""
+    one = [row for row in rows_of_kind(rows, "arithmetic") if row["dtype"] == dtype and row["threads"] == 1]
+    return max((row["gflops_best"] for row in one), default=0.0)
 
 
 def bandwidths(rows: list[dict]) -> dict[str, float]:
@@ -82,21 +68,17 @@ def rows_of_kind(rows: list[dict], what: str) -> list[dict]:
 
 
 def disturbed_count(rows: list[dict]) -> tuple[int, int]:
-    """Return the number of values whose median is far below the best, as other work disturbed it, and of how many."""
+    """Return the number of values whose median is far from their best (other work disturbed it), and of all values."""
     pairs = [(row[name.removesuffix("_best")], row[name]) for row in rows for name in row if name.endswith("_best")]
     return sum(not FAR <= median / best <= 1 / FAR for median, best in pairs), len(pairs)
 
 
 def best_values(rows: list[dict]) -> list[dict]:
-    """Return the rows with best values instead of medians, except nanoseconds, whose table shows both."""
-    made = []
-    for row in rows:
-        best = {name.removesuffix("_best"): row[name] for name in row if name.endswith("_best")}
-        made.append(row if "nanoseconds" in row else row | best)
-    return made
-
-
-# -- for a terminal --------------------------------------------------------------------------------------------------
+    """Return the rows with best values in the place of medians, except of nanoseconds, whose table shows both."""
+    return [
+        row if "nanoseconds" in row else row | {name[:-5]: row[name] for name in row if name.endswith("_best")}
+        for row in rows
+    ]
 
 
 def tables(rows: list[dict]) -> list[ReportTable]:
@@ -110,10 +92,10 @@ def machine_table(rows: list[dict]) -> ReportTable:
     """Return the table of the topology."""
     cells = [["machine", "found"]]
     for row in rows_of_kind(rows, "processor"):
-        cells.append(["processor", f"{row['name'] or 'unnamed'}, as {row['source']} tells"])
+        cells.append(["processor", f"{row['name'] or 'unnamed'}, according to {row['source']}"])
     for row in rows_of_kind(rows, "cores"):
         each = row["threads_per_core"]
-        smt = f"{each} SMT siblings each" if each > 1 else "no SMT siblings to be seen"
+        smt = f"{each} SMT siblings each" if each > 1 else "no visible SMT siblings"
         cells.append(["cores", f"{row['usable']} in {counted(row['packages'], 'package')}, {smt}"])
     for row in rows_of_kind(rows, "cache"):
         shared = f"shared by {row['processors']} processors" if row["processors"] > 1 else "for each processor"
@@ -125,7 +107,7 @@ def machine_table(rows: list[dict]) -> ReportTable:
 
 
 def arithmetic_table(rows: list[dict]) -> ReportTable:
-    """Return a line for each type and width: one thread by chains, then more threads, then SMT siblings."""
+    """Return the table of GFLOP/s. Lines: width and type. Columns: one thread by chains, all threads, SMT siblings."""
     found = rows_of_kind(rows, "arithmetic")
     most = max((row["threads"] for row in found if row["on"] == "cores"), default=1)
     smt = any(row["on"] != "cores" for row in found)
@@ -138,11 +120,11 @@ def arithmetic_table(rows: list[dict]) -> ReportTable:
         line = [speed[chains, 1, True] for chains in CHAINS] + [speed[CHAINS[-1], most, True]] * (most > 1)
         line += [row["gflops"] for row in mine if row["on"] != "cores"]
         cells.append([level, dtype, *(f"{value:.1f}" for value in line)])
-    return ReportTable("peak arithmetic: multiply-add in chains of dependent steps; threads with most chains", cells)
+    return ReportTable(f"peak arithmetic: multiply-add in dependent chains; several threads: {CHAINS[-1]} each", cells)
 
 
 def memory_table(rows: list[dict]) -> ReportTable:
-    """Return a line for each number of threads and cache level, and one for each node's memory."""
+    """Return the table with a line for each number of threads and cache level, and one for each node's memory."""
     cells, speed = [["GB/s", "each thread", "threads", *LOOPS]], "gigabytes_per_second"
     found = rows_of_kind(rows, "bandwidth")
     for threads, on, place in dict.fromkeys((row["threads"], row["on"], row["place"]) for row in found):
@@ -153,26 +135,21 @@ def memory_table(rows: list[dict]) -> ReportTable:
     for row in rows_of_kind(rows, "numa"):
         where = f"memory of node {row['of_node']}, from node {row['from_node']}"
         cells.append([where, format_bytes(row["working_set_bytes_per_thread"]), "1", f"{row[speed]:.1f}", "", ""])
-    return ReportTable("bandwidth: arrays that stay in a cache, or in none", cells)
+    return ReportTable("bandwidth: arrays that fit into a cache, or into no cache (memory)", cells)
 
 
 def divided_table(rows: list[dict]) -> ReportTable:
-    """Return a line for the divided working set."""
+    """Return the table with a line for the divided working set."""
     cells = [["read, GB/s", "1 thread", "all threads", "speed-up", "best"]]
     for row in rows_of_kind(rows, "divided"):
-        who = f"{format_bytes(row['bytes'])}, each of {row['threads']} has its part in its {row['cache']}"
-        speed = (
-            row["one_thread_gigabytes_per_second"],
-            row["gigabytes_per_second"],
-            row["speed_up"],
-            row["speed_up_best"],
-        )
-        cells.append([who, *(f"{value:.1f}" for value in speed[:2]), *(f"{value:.2f}" for value in speed[2:])])
-    return ReportTable("a working set that the cores' own caches hold when it is divided", cells)
+        who = f"{format_bytes(row['bytes'])}, each of {row['threads']} threads has its part in its {row['cache']}"
+        speed = [f"{row[name]:.1f}" for name in ("one_thread_gigabytes_per_second", "gigabytes_per_second")]
+        cells.append([who, *speed, *(f"{row[name]:.2f}" for name in ("speed_up", "speed_up_best"))])
+    return ReportTable("a working set that fits into the cores' own caches when it is divided among them", cells)
 
 
 def types_table(rows: list[dict]) -> ReportTable:
-    """Return a line for each cache level, with a column for each type."""
+    """Return the table with a line for each cache level, and a column for each type."""
     found = rows_of_kind(rows, "types")
     kinds = list(dict.fromkeys(row["dtype"] for row in found))
     cells = [["10^9 elements/s", *kinds]]
@@ -183,14 +160,12 @@ def types_table(rows: list[dict]) -> ReportTable:
 
 
 def cores_table(rows: list[dict]) -> ReportTable:
-    """Return a line for each kind of synchronization."""
+    """Return the table with a line for each kind of synchronization."""
     cells = [["nanoseconds", "median", "shortest"]]
     for row in rows:
         if row["what"] in ("cache line", "barrier", "lock"):
             threads = counted(row.get("threads", 2), "thread")
-            name = (
-                f"cache line between {row['between']}" if row["what"] == "cache line" else f"{row['what']}, {threads}"
-            )
+            name = f"{row['what']} between {row['between']}" if "between" in row else f"{row['what']}, {threads}"
             best = f"{row['nanoseconds_best']:.1f}" if "nanoseconds_best" in row else "-"
             cells.append([name, f"{row['nanoseconds']:.1f}", best])
     return ReportTable("between cores", cells)

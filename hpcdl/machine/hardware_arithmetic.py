@@ -1,16 +1,8 @@
 """Peak arithmetic: a loop compiled for each register width, with one or many dependency chains.
 
-    scalar     x86-64, one number at a time: the loop is not vectorized
-    SSE        x86-64, registers of 128 bits: 4 float32, 2 float64
-    AVX2       x86-64-v3, 256 bits, and multiply-add as one instruction
-    AVX-512    x86-64-v4, 512 bits
-    native     Numba's default, if the processor is not x86-64
-
 Numba compiles for one processor per process, named by NUMBA_CPU_NAME and NUMBA_CPU_FEATURES, so each level is measured
-in its own process (`python -m hpcdl.machine.hardware_arithmetic PLAN`). It counts the vector instructions in the loop's
-machine code by width, which verifies the level. The Python is always kernels/probes.py's multiply_add; 2 flops per step
-and element, as one instruction or two.
-"""
+in its own process (`python -m hpcdl.machine.hardware_arithmetic PLAN`). The process verifies the level: it counts the
+loop's vector instructions by width. A step has 2 flops per element, in one instruction or two."""
 
 import json
 import os
@@ -39,7 +31,7 @@ SCALAR = re.compile(r"\bv?(?:mul|add|fmadd\d+)s[sd]\b.*%xmm")
 
 @dataclass(frozen=True)
 class Level:
-    """A register width: bits (0: scalar), Numba's target (cpu, features), and processor flags that it needs."""
+    """A register width: bits (0: not vectorized), Numba's target (cpu, features), and processor flags that it needs."""
 
     name: str
     bits: int
@@ -48,10 +40,9 @@ class Level:
     needs: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
-        """Return the additional environment variables of the process."""
-        said = dict(os.environ)
-        for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_LOOP_VECTORIZE", "NUMBA_SLP_VECTORIZE"):
-            said.pop(name, None)
+        """Return the environment variables of the process that measures this level."""
+        ours = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_LOOP_VECTORIZE", "NUMBA_SLP_VECTORIZE"
+        said = {name: value for name, value in os.environ.items() if name not in ours}
         if self.cpu:
             said |= {"NUMBA_CPU_NAME": self.cpu, "NUMBA_CPU_FEATURES": self.features}
         if not self.bits:
@@ -79,7 +70,7 @@ def levels() -> list[Level]:
 
 
 def arithmetic(found: MachineTopology, seconds: float, chosen: list[Level] | None = None) -> list[dict]:
-    """Return the rows of all levels, narrowest first."""
+    """Return the rows of the `chosen` levels, narrowest first; None: all levels. seconds: of each measurement."""
     rows = []
     for level in levels() if chosen is None else chosen:
         plan = {"bits": level.bits, "cpus": found.one_per_core(), "siblings": found.siblings(), "seconds": seconds}
@@ -88,7 +79,7 @@ def arithmetic(found: MachineTopology, seconds: float, chosen: list[Level] | Non
 
 
 def measure_in_process(level: Level, plan: dict[str, Any]) -> list[dict]:
-    """Return the rows measured by a process compiled for this level; UsageError, with its last line, if it fails."""
+    """Return the rows of a process that compiles for this level. Raises UsageError, with its last line, if it fails."""
     command = [sys.executable, "-m", __name__, json.dumps(plan)]
     asked: dict[str, Any] = {"env": level.environment(), "capture_output": True, "text": True, "timeout": PATIENCE}
     try:
@@ -102,7 +93,7 @@ def measure_in_process(level: Level, plan: dict[str, Any]) -> list[dict]:
 
 
 def measure(plan: dict[str, Any]) -> list[dict]:
-    """Return rows for float32 and float64: each number of chains on one processor, then on several."""
+    """Return rows for float32 and float64: each number of chains on one processor, then the most chains on several."""
     rows, cpus, siblings = [], plan["cpus"], plan["siblings"]
     for dtype in ("float32", "float64"):
         loop, instructions = compiled(dtype)
@@ -127,13 +118,13 @@ def compiled(dtype: str) -> tuple[Any, dict[str, int]]:
 
 
 def widths(machine_code: str) -> dict[str, int]:
-    """Count scalar multiplications and additions, and those in registers of 128, 256 and 512 bits."""
+    """Return the number of multiplications and additions by width: scalar, and registers of 128, 256 and 512 bits."""
     found = [WIDTHS[match[1]] for match in PACKED.finditer(machine_code)]
     return {"scalar": len(SCALAR.findall(machine_code)), **{str(bits): found.count(bits) for bits in WIDTHS.values()}}
 
 
 def flops(loop: Any, dtype: str, elements: int, cpus: list[int], seconds: float) -> dict[str, float]:
-    """Return GFLOP/s with this number of elements on each of these processors."""
+    """Return GFLOP/s of `loop` on an array of `elements` elements on each of these processors, all at once."""
     arrays = [CPU.zeros(elements, dtype) for _ in cpus]
     factor, addend = (np.dtype(dtype).type(value) for value in (0.999, 0.001))  # -> 1: no overflow, no denormals
 

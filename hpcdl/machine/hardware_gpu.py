@@ -8,10 +8,8 @@ maximum number of warps, limited by registers, shared memory and blocks:
     blocks = min(threads of an SM / threads of a block, registers / (registers of a thread * threads), ..., 32)
     occupancy = blocks * warps of a block / warps of an SM
 
-Products are cuBLAS's (`gemmEx`, through CuPy), 2 n^3 flops: float32 on the ordinary units; TF32 (float32 in memory,
-10 bits of mantissa in the factors) and bfloat16 on tensor cores, which multiply small matrices in one step. CuPy and
-numba-cuda are required only for a GPU; rows have the form of those of the CPU.
-"""
+Products are cuBLAS's (`gemmEx`, through CuPy), 2 n^3 flops: float32 on the ordinary units; TF32 (float32 in memory, 10
+bits of mantissa in the factors) and bfloat16 on tensor cores, which multiply small matrices in one step."""
 
 import math
 import statistics
@@ -28,11 +26,8 @@ KERNELS = ("add_into", "momentum", "adam", "add_bias_relu", "softmax_cross_entro
 # cudaDataType and cublasComputeType_t: (type of the factors, bytes of an element, type of the sums)
 R_32F, R_16BF = 0, 14
 COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
-PRODUCTS = {
-    "float32": (R_32F, 4, COMPUTE_32F),
-    "TF32": (R_32F, 4, COMPUTE_32F_FAST_TF32),
-    "bfloat16": (R_16BF, 2, COMPUTE_32F),
-}
+PRODUCTS = {"float32": (R_32F, 4, COMPUTE_32F), "TF32": (R_32F, 4, COMPUTE_32F_FAST_TF32)}
+PRODUCTS["bfloat16"] = R_16BF, 2, COMPUTE_32F
 NONE, DEFAULT_ALGORITHM = 0, -1  # no transposition; cuBLAS chooses the algorithm
 
 
@@ -47,10 +42,8 @@ class Limits(NamedTuple):
 
 
 def occupancy(threads: int, registers: int, shared: int, limits: Limits) -> float:
-    """Return the fraction of a multiprocessor's warps filled by blocks of `threads` threads.
-
-    registers: per thread, allocated to a warp in units of 256; shared: bytes per block. 0 if no block fits.
-    """
+    """Return the fraction of a multiprocessor's warps filled by blocks of `threads` threads; 0 if no block fits.
+    registers: per thread, allocated to a warp in units of 256. shared: bytes per block."""
     warps = -(-threads // limits.warp)
     of_warp = -(-registers * limits.warp // 256) * 256
     blocks = min(limits.blocks, limits.threads // (warps * limits.warp))
@@ -65,33 +58,26 @@ def gpu(device: Any) -> list[dict]:
     """Return the rows of a GPU opened by `open_device`."""
     xp = device.xp
     attributes = xp.cuda.runtime.getDeviceProperties(device.index)
-    limits = limits_of(attributes)
-    name = attributes["name"]
-    rows = [
-        {
-            "what": "gpu",
-            "name": name.decode() if isinstance(name, bytes) else name,
-            "multiprocessors": attributes["multiProcessorCount"],
-            "threads_per_multiprocessor": limits.threads,
-            "warp": limits.warp,
-            "registers_per_multiprocessor": limits.registers,
-            "shared_bytes_per_multiprocessor": limits.shared,
-            "l2_bytes": attributes["l2CacheSize"],
-            "memory_bytes": attributes["totalGlobalMem"],
-        }
-    ]
-    return rows + occupancies(device, limits) + copies(device) + products(device)
-
-
-def limits_of(attributes: dict[str, Any]) -> Limits:
-    """Return the limits from a device's CUDA attributes."""
-    return Limits(
+    limits = Limits(
         attributes["maxThreadsPerMultiProcessor"],
         attributes.get("maxBlocksPerMultiProcessor", 32),
         attributes["regsPerMultiprocessor"],
         attributes["sharedMemPerMultiprocessor"],
         attributes["warpSize"],
     )
+    name = attributes["name"]
+    row = {
+        "what": "gpu",
+        "name": name.decode() if isinstance(name, bytes) else name,
+        "multiprocessors": attributes["multiProcessorCount"],
+        "threads_per_multiprocessor": limits.threads,
+        "warp": limits.warp,
+        "registers_per_multiprocessor": limits.registers,
+        "shared_bytes_per_multiprocessor": limits.shared,
+        "l2_bytes": attributes["l2CacheSize"],
+        "memory_bytes": attributes["totalGlobalMem"],
+    }
+    return [row, *occupancies(device, limits), *copies(device), *products(device)]
 
 
 def occupancies(device: Any, limits: Limits) -> list[dict]:
@@ -104,22 +90,18 @@ def occupancies(device: Any, limits: Limits) -> list[dict]:
             compiled, _ = each.compile(np.dtype("float32"))
             registers, shared = largest(compiled.get_regs_per_thread()), largest(compiled.get_shared_mem_per_block())
             part = occupancy(launched.THREADS, registers, shared, limits)
-            attributes = {
-                "threads_per_block": launched.THREADS,
-                "registers_per_thread": registers,
-                "shared_bytes": shared,
-            }
-            rows.append({"what": "occupancy", "kernel": name, "function": each.name, **attributes, "occupancy": part})
+            row = {"what": "occupancy", "kernel": name, "function": each.name, "threads_per_block": launched.THREADS}
+            rows.append(row | {"registers_per_thread": registers, "shared_bytes": shared, "occupancy": part})
     return rows
 
 
 def largest(versions: Any) -> int:
-    """Return the largest value over the compiled versions of a kernel; numba-cuda gives a number if there is one."""
+    """Return the largest value over a kernel's compiled versions; numba-cuda gives a number if there is one version."""
     return int(max(versions.values()) if isinstance(versions, dict) else versions)
 
 
 def timed(xp: Any, call: Callable[[], Any], calls: int) -> float:
-    """Return the seconds of a call, of `calls` in a row between two events; the median of REPEATS."""
+    """Return the seconds of a call: the median of REPEATS measurements of `calls` calls between two events."""
     start, end, taken = xp.cuda.Event(), xp.cuda.Event(), []
     call()
     for _ in range(REPEATS):
@@ -162,10 +144,8 @@ def products(device: Any, n: int = SIZE) -> list[dict]:
 
         def call(kind: int = kind, compute: int = compute, at: list[int] = addresses) -> None:
             alpha, beta = one.ctypes.data, zero.ctypes.data
-            factors = (at[0], kind, n, at[1], kind, n)
-            cublas.gemmEx(
-                handle, NONE, NONE, n, n, n, alpha, *factors, beta, at[2], kind, n, compute, DEFAULT_ALGORITHM
-            )
+            factors, product = (at[0], kind, n, at[1], kind, n), (at[2], kind, n, compute, DEFAULT_ALGORITHM)
+            cublas.gemmEx(handle, NONE, NONE, n, n, n, alpha, *factors, beta, *product)
 
         taken = timed(xp, call, 4)
         rows.append({"what": "product", "type": name, "n": n, "gflops": 2e-9 * math.pow(n, 3) / taken})
@@ -173,7 +153,7 @@ def products(device: Any, n: int = SIZE) -> list[dict]:
 
 
 def cells(rows: list[dict]) -> list[list[str]]:
-    """Return the lines of a table for a terminal."""
+    """Return the lines of the table for a terminal."""
     made = [["GPU", "found"]]
     for row in rows:
         if row["what"] == "gpu":

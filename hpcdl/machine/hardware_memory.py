@@ -4,14 +4,11 @@
     copy     a <- b                2 b
     triad    a <- b + factor c     3 b, the STREAM benchmark's (McCalpin, 1995)
 
-Bytes are counted as in STREAM: those named in the loop, without write-allocate reads. The arrays of a loop together
-fill half of the cache, or a thread's share of that half in a shared cache; for memory, four times the capacity of all
-last-level caches. A thread touches its arrays first, on its own processor, so that they lie in its node's memory; for
-remote memory a thread of the other node does.
+Bytes are counted as in STREAM: arrays named in the loop, without write-allocate reads. The arrays of a loop together
+fill half of the cache, or a thread's share of that half. A thread touches its arrays first, so that they lie in its
+node's memory; remote memory is touched by a thread of the other node."""
 
-Narrow types: the kernel into <- into + values with values of 64, 32 and 16 bits; bytes bound its speed, not elements.
-"""
-
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,36 +38,31 @@ NARROW: dict[str, tuple[Any, str, str]] = {  # kernel, types of `into` and `valu
 
 
 def places(found: MachineTopology, cpus: list[int]) -> list[tuple[str, int]]:
-    """Return the name of each cache of the first processor and of memory, with the bytes for each thread."""
-    sizes = []
-    for cache in found.caches_of(cpus[0]):
-        sharing = sum(number in cache.shared for number in cpus)
-        sizes.append((f"L{cache.level}", cache.size // 2 // max(1, sharing)))
+    """Return (name, bytes of a thread's arrays) of each cache of the first processor, and of memory."""
+    sharing = {cache: max(1, len(cache.shared & {*cpus})) for cache in found.caches_of(cpus[0])}
+    sizes = [(f"L{cache.level}", cache.size // 2 // threads) for cache, threads in sharing.items()]
     return [*sizes, ("memory", memory_size(found) // len(cpus))]
 
 
 def memory_size(found: MachineTopology) -> int:
-    """Return bytes beyond all caches: four times the last level, 64 MiB to 1 GiB, at most 1/4 of free memory."""
+    """Return bytes beyond all caches: four times the last level, 64 MiB to 1 GiB, at most 1/4 of available memory."""
     last = max((cache.level for cache in found.caches), default=0)
     held = sum(cache.size for cache in found.caches if cache.level == last)
-    size = min(max(LEAST, 4 * held), MOST)
-    return min(size, available() // 4)
+    return min(max(LEAST, 4 * held), MOST, available() // 4)
 
 
 def memory(found: MachineTopology, seconds: float) -> list[dict]:
-    """Return rows for each loop, cache level and number of threads."""
+    """Return a row for each loop, place (cache level or memory) and number of threads. seconds: of each measurement."""
     cores, siblings = found.one_per_core(), found.siblings()
-    teams = [(cores[:count], "cores") for count in thread_counts(len(cores))] + [
-        (siblings, "siblings of one core")
-    ] * bool(siblings)
+    teams = [(cores[:count], "cores") for count in thread_counts(len(cores))]
+    teams += [(siblings, "siblings of one core")] * bool(siblings)
     rows = []
     for cpus, kind in teams:
         for place, size in places(found, cpus):
             for loop in LOOPS:
-                speed = bandwidth(loop, "float32", size, cpus, cpus, seconds)
-                about = {"what": "bandwidth", "place": place, "loop": loop, "dtype": "float32", "on": kind}
-                sized = {"threads": len(cpus), "working_set_bytes_per_thread": size}
-                rows.append({**about, **sized, **speed})
+                row: dict = {"what": "bandwidth", "place": place, "loop": loop, "dtype": "float32", "on": kind}
+                row |= {"threads": len(cpus), "working_set_bytes_per_thread": size}
+                rows.append(row | bandwidth(loop, "float32", size, cpus, cpus, seconds))
     return rows
 
 
@@ -79,7 +71,7 @@ def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], first_touch: li
     count, moved, call = LOOPS[loop]
     elements = max(2, size // count // np.dtype(dtype).itemsize // 2 * 2)
     if count * elements * np.dtype(dtype).itemsize * len(cpus) > available():
-        raise UsageError(f"there is no room for {len(cpus)} times {size} bytes")
+        raise UsageError(f"the bandwidth test has no room for {len(cpus)} times {size} bytes; free some memory")
     arrays: list[list[np.ndarray]] = [[] for _ in cpus]
 
     def fill(i: int) -> None:
@@ -93,13 +85,10 @@ def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], first_touch: li
 
 
 def remote(found: MachineTopology, seconds: float) -> list[dict]:
-    """Return rows of one thread that reads the memory of each node; none if there is one node."""
-    nodes = found.nodes()
-    if len(nodes) < 2:
-        return []
-    here, rows = min(nodes), []
-    for there in sorted(nodes):
-        size = memory_size(found)
+    """Return rows of one thread that reads the memory of each node; no rows for a single node."""
+    nodes, rows = found.nodes(), []
+    here, size = min(nodes), memory_size(found)
+    for there in sorted(nodes) if len(nodes) > 1 else ():
         speed = bandwidth("read", "float32", size, nodes[here][:1], nodes[there][:1], seconds)
         about = {"what": "numa", "from_node": here, "of_node": there, "working_set_bytes_per_thread": size}
         rows.append(about | speed)
@@ -107,11 +96,8 @@ def remote(found: MachineTopology, seconds: float) -> list[dict]:
 
 
 def divided(found: MachineTopology, seconds: float) -> list[dict]:
-    """Return a row for a working set that fits the private caches together, but none alone: one thread, then all.
-
-    It is three quarters of the sum of the largest private caches, so that n threads gain more than n times. None if
-    there is one core, or no private cache.
-    """
+    """Return a row for a working set of 3/4 of the private caches' sum, read by one thread, then divided among all.
+    It fits into the caches only if divided, so n threads gain more than n times. [] without several such caches."""
     cpus = found.one_per_core()
     own = [cache for cache in found.caches_of(cpus[0]) if not cache.shared & set(cpus[1:])]
     if len(cpus) < 2 or not own:
@@ -119,32 +105,31 @@ def divided(found: MachineTopology, seconds: float) -> list[dict]:
     each = own[-1].size * 3 // 4
     alone = bandwidth("read", "float32", each * len(cpus), cpus[:1], cpus[:1], seconds)
     all_of = bandwidth("read", "float32", each, cpus, cpus, seconds)
-    gain = {
-        name: all_of[f"gigabytes_per_second{name}"] / alone[f"gigabytes_per_second{name}"] for name in ("", "_best")
-    }
     about = {"what": "divided", "cache": f"L{own[-1].level}", "bytes": each * len(cpus), "threads": len(cpus)}
     about |= {f"one_thread_{name}": value for name, value in alone.items()} | all_of
-    return [about | {f"speed_up{name}": value for name, value in gain.items()}]
+    speed = "gigabytes_per_second"
+    return [about | {f"speed_up{each}": all_of[speed + each] / alone[speed + each] for each in ("", "_best")}]
 
 
 def narrow(found: MachineTopology, seconds: float) -> list[dict]:
-    """Return rows of additions of 64, 32 and 16-bit numbers, in the L2 cache, if there is one, and in memory."""
+    """Return rows of into <- into + values of 64, 32 and 16 bits, in the L2 cache, if any, and in memory."""
     cpus, rows = found.one_per_core()[:1], []
     sized = places(found, cpus)
     for place, size in [*sized[1:-1][:1], sized[-1]]:
         for kind, (kernel, own, other) in NARROW.items():
             elements = size // (np.dtype(own).itemsize + np.dtype(other).itemsize)
-            run = repeated(kernel, (CPU.zeros(elements, own), CPU.zeros(elements, other)), cpus)
+            arguments = CPU.zeros(elements, own), CPU.zeros(elements, other)
+            run = functools.partial(repeated, kernel, arguments, cpus)
             speed = per_round(run, seconds).rate("gigaelements_per_second", 1e-9 * elements)
             rows.append({"what": "types", "place": place, "dtype": kind, **speed})
     return rows
 
 
-def repeated(kernel: Callable, arguments: tuple, cpus: list[int]) -> Callable[[int], float]:
-    """Return a function: number of calls on one processor -> seconds."""
+def repeated(kernel: Callable, arguments: tuple, cpus: list[int], rounds: int) -> float:
+    """Return the seconds of `rounds` calls of `kernel` on one processor, cpus[0]."""
 
-    def calls(rounds: int) -> None:
+    def calls(_: int) -> None:
         for _ in range(rounds):
             kernel(*arguments)
 
-    return lambda rounds: run_threads(cpus, lambda i: calls(rounds))
+    return run_threads(cpus, calls)

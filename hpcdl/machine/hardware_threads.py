@@ -4,10 +4,8 @@
     barrier    each thread increments the word on its own line, and waits for all others
     lock       acquired by an exchange, released by a store: by one thread alone, and by several that contend
 
-A time is measured from the first thread's start to the last one's end and divided by the rounds, which are enough to
-hide thread start-up. It is measured REPEATS times; reported are the median and the minimum, which other work disturbs
-least.
-"""
+A time is from the first thread's start to the last one's end, divided by enough rounds to hide thread start-up. Of
+REPEATS times the median and the minimum, the least disturbed, are reported."""
 
 import os
 import statistics
@@ -35,7 +33,7 @@ class RoundTime(NamedTuple):
     best: float
 
     def rate(self, name: str, amount: float) -> dict[str, float]:
-        """Return row entries: an amount divided by both times."""
+        """Return row entries: an amount divided by each of the two times."""
         return {name: amount / self.median, f"{name}_best": amount / self.best}
 
     def nanoseconds(self, parts: int = 1) -> dict[str, float]:
@@ -44,10 +42,7 @@ class RoundTime(NamedTuple):
 
 
 def run_threads(cpus: list[int], body: Callable[[int], Any], first: Callable[[int], Any] | None = None) -> float:
-    """Return seconds of body(i) on the processors cpus[i], one thread each, from the first start to the last end.
-
-    first(i): preparation of a thread, such as touching its memory.
-    """
+    """Run body(i) on each processor cpus[i]; return seconds from first start to last end. first(i): untimed, before."""
     barrier = Barrier(len(cpus))
 
     def work(i: int) -> tuple[float, float]:
@@ -69,7 +64,7 @@ def run_threads(cpus: list[int], body: Callable[[int], Any], first: Callable[[in
 
 
 def per_round(run: Callable[[int], float], seconds: float) -> RoundTime:
-    """Measure seconds of one round, given run(rounds) -> seconds; takes about `seconds`."""
+    """Return the seconds of a round; run(rounds) -> seconds of so many rounds. Takes about `seconds` in all."""
     rounds, share = 1, seconds / REPEATS
     run(1)  # warm-up: compiles, touches the memory
     # The minimum of three: a single, interrupted run would lead to too few rounds.
@@ -85,17 +80,27 @@ def between_cores(found: MachineTopology, seconds: float) -> list[dict]:
     prepare(ping_pong, words, 0, 1)
     prepare(meet, words, 0, 1, 1, SPINS)
     prepare(take_turns, words, 1, SPINS)
-    cores = found.one_per_core()
-    rows = [line_row(words, *pair, found.relation(*pair), seconds) for pair in pairs(found)]
+    cores, rows = found.one_per_core(), list[dict]()
+
+    def timed(cpus: list[int], body: Callable[[int, int], Any]) -> RoundTime:
+        def run(rounds: int) -> float:
+            words[:] = 0
+            return run_threads(cpus, lambda i: body(i, rounds))
+
+        return per_round(run, seconds)
+
+    for pair in pairs(found):
+        spent = timed([*pair], lambda i, rounds: ping_pong(words, i, rounds))
+        about = {"what": "cache line", "between": found.relation(*pair), "processors": [*pair]}
+        rows.append(about | spent.nanoseconds(2))
     for count in thread_counts(len(cores))[1:]:
-        spent = per_round(lambda rounds, n=count: barrier_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+        spent = timed(cores[:count], lambda i, rounds, n=count: meet(words, i, n, rounds, SPINS))  # type: ignore[misc]
         rows.append({"what": "barrier", "threads": count, **spent.nanoseconds()})
     for count in thread_counts(len(cores)):
-        taken = per_round(lambda rounds, n=count: lock_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
-        row = {"what": "lock", "threads": count, **taken.nanoseconds(count)}
+        spent = per_round(lambda rounds, n=count: lock_seconds(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+        rows.append({"what": "lock", "threads": count, **spent.nanoseconds(count)})
         if count > 1:
-            del row["nanoseconds_best"]  # the best time has the least contention
-        rows.append(row)
+            del rows[-1]["nanoseconds_best"]  # the best time has the least contention
     return rows
 
 
@@ -115,26 +120,10 @@ def pairs(found: MachineTopology) -> list[tuple[int, int]]:
     return list(chosen.values())
 
 
-def line_row(words: np.ndarray, a: int, b: int, relation: str, seconds: float) -> dict:
-    """Return the row of a cache line's latency between two processors."""
-
-    def run(rounds: int) -> float:
-        words[:] = 0
-        return run_threads([a, b], lambda i: ping_pong(words, i, rounds))
-
-    return {"what": "cache line", "between": relation, "processors": [a, b], **per_round(run, seconds).nanoseconds(2)}
-
-
-def barrier_seconds(words: np.ndarray, cpus: list[int], rounds: int) -> float:
-    """Return the seconds of so many barriers."""
-    words[:] = 0
-    return run_threads(cpus, lambda i: meet(words, i, len(cpus), rounds, SPINS))
-
-
 def lock_seconds(words: np.ndarray, cpus: list[int], rounds: int) -> float:
-    """Return the seconds in which each thread acquires the lock `rounds` times; RuntimeError if exclusion fails."""
+    """Return the seconds in which each thread acquires the lock `rounds` times. RuntimeError if exclusion fails."""
     words[:] = 0
     taken = run_threads(cpus, lambda i: take_turns(words, rounds, SPINS))
     if words[LINE] != rounds * len(cpus):
-        raise RuntimeError(f"{len(cpus)} threads took the lock {rounds * len(cpus)} times, and {words[LINE]} counted")
+        raise RuntimeError(f"the lock failed: {len(cpus)} threads counted {words[LINE]}, not {rounds * len(cpus)}")
     return taken

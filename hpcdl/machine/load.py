@@ -3,8 +3,7 @@
     available cores = (CPU seconds of this process + idle seconds of its cores / ranks that share them) / seconds
 
 A rank without competitors sees all its cores, however busy it is itself; beside a busy process on each core it sees the
-share that the kernel gives it. $HPCDL_LOAD=ignore turns the measurement off, as on a quiet machine.
-"""
+share that the kernel gives it. $HPCDL_LOAD=ignore turns the measurement off."""
 
 import os
 import time
@@ -26,7 +25,7 @@ class LoadSample(NamedTuple):
 
 
 def take_sample(cores: set[int]) -> LoadSample | None:
-    """Take a sample; None if the kernel does not report the load."""
+    """Return a sample; None if the kernel does not report the load."""
     names = {f"cpu{core}" for core in cores}
     try:
         rows = [row.split() for row in STAT.read_text().splitlines() if row.startswith("cpu")]
@@ -37,17 +36,14 @@ def take_sample(cores: set[int]) -> LoadSample | None:
 
 
 class Load:
-    """The cores that other processes leave, between samples."""
+    """Measures how many cores other processes leave, between two samples."""
 
     def __init__(self) -> None:
         self.before = take_sample(os.sched_getaffinity(0))
         self.last: float | None = None  # available cores at the last sample
 
     def measure(self, ranks: int, min_seconds: float) -> float | None:
-        """Return the cores available since the last sample to one of `ranks` ranks on the same cores.
-
-        None if the sample is less than `min_seconds` old, or the load is unknown or ignored.
-        """
+        """Return the cores available to one of `ranks` ranks since the last sample; None if too recent or unknown."""
         early = self.before is not None and time.monotonic() - self.before.at < min_seconds
         if early or os.environ.get("HPCDL_LOAD") == "ignore":
             return None
@@ -59,12 +55,13 @@ class Load:
         return self.last
 
     def available(self, ranks: int) -> float | None:
-        """Return the available cores, or the last value if it is recent; waits for the first one."""
-        ignored = os.environ.get("HPCDL_LOAD") == "ignore"
-        if self.last is None and self.before is not None and not ignored:
+        """Return the available cores; None if unknown. A recent value is used again; the first call waits."""
+        if os.environ.get("HPCDL_LOAD") == "ignore":
+            return None
+        if self.last is None and self.before is not None:
             time.sleep(max(0.0, self.before.at + LEAST - time.monotonic()))
         found = self.measure(ranks, LEAST)
-        return self.last if found is None and not ignored else found
+        return self.last if found is None else found
 
 
 load = Load()  # takes the first sample now, before the process starts MPI and reads its data

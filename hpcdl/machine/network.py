@@ -5,11 +5,8 @@
     all-reduce   K bytes on N ranks: the ring sends 2 (N - 1) / N K bytes over each link, and no algorithm by messages
                  sends less; so 2 (N - 1) / N K / (seconds * bandwidth) is the fraction of the bandwidth reached
 
-The first rank of each host measures; on one host, its first two ranks. Pairs without a common host run at the same
-time. Idle ranks nap, because MPI's own waiting occupies a core that a measuring rank may need. Sources: Hockney, "The
-communication challenge for MPP", 1994; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", 2009.
-"""
+Idle ranks nap, as MPI's own waiting occupies a core. (Hockney, "The communication challenge for MPP", 1994; Patarasuk
+and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009)"""
 
 import time
 from typing import NamedTuple
@@ -18,12 +15,12 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce import algorithm
-from hpcdl.comm.progress import activity, nap_until
+from hpcdl.comm.progress import inside, nap_until
 
 LONG, VECTOR = 1 << 20, 4 << 20  # bytes of the long message, and of the vector
 SECONDS = 0.05  # of each measurement, without warm-up
 ROUNDS = 2, 200  # minimum, maximum
-ALL = 6  # hosts up to which every pair is measured; of more, only neighbours
+ALL = 6  # hosts up to which every pair is measured; of more hosts, only neighbours
 
 
 class LinkSpeed(NamedTuple):
@@ -52,23 +49,23 @@ def pairs(players: list[int]) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(comm: MPI.Intracomm, players: list[int]) -> list[LinkSpeed]:
-    """Measure the links between these ranks; return them on all ranks; collective."""
+    """Return the speed of the links between these ranks, on all ranks; collective."""
     measured = []
     for games in pairs(players):
         for a, b in games:
             if comm.rank in (a, b):
-                with activity.inside(f"ping-pong of ranks {a} and {b}"):
+                with inside(f"ping-pong of ranks {a} and {b}"):
                     short, long = (ping_pong(comm, a, b, size) for size in (1, LONG))
                 if comm.rank == a:
                     measured.append(LinkSpeed(a, b, short, LONG / long))
         come = comm.Ibarrier()
         nap_until(come.Test, "round of ping-pong")
-    with activity.inside("results of ping-pong"):
+    with inside("results of ping-pong"):
         return sorted(link for links in comm.allgather(measured) for link in links)
 
 
 def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
-    """Return the seconds of a message of `size` bytes between two ranks, half the minimum round trip, on rank a."""
+    """Return the seconds of a message of `size` bytes between two ranks: half the minimum round trip, on rank a."""
     ball, other = np.zeros(size, np.uint8), b if comm.rank == a else a
     taken = []
 
@@ -94,7 +91,7 @@ def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
 
 
 def repetitions(seconds: float) -> int:
-    """Return how many repetitions of so many seconds fit into SECONDS."""
+    """Return how many repetitions of `seconds` seconds fit into SECONDS, within ROUNDS."""
     least, most = ROUNDS
     return int(min(most, max(least, SECONDS / max(seconds, 1e-9))))
 
@@ -109,11 +106,11 @@ def measure_all_reduce(comm: MPI.Intracomm, name: str) -> float:
         function(comm, vector)
         return comm.allreduce(time.perf_counter() - start, MPI.MAX)
 
-    with activity.inside(f"all-reduce by {name}"):
+    with inside(f"all-reduce by {name}"):
         turn()
         return min(turn() for _ in range(repetitions(turn())))
 
 
 def bandwidth_share(bandwidth: float, ranks: int, seconds: float, size: int = VECTOR) -> float:
-    """Return the fraction of a bandwidth that an all-reduce of `size` bytes has reached."""
+    """Return the fraction of a bandwidth that an all-reduce of `size` bytes in `seconds` seconds has reached."""
     return 2 * (ranks - 1) / ranks * size / (seconds * bandwidth)

@@ -1,16 +1,13 @@
 """BLAS threads: each rank gets its share of the cores, as oversubscribed threads would wait for each other.
 
-Measured on 2 cores: 2 ranks with 2 threads each take 22 ms for a step that takes 0.4 ms with 1 thread each.
-
-A rank may use the cores that it is bound to, limited by Slurm's allotment or a container's quota on a shared node. If
-other processes compute on these cores, it takes fewer: a thread without a core delays all others (load.py).
-"""
+Measured on 2 cores: 2 ranks with 2 threads each take 22 ms for a step that takes 0.4 ms with 1 thread each. A rank may
+use the cores that it is bound to, limited by Slurm's allotment or a container's quota on a shared node. If other
+processes compute on these cores, it takes fewer: a thread without a core delays all others (load.py)."""
 
 import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,41 +18,34 @@ from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.machine.load import load
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "MICROSECONDS PERIOD", or "max PERIOD", of a container
+BLAS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"  # the first one set counts
 SPARE = 0.25  # of a core that may be missing for a thread
 SECONDS = 1.0  # between two votes
 
 
 class ThreadShare(NamedTuple):
-    """The BLAS threads for a rank's share of the cores, and the number of ranks on the same cores.
-
-    fixed: True if the user has set the number.
-    """
+    """A rank's share: BLAS threads, ranks on the same cores, and the user's variable that fixes the threads, if any."""
 
     threads: int
     ranks: int
-    fixed: bool
+    fixed: str = ""
 
 
 def share(comm: MPI.Intracomm) -> ThreadShare:
-    """Return the user's setting, or this rank's share of its cores; collective."""
+    """Return the user's setting, or else this rank's share of its cores; collective."""
     node = ranks_of_node(comm)
     mine = os.sched_getaffinity(0)
     everyone = node.allgather(sorted(mine))
     node.Free()
     ranks = everyone.count(sorted(mine))  # ranks with the same cores
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in BLAS:
         if os.environ.get(name, "").isdecimal():
-            return ThreadShare(max(1, int(os.environ[name])), ranks, True)
-    return ThreadShare(max(1, min(len(mine) // ranks, allotted() // len(everyone))), ranks, False)
-
-
-def threads(comm: MPI.Intracomm) -> int:
-    """Return the BLAS threads for this rank: its share, less the load of other processes; collective."""
-    return Threads(comm).now
+            return ThreadShare(max(1, int(os.environ[name])), ranks, name)
+    return ThreadShare(max(1, min(len(mine) // ranks, allotted() // len(everyone))), ranks)
 
 
 def allotted() -> int:
-    """Return the cores of this node allotted to the job or container; a huge number without a limit."""
+    """Return the cores of this node allotted to the job or container; sys.maxsize without a limit."""
     limits = [sys.maxsize]
     slurm = os.environ.get("SLURM_CPUS_ON_NODE", "")
     if "SLURM_JOB_ID" in os.environ and slurm.isdecimal():
@@ -68,10 +58,8 @@ def allotted() -> int:
 
 class Threads:
     """BLAS threads of the ranks of `comm`: a fraction 1, 1/2, 1/4, ... of their shares, equal on all ranks.
-
     Equal fractions give equal bits on ranks that compute the same product. As a context it limits the threads of its
-    body. The constructor is collective; `vote` and `agreed` change the fraction later.
-    """
+    body. The constructor is collective; `vote` and `agreed` change the fraction later."""
 
     def __init__(self, comm: MPI.Intracomm):
         self.share, self.halved = share(comm), 0
@@ -83,7 +71,7 @@ class Threads:
 
     @property
     def now(self) -> int:
-        """Current threads of this rank."""
+        """The current number of threads of this rank."""
         return max(1, self.share.threads >> self.halved)
 
     def vote(self) -> int:
@@ -110,10 +98,3 @@ class Threads:
 
     def __exit__(self, *_: object) -> None:
         self.limits.restore_original_limits()
-
-
-@contextlib.contextmanager
-def limited(comm: MPI.Intracomm) -> Iterator[None]:
-    """Context that limits BLAS threads to this rank's share; collective."""
-    with Threads(comm):
-        yield

@@ -5,11 +5,11 @@
     core         a physical core; its SMT siblings share its arithmetic units and first-level caches
     processor    a logical CPU: one for each SMT sibling
 
-Both sources give the same `MachineTopology`. Processors have the system's numbers.
-"""
+Both sources give the same `MachineTopology`, with the system's numbers of processors."""
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -46,7 +46,7 @@ class Cache:
 
 @dataclass
 class MachineTopology:
-    """The topology of a machine; source: hwloc or /sys; memory: bytes of each node; usable: allowed processors."""
+    """A machine's topology. source: hwloc or /sys. memory: bytes by node. usable: processors open to this process."""
 
     source: str
     model: str
@@ -61,18 +61,17 @@ class MachineTopology:
 
     def cores(self) -> dict[int, list[int]]:
         """Return the usable processors of each core."""
-        found: dict[int, list[int]] = {}
-        for each in self.processors:
-            if each.number in self.usable:
-                found.setdefault(each.core, []).append(each.number)
-        return found
+        return self._usable_by("core")
 
     def nodes(self) -> dict[int, list[int]]:
         """Return the usable processors of each NUMA node."""
+        return self._usable_by("node")
+
+    def _usable_by(self, unit: str) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for each in self.processors:
             if each.number in self.usable:
-                found.setdefault(each.node, []).append(each.number)
+                found.setdefault(getattr(each, unit), []).append(each.number)
         return found
 
     def one_per_core(self) -> list[int]:
@@ -80,7 +79,7 @@ class MachineTopology:
         return [numbers[0] for numbers in self.cores().values()]
 
     def siblings(self) -> list[int]:
-        """Return the usable processors of the first core with several; empty without SMT."""
+        """Return the usable processors of the first core that has several of them; [] without SMT."""
         return next((numbers for numbers in self.cores().values() if len(numbers) > 1), [])
 
     def caches_of(self, number: int) -> list[Cache]:
@@ -101,7 +100,7 @@ class MachineTopology:
 
 
 def topology() -> MachineTopology:
-    """Return this machine's topology, from lstopo if available, else from /sys."""
+    """Return this machine's topology, from lstopo if possible, else from /sys."""
     for name in LSTOPO:
         if shutil.which(name):
             with contextlib.suppress(OSError, subprocess.SubprocessError, ElementTree.ParseError, ValueError):
@@ -114,47 +113,45 @@ def topology() -> MachineTopology:
 
 
 def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> MachineTopology:
-    """Read the topology from /sys/devices/system; missing files are skipped."""
+    """Return the topology from /sys/devices/system; missing files are skipped."""
     numbers = numbers_of(text_of(root / "cpu" / "online")) or sorted(os.sched_getaffinity(0))
     nodes: dict[int, int] = {}
     memory: dict[int, int] = {}
     for folder in sorted((root / "node").glob("node[0-9]*")):
         node = int(folder.name.removeprefix("node"))
         nodes |= dict.fromkeys(numbers_of(text_of(folder / "cpulist")), node)
-        for line in text_of(folder / "meminfo").splitlines():
-            if " MemTotal:" in line:
-                memory[node] = int(line.split()[-2]) * 1024
+        total = re.search(r" MemTotal:\s*(\d+)", text_of(folder / "meminfo"))
+        memory |= {node: int(total[1]) * 1024} if total else {}
     processors, caches = [], set()
     for number in numbers:
         about = root / "cpu" / f"cpu{number}"
         siblings = numbers_of(text_of(about / "topology" / "thread_siblings_list")) or [number]
         package = text_of(about / "topology" / "physical_package_id")
-        processors.append(
-            Processor(number, min(siblings), int(package) if package.isdecimal() else 0, nodes.get(number, -1))
-        )
+        chip = int(package) if package.isdecimal() else 0
+        processors.append(Processor(number, min(siblings), chip, nodes.get(number, -1)))
         for folder in (about / "cache").glob("index[0-9]*"):
             level, size = text_of(folder / "level"), text_of(folder / "size")
             if text_of(folder / "type") in ("Data", "Unified") and level.isdecimal() and size:
                 shared = numbers_of(text_of(folder / "shared_cpu_list")) or [number]
                 caches.add(Cache(int(level), bytes_of(size), frozenset(shared)))
-    return MachineTopology("/sys", model_of(text_of(cpuinfo)), processors, ordered(caches), memory)
+    model = re.search(r"^(?:model name|Model)\s*:(.*)", text_of(cpuinfo), re.MULTILINE)
+    return MachineTopology("/sys", model[1].strip() if model else "", processors, ordered(caches), memory)
 
 
 def from_hwloc(text: str) -> MachineTopology:
-    """Parse lstopo's XML of hwloc 2."""
+    """Return the topology from lstopo's XML of hwloc 2."""
     machine = ElementTree.fromstring(text)
     owner: dict[str, dict[int, int]] = {"Core": {}, "Package": {}, "NUMANode": {}}
     memory: dict[int, int] = {}
     caches, numbers, model = set(), [], ""
     for each in machine.iter("object"):
         kind, own = each.get("type", ""), bits_of(each.get("cpuset", ""))
+        index = int(each.get("os_index", "0"))
         if kind == "PU":
-            numbers.append(int(each.get("os_index", "0")))
-        elif kind == "Core":
-            owner[kind] |= dict.fromkeys(own, min(own))
-        elif kind in ("Package", "NUMANode"):
-            owner[kind] |= dict.fromkeys(own, int(each.get("os_index", "0")))
-            memory |= {int(each.get("os_index", "0")): int(each.get("local_memory", "0"))} if kind == "NUMANode" else {}
+            numbers.append(index)
+        elif kind in owner:
+            owner[kind] |= dict.fromkeys(own, min(own) if kind == "Core" else index)
+            memory |= {index: int(each.get("local_memory", "0"))} if kind == "NUMANode" else {}
         elif kind.endswith("Cache") and KINDS.get(each.get("cache_type", ""), "") in ("data", "unified"):
             caches.add(Cache(int(each.get("depth", "0")), int(each.get("cache_size", "0")), frozenset(own)))
         said = {info.get("name"): info.get("value", "") for info in each.findall("info")}
@@ -167,16 +164,15 @@ def from_hwloc(text: str) -> MachineTopology:
 
 
 def ordered(caches: Iterable[Cache]) -> list[Cache]:
-    """Sort caches by level, then by processor."""
+    """Return the caches by level, then by processor."""
     return sorted(caches, key=lambda cache: (cache.level, min(cache.shared)))
 
 
 def text_of(path: Path) -> str:
-    """Return a file's stripped text; empty if it cannot be read."""
-    try:
+    """Return a file's stripped text; "" if it cannot be read."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return ""
 
 
 def numbers_of(text: str) -> list[int]:
@@ -190,7 +186,7 @@ def numbers_of(text: str) -> list[int]:
 
 
 def bits_of(text: str) -> list[int]:
-    """Return the bit numbers of a mask such as "0x00000003", or comma-separated words of 32 bits, highest first."""
+    """Return the numbers of the bits set in "0x00000003", or in words of 32 bits with commas between, highest first."""
     mask = 0
     for word in filter(None, text.split(",")):
         mask = mask << 32 | int(word, 16)
@@ -199,14 +195,4 @@ def bits_of(text: str) -> list[int]:
 
 def bytes_of(text: str) -> int:
     """Parse bytes such as "48K"."""
-    unit = UNITS.get(text[-1:], 1)
-    return int(text[:-1] if text[-1:] in UNITS else text) * unit
-
-
-def model_of(cpuinfo: str) -> str:
-    """Return the processor's model name."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model"):
-            return value.strip()
-    return ""
+    return int(text.rstrip("KMG")) * UNITS.get(text[-1:], 1)

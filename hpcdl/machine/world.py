@@ -8,13 +8,9 @@
 
 A library contacts its launcher by PMI (MPICH and its derivatives) or PMIx (Open MPI). If the launcher offers the other
 protocol, or none, the library assumes a process started alone: N processes become N worlds of one rank, which all do
-all the work. MPICH without PMIx refuses to start, and exits with its own message.
-
-The library's own variables have precedence: an mpiexec inside a Slurm step starts its own number of processes, not the
-step's. A batch script has SLURM_NTASKS and SLURM_PROCID, too, but no step number, and is not launched.
-Sources: Balaji et al., "PMI: a scalable parallel process-management interface", 2010; Castain et al., "PMIx: process
-management for exascale environments", 2017.
-"""
+all the work. The library's own variables have precedence: an mpiexec inside a Slurm step starts its own number of
+processes. A batch script has SLURM_NTASKS, too, but no step number. (Balaji et al., "PMI: a scalable parallel
+process-management interface", 2010; Castain et al., "PMIx: process management for exascale environments", 2017)"""
 
 import os
 import re
@@ -35,14 +31,14 @@ if TYPE_CHECKING:
 OPEN_MPI = "Open MPI"
 FLAVOURS = {OPEN_MPI: "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2", "Cray MPICH": "cray_shasta"}
 MPICH_ROOM = 1_062_000  # bytes of /dev/shm that it needs for each rank (measured with 5.0.2)
-ENLARGE = "in a container: docker run --shm-size=8g; else remove what fills it, or mount -o remount,size=8g /dev/shm"
-GET_MPI = "pip install 'hpcdl[mpi]', or load the site's MPI module, or give the library's file as MPI4PY_LIBMPI"
+ENLARGE = "in a container: docker run --shm-size=8g; else delete old files there, or mount -o remount,size=8g /dev/shm"
+GET_MPI = "pip install 'hpcdl[mpi]', or load the site's MPI module, or set MPI4PY_LIBMPI to the library's file"
 PATIENCE = 2.0  # seconds: Open MPI's mpiexec kills all when one exits, and the reporting one may be late
-SPECIAL = 0xFFFFFFF0  # from here on: Slurm's step numbers of batch scripts and interactive shells, without srun
+SPECIAL = 0xFFFFFFF0  # least of the step numbers that Slurm gives batch scripts and interactive shells, without srun
 
 
 class Launch(NamedTuple):
-    """The launch of this process; by: mpiexec or srun; variable: the environment variable with the number of ranks."""
+    """Launch of this process, number `number` of `ranks`. by: mpiexec or srun. variable: the one read for `ranks`."""
 
     by: str
     ranks: int
@@ -51,7 +47,7 @@ class Launch(NamedTuple):
 
 
 def launch(environ: Mapping[str, str], library: str) -> Launch | None:
-    """Return the launch of this process, or None if it was started alone. library: its MPI library."""
+    """Return the launch of this process; None if it was started alone. library: its MPI library."""
     mpiexecs = [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")]
     said = mpiexecs if library == OPEN_MPI else mpiexecs[::-1]
     if in_step(environ):
@@ -65,32 +61,33 @@ def launch(environ: Mapping[str, str], library: str) -> Launch | None:
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """True if a user's srun has started this process, not one by which mpiexec reaches other hosts."""
+    """True if a user's srun has started this process, not an srun by which mpiexec reaches other hosts."""
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < SPECIAL and "SLURM_EXTERNAL_LAUNCHER" not in environ
 
 
 def library() -> str:
-    """Return the MPI library of this Python: MPICH, Open MPI, Intel MPI, ... ."""
+    """Return the MPI library of this Python: MPICH, Open MPI, Intel MPI, ... ; starts MPI."""
     from mpi4py import MPI  # imported here: the import starts MPI
 
     return "Cray MPICH" if "CRAY" in MPI.Get_library_version().upper() else MPI.get_vendor()[0]
 
 
 def split_world(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str, int] | None:
-    """Return problem, advice and launcher's number if this is one of several worlds of one rank; else None."""
+    """Return (problem, advice, number of this process) if it is one of several worlds of one rank; else None."""
     found = launch(environ, library)
     if size > 1 or found is None or found.ranks == 1:
         return None
     offered = "PMIx" if "PMIX_RANK" in environ else "PMI" if "PMI_RANK" in environ else "no PMI"
     said = f"{found.by} has started {found.ranks} processes ({found.variable}) and offers {offered}"
-    what = f"{said}: {library} finds no others, and each is a world of its own"
+    what = f"{said}: {library} finds no other process, and each process is a world of its own"
     return what, launch_advice(library, environ, found.by), found.number
 
 
 def launch_advice(library: str, environ: Mapping[str, str], by: str = "") -> str:
-    """Return how to start several ranks of this library here, first with the launcher that was used."""
-    ways = [matching_mpiexec(library) or f"the mpiexec of {library}"]
+    """Return advice on starting several ranks of this library here, first with the launcher `by` that was used."""
+    own = (path for path, other in mpiexecs() if other and compatible(library, other))
+    ways = [next(own, f"the mpiexec of {library}")]
     if "SLURM_JOB_ID" in environ or shutil.which("srun"):
         srun = f"srun --mpi={FLAVOURS.get(library, 'NAME')}" + " (srun --mpi=list)" * (library not in FLAVOURS)
         ways.insert(by == "mpiexec", srun)
@@ -108,7 +105,7 @@ def alone_in_allocation(size: int, environ: Mapping[str, str], library: str) -> 
 
 
 def mpiexecs() -> list[tuple[str, str | None]]:
-    """Return path and library of each mpiexec: the one on the PATH, then the one beside Python."""
+    """Return (path, library) of the mpiexec on the PATH, then of the one beside Python; library: None if unknown."""
     beside = str(Path(sys.executable).with_name("mpiexec"))
     paths = [path for path in (shutil.which("mpiexec"), beside) if path and os.access(path, os.X_OK)]
     return [(path, library_of(path)) for path in dict.fromkeys(paths)]
@@ -127,23 +124,16 @@ def library_of(mpiexec: str) -> str | None:
 
 
 def compatible(library: str, other: str | None) -> bool:
-    """True if the launcher of one library starts programs of the other: all but Open MPI derive from MPICH."""
+    """True if launchers of `other` start programs of `library`, or may (None): all but Open MPI derive from MPICH."""
     return other is None or (library == OPEN_MPI) == (other == OPEN_MPI)
-
-
-def matching_mpiexec(library: str) -> str | None:
-    """Return an mpiexec of this library, or None."""
-    return next((path for path, other in mpiexecs() if other and compatible(library, other)), None)
 
 
 def start(status: int = 2) -> None:
     """Start MPI with clear errors; call it before importing mpi4py.MPI, which would start MPI itself.
 
     Three errors end the process with one line and this status, where the import gives a traceback, an obscure message
-    or none: a missing MPI library; a /dev/shm too small for MPICH, which writes to it without reserving pages (SIGBUS);
-    and a launcher that offers only PMIx, which some MPICH builds lack: an MPI session tests that, as its errors are
-    returned.
-    """
+    or none: no MPI library; a /dev/shm too small for MPICH, which writes to it without reserving pages (SIGBUS); and a
+    launcher that offers only PMIx, which some MPICH builds lack (an MPI session shows it: it returns errors)."""
     import mpi4py
 
     pmix = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
@@ -187,15 +177,13 @@ def without_library(error: ImportError | RuntimeError, status: int = 2) -> None:
 
 
 def shm_shortage(environ: Mapping[str, str], folder: str = shared_memory.FOLDER) -> str:
-    """Return the shortage of /dev/shm for MPICH as text; empty if it suffices, or other hosts' ranks would wait.
-
-    A single process checks the free bytes; one of several the total, which does not change while others start.
-    """
+    """Return the shortage of /dev/shm for MPICH as text; "" if the room suffices, or other hosts' ranks would wait in
+    vain. A lone process checks the free bytes; one of several checks the total, which does not change meanwhile."""
     here, found = ranks_on_host(environ), launch(environ, "MPICH")
     try:
         about = os.statvfs(folder)
-    except OSError:
-        return ""  # MPICH uses another folder
+    except OSError:  # MPICH uses another folder
+        return ""
     room = about.f_frsize * (about.f_bavail if here == 1 else about.f_blocks)
     if room >= here * MPICH_ROOM or (found and found.ranks > here):
         return ""
@@ -205,19 +193,19 @@ def shm_shortage(environ: Mapping[str, str], folder: str = shared_memory.FOLDER)
 
 
 def ranks_on_host(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks on this host, or on the host with most."""
+    """Return the number of ranks on this host, or by Slurm's list on the host with most ranks; 1 if unknown."""
     said = environ.get("MPI_LOCALNRANKS", "") or environ.get("SLURM_STEP_TASKS_PER_NODE", "") * in_step(environ)
     return max(map(int, re.findall(r"(?<!x)\b\d+", said)), default=1)  # Slurm's form is 2(x3),1
 
 
 def number_on_host(environ: Mapping[str, str]) -> int:
-    """Return the launcher's number of this process on its host."""
+    """Return the launcher's number of this process on its host; 0 if unknown."""
     said = environ.get("MPI_LOCALRANKID", "") or environ.get("SLURM_LOCALID", "") * in_step(environ)
     return int(said) if said.isdecimal() else 0
 
 
 def exit_process(line: str, number: int, status: int) -> None:
-    """Exit this process, which has no contact to others; the one with number 0 prints the line."""
+    """Exit this process, which has no contact with others; the process with number 0 prints the line."""
     if number:
         time.sleep(PATIENCE)
     else:
@@ -227,9 +215,7 @@ def exit_process(line: str, number: int, status: int) -> None:
 
 def check_world(world: "MPI.Intracomm") -> None:
     """Raise AgreedError if this is a world of one rank and the launcher has started several.
-
-    Every process detects it and exits; the launcher's number 0 prints the message.
-    """
+    Every process detects it and exits; the launcher's number 0 prints the message."""
     problem = split_world(world.size, os.environ, library())
     if problem is not None:
         found, advice, number = problem

@@ -7,18 +7,15 @@
     softmax                                     softmax regression                           2 classes or more
     mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more,
                       mlp:64,activation=gelu                                                 or regression
-    gpt  gpt:layers=4,width=128,heads=4,         transformer (these are what it has      text
-         context=64,head=tied                    by itself), head: tied or own
+    gpt  gpt:layers=4,width=128,heads=4,         transformer (these are the defaults),   text
+         context=64,head=tied                    head: tied or own
 
-All except gpt also accept sparse data (hpcdl/csr.py).
-
-A user's model works under any strategy if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict`
-of hpcdl.models.layered.Layered; with `evaluate` it is scored in one forward pass. A model on a GPU has a member
-`device`, and gets its batches there; one for sparse batches has `sparse = True`. The spec package.module:Class names
-its class, package.module:Class,width=3 with arguments (hpcdl/plugins.py); arguments named features, classes, outputs,
-dtype, device and loss are supplied. torch:package.module:function names a function that returns a PyTorch module
-(hpcdl/torch/module_factory.py).
-"""
+All except gpt also accept sparse data (hpcdl/csr.py). A user's model works under any strategy that needs no layers and
+no linear form, if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict` of models/layered.py.
+With `evaluate` it is scored in one forward pass. A model on a GPU has a member `device`, on which its batches lie; a
+model for sparse batches has `sparse = True`. Its spec is package.module:Class, or package.module:Class,width=3 with
+arguments (hpcdl/plugins.py); arguments named features, classes, outputs, dtype, device and loss are supplied.
+torch:package.module:function names a function that returns a PyTorch module (hpcdl/torch/module_factory.py)."""
 
 import contextlib
 import importlib
@@ -35,18 +32,16 @@ from hpcdl.models.gpt import GPT
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import ACTIVATIONS
 from hpcdl.models.layout import Layout
-from hpcdl.models.linear import LinearRegression
-from hpcdl.models.logistic import LogisticRegression
-from hpcdl.models.mlp import MLP, Regression
+from hpcdl.models.losses import Hinge, Logistic, SoftmaxCrossEntropy, regression_loss
+from hpcdl.models.mlp import MLP
 from hpcdl.models.model import abilities_of
-from hpcdl.models.svm import SVM
 from hpcdl.plugins import call_plugin, is_plugin, load_plugin, of_torch
 
 SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "svm": {}, "softmax": {}}
 SETTINGS["mlp"] = {"activation": "relu"}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
 DTYPES = ("float32", "float64")
-HALF = "bfloat16"  # compute type of PyTorch modules with float32 parameters
+HALF = "bfloat16"  # a PyTorch module computes in this type, with float32 parameters
 MEMBERS = ("initialize", "loss_and_gradient", "predict")  # required members, beside the layout
 LAYER = 10_000  # approximate bytes of a layer object, for any width
 
@@ -65,77 +60,64 @@ def make_model(
 ) -> Any:
     """Return the model `spec` for examples of shape `features` with `classes` classes (0: regression).
 
-    device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device). outputs:
-    shape of a row's values in a regression. loss: of a regression, squared or huber:delta=1. text: the examples are
-    tokens. sparse: they are sparse rows. Raises UsageError for an unknown name or setting, a width that is not
-    positive, a type other than float32 and float64 (and bfloat16, of torch:...), and a model that does not fit the
-    data.
-    """
+    device: where the model computes, and parameters, gradients and batches lie. outputs: shape of the values that a
+    regression predicts for a row. loss: of a regression, squared or huber:delta=1. text: True if examples are tokens.
+    sparse: True if examples are sparse rows. Raises UsageError for an unknown name or setting, a width that is not
+    positive, a type except float32, float64 and (torch:... only) bfloat16, and a model that does not fit the data."""
     kind = str(dtype)
     with contextlib.suppress(TypeError):
         kind = np.dtype(dtype).name
     if kind == HALF and not of_torch(spec):
-        raise UsageError(f"--dtype {HALF} is for a module of PyTorch's (--model torch:...); take float32 or float64")
+        raise UsageError(f"--dtype {HALF} is only for PyTorch modules (--model torch:...); take float32 or float64")
     if kind not in (*DTYPES, HALF):
         raise unknown("dtype", kind, DTYPES)
+    offered: Any = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
     if of_torch(spec):
-        offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
         if sparse or text:
-            raise UsageError(f"--model {spec}: a module takes dense rows of numbers, and the data are others")
+            raise UsageError(f"--model {spec}: a PyTorch module takes dense rows of numbers, no sparse rows, no text")
         # Imported by name: the room is above this one, and PyTorch is imported only on demand.
         model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
     elif is_plugin(spec) and spec.partition(":")[0] not in SETTINGS:
-        offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
         model = user_model(spec, offered | {"loss": loss}, kind)
         if sparse and not abilities_of(model).sparse:
-            told = "a model that takes batches with data, indices and indptr says so by a member sparse = True"
-            raise UsageError(f"--model {spec}: the data are sparse, and {told}; or make them dense")
+            told = "set sparse = True in the class if it takes batches with data, indices and indptr"
+            raise UsageError(f"--model {spec} is not for sparse data; {told}, or make the data dense")
     else:
         if sparse and spec.partition(":")[0] == "gpt":
             raise UsageError("model 'gpt' reads sequences of tokens, and the data are sparse rows; take softmax or mlp")
-        model = built_in_model(spec, features, classes, kind, device, outputs, loss, text)
+        model = built_in_model(spec, loss, text, **offered)
     with contextlib.suppress(AttributeError):  # a user's class may not allow the attribute
         model.spec = spec
     return model
 
 
 def for_data(spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss: str = "squared") -> Any:
-    """Return the model `spec` for a data set (`features`, `classes`, `outputs`, `vocabulary`, `sparse`)."""
+    """Return the model `spec` for `data`, which has features, classes, outputs, vocabulary (None: no text), sparse."""
     shape: dict[str, Any] = {"outputs": data.outputs, "text": data.vocabulary is not None, "sparse": data.sparse}
     return make_model(spec, data.features, data.classes, dtype, device, loss=loss, **shape)
 
 
 def built_in_model(
-    spec: str,
-    features: tuple[int, ...],
-    classes: int,
-    dtype: str,
-    device: Device,
-    outputs: tuple[int, ...],
-    loss: str,
-    text: bool,
+    spec: str, loss: str, text: bool, features: tuple, classes: int, outputs: tuple, dtype: str, device: Device
 ) -> Layered:
     """Return a built-in model; for the parameters see `make_model`."""
     name, hidden, settings = parse_model(spec)
-    size = math.prod(features)
+    size, activation = math.prod(features), settings.get("activation", "none")
     if text and name != "gpt":
-        raise UsageError(f"model {name!r} takes quantities, and the data are a text, whose tokens are names; take gpt")
+        raise UsageError(f"model {name!r} takes quantities, and the data are the tokens of a text; take gpt")
     if classes == 0:
-        if name == "linear":
-            return LinearRegression(size, dtype, device, outputs, loss)
-        if name == "mlp":
-            return Regression(size, dtype, hidden, device=device, outputs=outputs, loss=loss, **settings)
+        if name in ("linear", "mlp"):
+            widths = [size, *hidden, math.prod(outputs)]
+            return MLP(widths, activation, lambda pool: regression_loss(loss, pool, outputs), dtype, device)
         raise UsageError(f"model {name!r} is a classifier, the data has no classes (regression); use linear or mlp")
     if loss != "squared":
-        raise UsageError(
-            f"loss {loss!r} is for regression; the data has {classes} classes, whose loss is cross-entropy"
-        )
+        raise UsageError(f"loss {loss!r} is for regression; the data has {classes} classes: leave out --loss")
     if name == "linear":
         raise UsageError(f"model 'linear' is for regression, the data has {classes} classes; use softmax or mlp")
     if name in ("logistic", "svm"):
         if classes != 2:
             raise UsageError(f"model {name!r} is for 2 classes, the data has {classes}; use softmax or mlp")
-        return (LogisticRegression if name == "logistic" else SVM)(size, dtype, device)
+        return MLP([size, 1], "none", Logistic if name == "logistic" else Hinge, dtype, device)
     if classes < 2:
         raise UsageError(f"model {name!r} needs data with at least 2 classes, not {classes}")
     if name == "gpt":
@@ -146,30 +128,30 @@ def built_in_model(
         if head not in ("tied", "own"):
             raise unknown("head of a gpt", head, ("tied", "own"))
         return GPT(size, classes, dtype, **settings, tied=head == "tied", device=device)
-    return MLP(size, classes, dtype, hidden, **settings, device=device)
+    widths = [size, *hidden, classes]
+    return MLP(widths, activation, lambda pool: SoftmaxCrossEntropy(pool, classes), dtype, device)
 
 
 def user_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
-    """Return a user's model: an instance of the class `spec`, made with the arguments of `offered` that it accepts.
-
-    Raises UsageError, also for a class without a model's members, which is not called.
-    """
+    """Return an instance of the user's class `spec`, made with the arguments of `offered` that the class accepts.
+    Raises UsageError if it is no model of `dtype`; a class that lacks a model's members is not called at all."""
     told = f"--model {spec}"
     found, settings = load_plugin(spec, told)
     if not isinstance(found, type):
-        raise UsageError(f"{told}: a model is a class, and that is {'a function' if callable(found) else 'none'}")
+        raise UsageError(f"{told}: a model is a class, not an object of the type {type(found).__name__}")
     if missing := [name for name in MEMBERS if not callable(getattr(found, name, None))]:
         raise UsageError(f"{told}: the class has no {', '.join(missing)}; a model has layout, {', '.join(MEMBERS)}")
     model = call_plugin(skip_empty_batches(found), settings, offered, told)
     if not isinstance(getattr(model, "layout", None), Layout):
-        raise UsageError(f"{told}: its member layout should be a hpcdl.models.layout.Layout")
+        raise UsageError(f"{told}: the model's member layout must be a hpcdl.models.layout.Layout")
     if model.layout.dtype != np.dtype(dtype):
-        raise UsageError(f"{told}: its layout is of {model.layout.dtype}; let it take dtype, or add --dtype")
+        other = f"the model's layout has the dtype {model.layout.dtype}, the run {dtype}"
+        raise UsageError(f"{told}: {other}; let the class take an argument dtype, or add --dtype")
     return model
 
 
 def skip_empty_batches(found: type) -> type:
-    """Return the class with empty batches skipped, which ranks get of small batches: their gradient is zero."""
+    """Return a subclass that skips empty batches (a rank's part of a small batch may be empty): gradient 0, loss 0."""
 
     def loss_and_gradient(self: Any, parameters: Any, batch: Any, gradient: Any, on_ready: Any = None) -> float:
         if len(batch.y):
@@ -184,7 +166,7 @@ def skip_empty_batches(found: type) -> type:
 
 
 def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:
-    """Return name, widths of the hidden layers (`mlp` only, 128 by default), and settings of a spec."""
+    """Return (name, widths, settings) of a spec. widths: of mlp's hidden layers, by default (128,); else ()."""
     name, _, rest = spec.partition(":")
     items = [item for item in rest.split(",") if item]
     hidden = () if name != "mlp" else tuple(item for item in items if "=" not in item)

@@ -1,9 +1,8 @@
 """Load balance of pipeline stages: cut the layers into consecutive parts with the smallest maximum cost.
 
-    costs      3 1 | 1 2 2 | 4         3 parts: 4, 5, 4; no other cut has a smaller largest part
+    costs      3 1 | 1 2 2 | 4         3 parts of cost 4, 5, 4; no other cut has a smaller maximum
 
-The loss belongs to the last part. Costs are the layers' parameters or measured seconds.
-"""
+The loss belongs to the last part. A layer's cost is its number of parameters, or its measured seconds."""
 
 import itertools
 import math
@@ -21,24 +20,20 @@ REPEATS = 3
 
 
 def cut_layers(model: Layered, parts: int, costs: list[float] | None = None) -> list[range]:
-    """Return `parts` nonempty ranges of layer numbers, the loss in the last one.
-
-    costs: of each layer but the loss; by default its parameters. Raises UsageError for fewer layers than parts.
-    """
+    """Return `parts` nonempty ranges of layer numbers, the loss in the last one. Raises UsageError for fewer layers
+    than parts. costs: a cost for each layer except the loss; None: the layer's number of parameters."""
     require_layers(model)
     count = len(model.layers) - 1
     if parts > count:
         names = ", ".join(layer.name for layer in model.layers[:-1])
-        raise UsageError(f"{parts} stages need as many layers, and the model has {count} ({names}); take fewer stages")
+        raise UsageError(f"{parts} stages are more than the model's {count} layers ({names}); take fewer stages")
     ranges = balanced(parameter_costs(model) if costs is None else costs, parts)
     return [*ranges[:-1], range(ranges[-1].start, count + 1)]
 
 
 def balanced(costs: list[float], parts: int) -> list[range]:
-    """Return consecutive nonempty ranges with the smallest maximum sum of costs, by dynamic programming.
-
-    best[k][n] = min over i of max(best[k - 1][i], costs[i] + ... + costs[n - 1]), in parts * n^2 steps.
-    """
+    """Return `parts` nonempty ranges with the least maximum sum of costs, by dynamic programming in parts * n^2 steps.
+    best[k][n], n costs in k consecutive ranges, is min over i of max(best[k - 1][i], costs[i] + ... + costs[n - 1])."""
     n, sums = len(costs), np.concatenate([[0.0], np.cumsum(costs)])
     best = np.full((parts + 1, n + 1), math.inf)
     cut = np.zeros((parts + 1, n + 1), int)
@@ -55,15 +50,13 @@ def balanced(costs: list[float], parts: int) -> list[range]:
 
 
 def parameter_costs(model: Layered) -> list[float]:
-    """Return the number of parameters of each layer but the loss, including tied ones."""
+    """Return how many parameters, tied ones included, each layer uses; the loss has no entry."""
     return [float(sum(math.prod(tensor.shape) for tensor in tensors)) for tensors in model.tensors[:-1]]
 
 
 def measured_costs(model: Layered, batch: Any) -> list[float]:
-    """Return seconds of forward and backward of each layer with this batch; the loss counts to the last layer.
-
-    Layers are created one at a time, so that a model larger than the memory can be measured.
-    """
+    """Return the seconds of forward and backward of each layer for this batch; the last layer's include the loss's.
+    Layers are created one at a time, so that a model larger than the memory can be measured."""
     last = len(model.layers) - 1
     costs: list[float] = []
     for i in range(last):

@@ -3,12 +3,9 @@
     P(b | a) = (n_ab + 1) / (n_a + V)          loss = - 1/N sum over the N pairs (a, b) of log P(b | a)
 
 n_ab: how often token b follows token a in the training rows, n_a = sum over b of n_ab, V tokens. A row x (length,) with
-its y has `length` pairs: x[t] with x[t + 1], and its last token with y. The 1 (Laplace's rule of succession, "Essai
-philosophique sur les probabilites", 1814) gives unseen pairs a small probability.
-
-Memory 24 V^2 bytes, one pass over the rows, nothing to train. Letters by their frequencies after one letter: Shannon,
-"A mathematical theory of communication", 1948.
-"""
+its y has `length` pairs: x[t] and x[t + 1], and x's last token and y. The 1 (Laplace's rule of succession, "Essai
+philosophique sur les probabilites", 1814) gives unseen pairs a small probability. Memory 24 V^2 bytes, one pass over
+the rows, no training. (Shannon, "A mathematical theory of communication", 1948)"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,33 +14,30 @@ import numpy as np
 
 from hpcdl.errors import UsageError
 
-TOKENS = 1 << 20  # processed at once
+TOKENS = 1 << 20  # tokens that are counted at once
 
 
 class Bigram:
-    """P(b | a) of V tokens: `log_probability` (V, V), natural logarithm, row a, column b."""
+    """P(b | a) from counts n_ab (V, V); `log_probability` (V, V): its natural logarithm, row a, column b."""
 
     def __init__(self, counts: np.ndarray):
-        """counts: n_ab (V, V)."""
         size = len(counts)
         self.log_probability = np.log((counts + 1.0) / (counts.sum(axis=1, keepdims=True) + size))
 
     @classmethod
     def fit(cls, split: Any, size: int) -> "Bigram":
-        """Return the model of a split's pairs (`examples`, `rows(start, stop)`: tokens x (rows, length), y (rows,)).
-
-        size: V. Raises UsageError for tokens outside 0 ... V - 1.
-        """
+        """Return the model of a split's pairs; size: V. Raises UsageError for tokens outside 0 ... V - 1.
+        split: has `examples`, the number of rows, and rows(start, stop) -> tokens x (rows, length) and y (rows,)."""
         return cls(counts(split, size))
 
     def loss(self, split: Any) -> float:
-        """Return the mean negative log-likelihood (natural logarithm) per token over all pairs of a split."""
+        """Return the mean negative log-likelihood (natural logarithm) per pair of a split."""
         found = counts(split, len(self.log_probability))
         return float(-(found * self.log_probability).sum() / found.sum())
 
 
 def counts(split: Any, size: int) -> np.ndarray:
-    """Return n_ab, how often token b follows token a in a split: int64 (V, V), V = size."""
+    """Return n_ab of a split, int64 (V, V); size: V."""
     found = np.zeros(size * size, np.int64)
     for a, b in _pairs(split, size):
         found += np.bincount(a * size + b, minlength=size * size)
@@ -51,12 +45,11 @@ def counts(split: Any, size: int) -> np.ndarray:
 
 
 def _pairs(split: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield tokens and their successors, int64, for some rows at a time."""
     rows = max(1, TOKENS // split.rows(0, 1)[0].size)
     for start in range(0, split.examples, rows):
         x, y = split.rows(start, min(start + rows, split.examples))
         whole = np.column_stack([x, y])
         tokens = whole.astype(np.int64)
         if (tokens != whole).any() or tokens.min() < 0 or tokens.max() >= size:
-            raise UsageError(f"the bigram model is for text: its rows hold tokens, whole numbers from 0 to {size - 1}")
+            raise UsageError(f"the bigram model takes rows of text: tokens, whole numbers from 0 to {size - 1}")
         yield tokens[:, :-1].ravel(), tokens[:, 1:].ravel()

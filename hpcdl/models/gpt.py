@@ -2,38 +2,35 @@
 
     x -> token + position -> (attention -> feed-forward) x layers -> norm -> head -> softmax -> cross-entropy
 
-A row of the data is `length` tokens, and y the token after them. The model predicts each of x's tokens from those
-before it and y from all of them: `length` predictions a row, whose mean loss is the loss of the row. (Radford et al.,
-"Language models are unsupervised multitask learners", 2019)
+    parameters    12 L w^2 + (V + C) w, and 13 L w + 2 w of biases and norms      L layers, width w, V tokens, context C
+    operations    about 6 per parameter and token, forward and backward together
 
-    parameters    12 layers width^2 + (vocabulary + context) width, and 13 layers width + 2 width of biases and norms
-    operations    about 6 a parameter and token, forward and backward together
-"""
+The model predicts each token of a row x (length,) from the tokens before it, and y from all of x: `length` predictions,
+whose mean loss is the row's. (Radford et al., "Language models are unsupervised multitask learners", 2019)"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, Device
-from hpcdl.models import generation
+from hpcdl.models.generation import cached_outputs
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import SoftmaxCrossEntropy
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Attention, Embedding, FeedForward, Head, Norm
 
-TOKENS = 4096  # scored at once
+TOKENS = 4096  # tokens that are scored at once
 
 
 class GPT(Layered):
     """A model of sequences of `length` tokens, which are numbers below `vocabulary`.
-
-    layers: number of blocks; width: of the vectors between them, divided among `heads` heads; context: the longest
-    sequence with position vectors; tied: True if the head's weight is the token embedding.
-    """
+    layers: number of blocks. width: elements of a token's vector, divided among `heads` heads. context: the longest
+    sequence with position vectors. tied: True if the head's weight is the token embedding."""
 
     sequences = True
 
@@ -57,7 +54,7 @@ class GPT(Layered):
         if length > context:
             raise UsageError(
                 f"the data's sequences have {length} tokens, the model's context is {context}; "
-                f"take gpt:context={length}, or make shorter ones by prepare-data text --length {context}"
+                f"take gpt:context={length}, or make shorter sequences by prepare-data text --length {context}"
             )
         pool, depth = Pool(dtype, device), 2 * layers
         chain: list[Layer] = [Embedding("embedding", pool, vocabulary, context, length, width)]
@@ -79,20 +76,23 @@ class GPT(Layered):
         return targets.reshape(-1)
 
     def last_rows(self, z: Array) -> Array:
-        """Return the outputs for the last token of each sequence."""
         return self.device.xp.ascontiguousarray(z.reshape(-1, self.features, z.shape[1])[:, -1])
 
     def generate(
-        self,
-        parameters: Array,
-        prompt: Sequence[int],
-        count: int,
-        random: np.random.Generator,
-        temperature: float = 1.0,
+        self, parameters: Array, prompt: Sequence[int], count: int, random: Generator, temperature: float = 1.0
     ) -> list[int]:
         """Return `count` tokens that follow `prompt`, drawn from the softmax of z / temperature (generation.py).
-
-        Temperature 0 takes the most probable token. An empty prompt is token 0. Raises UsageError for invalid tokens
-        and for outputs z that are not finite.
-        """
-        return generation.generate(generation.cached_outputs(self, parameters), prompt, count, random, temperature)
+        Temperature 0: the most probable token. Empty prompt: token 0. UsageError: unknown tokens, or z not finite."""
+        outputs, tokens = cached_outputs(self, parameters), list(prompt) or [0]
+        start = len(tokens)
+        for _ in range(count):
+            z = outputs(tokens)
+            if not np.isfinite(z).all():
+                raise UsageError("the model's outputs are not finite: its training diverged; take an older checkpoint")
+            if temperature == 0:
+                tokens.append(int(z.argmax()))
+                continue
+            with np.errstate(over="ignore"):  # close to temperature 0
+                p = np.exp((z - z.max()) / temperature)
+            tokens.append(int(random.choice(len(p), p=p / p.sum())))
+        return tokens[start:]

@@ -4,13 +4,9 @@
     backward    x <- layer 1 <- layer 2 <- ... <- loss          then the layer's slice of the gradient is final
 
 Losses and gradients are sums over the rows of a batch, not means: a batch cut into parts of any size, also empty ones,
-gives the same sums.
+gives the same sums. hpcdl/parallel/sharded_weights.py has `Weights` that gather tensors layer by layer."""
 
-`Weights` provides each layer's tensors: `FlatWeights` from flat vectors; others may gather them layer by layer
-(hpcdl/parallel/sharded_weights.py).
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,16 +18,16 @@ from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.models.group import IdentityGroup, LayerGroup
 from hpcdl.models.layout import Layout
 from hpcdl.models.losses import Loss
-from hpcdl.models.model import ROWS
+from hpcdl.models.model import ROWS, OnReady
 from hpcdl.models.pool import Pool
 from hpcdl.random import Random
 
 
 class Weights(Protocol):
-    """Provides the layers' tensors and the places of their gradients."""
+    """Provides the tensors of each layer, and the arrays for their gradients."""
 
     def open(self, i: int, following: int | None) -> tuple:
-        """Return the tensors of layer i, for forward or backward; `following`: the layer opened next."""
+        """Return the tensors of layer i, for forward or backward. following: the next layer; None: i is last."""
 
     def close(self, i: int) -> None:
         """End the use of layer i in forward."""
@@ -47,50 +43,38 @@ class Weights(Protocol):
 
 
 class FlatWeights:
-    """Weights of a model with flat vectors of parameters and gradient."""
+    """Weights of a model in flat vectors; on_ready is called with each slice of the gradient that is final."""
 
-    def __init__(
-        self,
-        model: "Layered",
-        parameters: Array,
-        gradient: Array | None = None,
-        on_ready: Callable[[slice], None] | None = None,
-    ):
+    def __init__(self, model: "Layered", parameters: Array, gradient: Array | None = None, on_ready: OnReady = None):
         self.parameters, self.slices, self.on_ready = parameters, model.slices, on_ready
         self.w = model.views(parameters)
         self.g = [] if gradient is None else model.views(gradient)
 
     def open(self, i: int, following: int | None) -> tuple[Array, ...]:
-        """Return views of the parameters of layer i."""
         return self.w[i]
 
     def close(self, i: int) -> None:
-        """No effect: parameters stay in memory."""
+        """No effect."""
 
     def gradient(self, i: int) -> tuple[Array, ...]:
-        """Return views of the gradient of layer i."""
         return self.g[i]
 
     def ready(self, i: int) -> None:
-        """Report the final slice of layer i by `on_ready`."""
         part = self.slices[i]
         if self.on_ready and part:
             self.on_ready(part)
 
     def finish(self) -> None:
-        """No effect: nothing is in flight."""
+        """No effect."""
 
 
 class Layered:
     """A chain of layers, the last of them the loss, with its tensors in one flat vector (`layout`, `size`, `dtype`).
-
-    It computes on its pool's `device`, where all its arrays must lie. group: the ranks that share its layers.
-    sequences: True if it supports sequence parallelism.
-    """
+    Arrays lie on the pool's `device`. group: ranks that share layers. sequences: True if sequence parallelism works."""
 
     sequences = False
     rows_at_once = ROWS
-    initial_values: Callable[[Random], dict[str, np.ndarray]] | None = None  # if all are drawn or read together
+    initial_values: Callable[[Random], dict[str, np.ndarray]] | None = None  # of all tensors; None: each layer draws
 
     def __init__(self, features: int, layers: list[Any], pool: Pool, group: LayerGroup | None = None):
         self.features, self.layers, self.pool = features, layers, pool
@@ -110,25 +94,23 @@ class Layered:
 
     def initialize(self, random: Random) -> Array:
         """Return a new parameter vector; each tensor's values depend only on the seed and its name.
-
-        They are drawn on the host, so that all devices get the same bits.
-        """
+        The values are drawn on the host, so that all devices get the same bits."""
         parameters = CPU.empty(self.size, self.dtype)
-        for layer in self.layers:
-            for name, values in initial(layer, random, self.dtype).items():
-                self.layout.view(parameters, name)[...] = values
+        for where, values in self.initial(random):
+            parameters[where] = values
         return self.device.array(parameters)
 
-    def loss_and_gradient(
-        self, parameters: Array, batch: Any, gradient: Array, on_ready: Callable[[slice], None] | None = None
-    ) -> float:
-        """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses.
+    def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield, for each tensor, (its slice of the vector, its initial values, flat); one layer is made at a time."""
+        for layer in self.layers:
+            for name, values in initial(layer, random, self.dtype).items():
+                yield self.layout.tensors[name].slice, values.reshape(-1)
 
-        parameters, gradient: (size,) in the model's type. batch: x (rows, features) in the model's type, y (rows,) or,
-        of several outputs, (rows, outputs); zero rows are allowed; x may be sparse (hpcdl/csr.py) where the first
-        layer is `Dense`. on_ready(slice): called as soon as that slice of the gradient is final, last layer first.
-        Raises UsageError if an array does not fit the model or a label is not a class.
-        """
+    def loss_and_gradient(self, parameters: Array, batch: Any, gradient: Array, on_ready: OnReady = None) -> float:
+        """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses.
+        parameters, gradient: (size,) in the model's type. batch: x (rows, features) in the model's type, or sparse
+        (CSR) if the first layer is `Dense`; y (rows,) or (rows, outputs); rows may be 0. on_ready(slice): called when
+        that slice of the gradient is final, last layer first. Raises UsageError for unfit arrays and invalid labels."""
         self.check_arrays(batch.x, batch.y, parameters, gradient)
         return self.forward_backward(FlatWeights(self, parameters, gradient, on_ready), batch)
 
@@ -138,14 +120,12 @@ class Layered:
         return self.score(FlatWeights(self, parameters), batch)
 
     def predict(self, parameters: Array, x: Array) -> Array:
-        """Return the predictions for x (rows, features): class probabilities, probability of class 1, or values."""
+        """Return the predictions for x (rows, features): probabilities of classes or of class 1, classes, or values."""
         self.check_arrays(x, None, parameters)
         z, tape = self.forward(FlatWeights(self, parameters), x, range(len(self.layers) - 1), keep=False)
         prediction = self.layers[-1].predict(self.last_rows(z))
         self.release(tape)
         return prediction
-
-    # -- the same with any `Weights` ----------------------------------------------------------------------------------
 
     def forward_backward(self, weights: Weights, batch: Any) -> float:
         """Run forward and backward through all layers; return the sum of losses."""
@@ -155,26 +135,17 @@ class Layered:
         return loss
 
     def score(self, weights: Weights, batch: Any) -> tuple[float, float]:
-        """Return (sum of losses, score) of one forward pass that saves nothing."""
+        """Return (sum of losses, score) by one forward pass, which keeps no data for backward."""
         layers = range(len(self.layers))
         result, tape = self.forward(weights, batch.x, layers, self.targets(batch), keep=False, batch=batch)
         self.release(tape)
         return result
 
     def forward(
-        self,
-        weights: Weights,
-        x: Any,
-        layers: range,
-        targets: Array | None = None,
-        keep: bool = True,
-        batch: Any = None,
+        self, weights: Weights, x: Any, layers: range, targets: Any = None, keep: bool = True, batch: Any = None
     ) -> tuple[Any, list[tuple[Any, Any]]]:
-        """Return the output of the last of `layers` for x, and a list of (layer, saved data for backward).
-
-        If the loss is among them, the output is (sum of losses, score). keep: False releases all saved data that the
-        output does not need. batch: the batch of x, for layers with `takes_batch`.
-        """
+        """Return the output of the last of `layers` for x, and a list of (layer, saved data for backward). The loss's
+        output is (sum of losses, score). keep=False: list the last layer alone. batch: for `takes_batch` layers."""
         tape: list[tuple[Any, Any]] = []
         for i in layers:
             layer = self.layers[i]
@@ -191,10 +162,8 @@ class Layered:
         return x, tape
 
     def backward(self, weights: Weights, tape: list[tuple[Any, Any]], dy: Array | None, layers: range) -> Array | None:
-        """Return the gradient by the input of `layers`, from dy by their output (None for the loss).
-
-        It consumes tape and dy. The result is None if the first layer is that of the model.
-        """
+        """Return dx, the gradient by the input of `layers`, from dy, the gradient by their output; consume tape and dy.
+        dy is None if the last of `layers` is the loss; dx is None if the first is the model's first layer."""
         for i in reversed(layers):
             layer, saved = tape.pop()
             w = weights.open(i, i - 1 if i > layers.start else None)
@@ -206,20 +175,18 @@ class Layered:
         return dy
 
     def release(self, tape: list[tuple[Any, Any]]) -> None:
-        """Release the saved data of the layers."""
         for layer, saved in tape:
             layer.release(saved)
 
     def targets(self, batch: Any) -> Array:
-        """Return the targets of the loss."""
         return batch.y
 
     def last_rows(self, z: Array) -> Array:
-        """Return the rows of the loss's input that predictions use."""
+        """Return the rows of z, the loss's input, from which predictions are made."""
         return z
 
     def check_arrays(self, x: Array, y: Array | None, *vectors: Array) -> None:
-        """Raise UsageError if an array does not fit the model: compiled loops do not check bounds."""
+        """Raise UsageError if an array does not fit the model, as compiled loops do not check bounds."""
         device = self.device
         for name, array in (("x", x), ("y", y), *(("a vector", vector) for vector in vectors)):
             array = array.data if isinstance(array, CSR) else array
@@ -239,7 +206,7 @@ class Layered:
 
 
 def initial(layer: Any, random: Random, dtype: DTypeLike) -> dict[str, np.ndarray]:
-    """Return the initial values of a layer's tensors by layout name, on the host; of a cut layer the full tensors."""
+    """Return the initial values of a layer's full tensors, by layout name, on the host; `layer` itself may be cut."""
     names = [f"{layer.name}.{name}" for name in layer.full_shapes]
     values = [CPU.empty(shape, dtype) for shape in layer.full_shapes.values()]
     if names:

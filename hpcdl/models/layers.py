@@ -3,18 +3,14 @@
     y, saved = layer.forward(w, x, group)               saved: data for backward, from the pool
     dx = layer.backward(w, saved, dy, g, group)         adds to g; consumes saved
     layer.release(saved)                                instead of backward, if only y is needed
+    Dense: y = activation(x W + b)      dz = dy * activation'       dW += x^T dz      db += sum dz      dx = dz W^T
 
 w and g are tuples of views of tensors in the parameters and the gradient: those of `layer.shapes`, then of
 `layer.tied`. x, y, dx, dy are (rows, width). A layer has no state between calls, so several micro-batches can be in
 flight. y belongs to the layer until backward or release; dx, from the pool, and dy belong to the caller.
 
-Ranks may share a layer (tensor parallelism): `layer.cut(part, parts)` is the layer with part `part` of the tensors in
-`cuts`, each cut along that axis; every rank has all of the others. group (group.py) sums over the ranks.
-
-The last layer of a model is its loss (losses.py); transformer.py has the layers of a GPT.
-
-    Dense      y = activation(x W + b)      dz = dy * activation'       dW += x^T dz      db += sum dz      dx = dz W^T
-"""
+Ranks may share a layer (tensor parallelism): `layer.cut(part, parts)` has part number `part` of each tensor in `cuts`,
+which maps a tensor to the axis of its cut; every rank has all other tensors. group (group.py) sums over the ranks."""
 
 import copy
 import math
@@ -33,94 +29,82 @@ from hpcdl.models.group import LayerGroup
 from hpcdl.models.pool import Pool
 
 
-class Identity:
-    """y = z + b."""
+class Activation:
+    """An activation y = s(z + b), written over z. backward needs only y, writes dz over y. gain: of W's variance."""
 
-    gain = 1.0
+    gain = 1.0  # of the initial W's variance
+    add_bias: Any  # the two kernels
+    slope: Any
 
-    @staticmethod
-    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """Return y, in z's place, and the data for backward: y itself."""
-        kernels.add_bias(z, b)
+    @classmethod
+    def forward(cls, z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
+        """Return y, and the array that backward needs."""
+        cls.add_bias(z, b)
         return z, z
 
-    @staticmethod
-    def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
+    @classmethod
+    def backward(cls, y: Array, b: Array, dy: Array, gb: Array) -> Array:
         """Return dz; add the bias gradient to gb."""
-        kernels.add_rows(dy, gb)
+        cls.slope(y, dy, gb)
+        return y
+
+
+class Identity(Activation):
+    """y = z + b."""
+
+    add_bias, slope = kernels.add_bias, kernels.add_rows
+
+    @classmethod
+    def backward(cls, y: Array, b: Array, dy: Array, gb: Array) -> Array:
+        cls.slope(dy, gb)
         return dy
 
 
-class Relu:
+class Relu(Activation):
     """y = max(z + b, 0)."""
 
     gain = 2.0  # half of the units are at zero: He et al., "Delving deep into rectifiers", 2015
-
-    @staticmethod
-    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """Return y, in z's place, twice."""
-        kernels.add_bias_relu(z, b)
-        return z, z
-
-    @staticmethod
-    def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
-        """Return dz, in y's place; add the bias gradient to gb."""
-        kernels.relu_backward(y, dy, gb)
-        return y
+    add_bias, slope = kernels.add_bias_relu, kernels.relu_backward
 
 
-class Tanh:
+class Tanh(Activation):
     """y = tanh(z + b)."""
 
-    gain = 1.0
-
-    @staticmethod
-    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """Return y, in z's place, twice."""
-        kernels.add_bias_tanh(z, b)
-        return z, z
-
-    @staticmethod
-    def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
-        """Return dz, in y's place; add the bias gradient to gb."""
-        kernels.tanh_backward(y, dy, gb)
-        return y
+    add_bias, slope = kernels.add_bias_tanh, kernels.tanh_backward
 
 
-class Gelu:
-    """y = gelu(z + b), in the tanh form of Hendrycks and Gimpel, "Gaussian error linear units", 2016."""
+class Gelu(Activation):
+    """y = gelu(z + b), in the tanh form of Hendrycks and Gimpel, "Gaussian error linear units", 2016.
+    The slope cannot be computed from y, so y is a new array, and backward needs z."""
 
     gain = 2.0  # about half of the input passes, as with relu
+    add_bias, slope = kernels.add_bias_gelu, kernels.gelu_backward
 
-    @staticmethod
-    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
-        """Return y, a new array, and z for backward: the slope cannot be computed from y."""
+    @classmethod
+    def forward(cls, z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
         y = pool.take(*z.shape)
-        kernels.add_bias_gelu(z, b, y)
+        cls.add_bias(z, b, y)
         return y, z
 
-    @staticmethod
-    def backward(z: Array, b: Array, dy: Array, gb: Array) -> Array:
-        """Return dz, in z's place; add the bias gradient to gb."""
-        kernels.gelu_backward(z, b, dy, gb)
+    @classmethod
+    def backward(cls, z: Array, b: Array, dy: Array, gb: Array) -> Array:
+        cls.slope(z, b, dy, gb)
         return z
 
 
-ACTIVATIONS: dict[str, Any] = {"none": Identity, "relu": Relu, "tanh": Tanh, "gelu": Gelu}
+ACTIVATIONS: dict[str, type[Activation]] = {"none": Identity, "relu": Relu, "tanh": Tanh, "gelu": Gelu}
 
 
 class Layer:
-    """Base of layers. full_shapes: shape of each of its tensors by short name; shapes: those of this part.
-
-    cuts: tensor name -> axis along which it is cut if ranks share the layer. tied: layout name -> shape of tensors of
-    other layers that this one also uses. divided: True if a part computes a part of the outputs.
-    """
+    """Base of layers. full_shapes: short tensor name -> shape. shapes: the same for the parts that this rank has.
+    cuts: tensor name -> axis along which the tensor is cut if ranks share the layer. tied: layout name -> shape, for
+    tensors of other layers that this one also uses. divided: True if each rank computes only some of the outputs."""
 
     cuts: Mapping[str, int] = {}
     tied: Mapping[str, tuple[int, ...]] = {}
     part, parts = 0, 1
     divided = False
-    takes_batch = False  # True if forward takes the batch and a flag `backward follows`, too
+    takes_batch = False  # True if forward also takes the batch, and a flag: True if backward follows
     extra: Sequence[str] = ()  # names of the model's buffers that the layer uses
 
     def __init__(self, name: str, pool: Pool, full_shapes: dict[str, tuple[int, ...]]):
@@ -128,33 +112,28 @@ class Layer:
         self.matmul = pool.device.xp.matmul
 
     def state(self) -> list[Array]:
-        """Return the buffers, which forward may change."""
+        """Return the buffers: arrays, beside the parameters, that forward may change."""
         return []
 
     def unbind(self) -> None:
-        """Release the tensors of the last forward or backward, for a layer that refers to them."""
+        """Drop the layer's references to tensors of the last forward or backward, if any."""
 
     def cut(self, part: int, parts: int) -> Self:
-        """Return this layer with part `part` of `parts` of its tensors. Raises UsageError if it cannot be cut."""
+        """Return a copy whose tensors in `cuts` are chunk `part` of `parts` each. UsageError if that is impossible."""
         self.check_cut(parts)
         other = copy.copy(self)
         other.part, other.parts = part, parts
-        other.shapes = {name: self.part_shape(name, part, parts) for name in self.full_shapes}
+        for name, axis in self.cuts.items():
+            if shape := self.full_shapes.get(name):
+                own = chunk(shape[axis], parts, part)
+                other.shapes = other.shapes | {name: (*shape[:axis], own.stop - own.start, *shape[axis + 1 :])}
         return other
 
     def check_cut(self, parts: int) -> None:
-        """Raise UsageError if the layer cannot be cut into so many parts."""
-
-    def part_shape(self, name: str, part: int, parts: int) -> tuple[int, ...]:
-        """Return the shape of a part of a tensor."""
-        shape, axis = list(self.full_shapes[name]), self.cuts.get(name)
-        if axis is not None:
-            cut = chunk(shape[axis], parts, part)
-            shape[axis] = cut.stop - cut.start
-        return tuple(shape)
+        """Raise UsageError if the layer cannot be cut into `parts` parts."""
 
     def add_product(self, a: Array, b: Array, into: Array) -> None:
-        """into += a b, for the gradient of a weight."""
+        """Add the product a b to `into`, the gradient of a weight."""
         product = self.pool.take(a.shape[0], b.shape[1])
         self.matmul(a, b, out=product)
         into += product.reshape(into.shape)
@@ -162,39 +141,28 @@ class Layer:
 
 
 def check_width(name: str, width: int, parts: int) -> None:
-    """Raise UsageError unless so many ranks can share `width` units evenly."""
+    """Raise UsageError unless `parts` ranks can share `width` units evenly."""
     if width % parts:
         raise UsageError(f"{name} {width} cannot be divided evenly among {parts} ranks; choose a multiple of {parts}")
 
 
 class Dense(Layer):
     """A fully connected layer, y = activation(x W + b), with W (inputs, outputs) and b (outputs,).
-
-    The `first` layer of a model computes no gradient by its input: its dx is None, and x may be sparse (CSR). by: the
-    cut of W if ranks share the layer; "columns": a part of the outputs, "rows": a part of the inputs.
-    """
+    kind: name of the activation. first: True for a model's first layer, which computes no gradient by its input (dx is
+    None) and takes sparse x (CSR), too. by: the axis by which ranks that share the layer cut W, "columns" or "rows"."""
 
     def __init__(
-        self,
-        name: str,
-        inputs: int,
-        outputs: int,
-        activation: str,
-        pool: Pool,
-        first: bool = False,
-        by: str = "columns",
+        self, name: str, inputs: int, outputs: int, kind: str, pool: Pool, first: bool = False, by: str = "columns"
     ):
         super().__init__(name, pool, {"weight": (inputs, outputs), "bias": (outputs,)})
-        self.first, self.activation, self.divided = first, ACTIVATIONS[activation], by == "columns"
+        self.first, self.activation, self.divided = first, ACTIVATIONS[kind], by == "columns"
         self.cuts = {"weight": 1, "bias": 0} if self.divided else {"weight": 0}
 
     def check_cut(self, parts: int) -> None:
-        """Raise UsageError unless the units of the hidden layer can be divided among the parts."""
         if not self.divided:
             check_width("a hidden layer's width", self.full_shapes["weight"][0], parts)
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
-        """Return the shape of y for so many examples."""
         return rows, self.shapes["weight"][1]
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
@@ -205,7 +173,6 @@ class Dense(Layer):
         bias[...] = 0
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
-        """Return y and the data for backward."""
         weight, bias = w
         y = self.pool.take(x.shape[0], weight.shape[1])
         if isinstance(x, CSR):
@@ -217,10 +184,7 @@ class Dense(Layer):
         y, activation_saved = self.activation.forward(y, bias, self.pool)
         return y, (x, y, activation_saved)
 
-    def backward(
-        self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup
-    ) -> Array | None:
-        """Return dx; add the gradients of W and b to g."""
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Any:
         (weight, bias), (x, _, activation_saved), (weight_gradient, bias_gradient) = w, saved, g
         dz = self.activation.backward(activation_saved, bias, dy, bias_gradient)
         if isinstance(x, CSR):
@@ -236,7 +200,6 @@ class Dense(Layer):
         return dx
 
     def release(self, saved: Any) -> None:
-        """Release the buffers of forward."""
         _, y, activation_saved = saved
         self.pool.give(y)
         if activation_saved is not y:
@@ -245,19 +208,9 @@ class Dense(Layer):
 
 def dense_layers(widths: Sequence[int], activation: str, pool: Pool) -> list[Dense]:
     """Return dense layers from widths[0] inputs to widths[-1] outputs, with the activation between them.
-
-    If ranks share them, they are cut by columns and rows in turn: one sum for each two layers.
-    """
-    last = len(widths) - 1
-    return [
-        Dense(
-            f"dense{i}",
-            widths[i - 1],
-            widths[i],
-            activation if i < last else "none",
-            pool,
-            first=i == 1,
-            by="columns" if i % 2 else "rows",
-        )
-        for i in range(1, last + 1)
-    ]
+    If ranks share the layers, W is cut by columns and by rows in turn: one sum for each two layers."""
+    layers, last = [], len(widths) - 1
+    for i in range(1, last + 1):
+        kind, by = activation if i < last else "none", "columns" if i % 2 else "rows"
+        layers.append(Dense(f"dense{i}", widths[i - 1], widths[i], kind, pool, first=i == 1, by=by))
+    return layers

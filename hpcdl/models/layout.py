@@ -6,17 +6,14 @@ Parameters, gradient and optimizer states of a replica are flat vectors; models 
     layer    |<------------------ dense1 ------------------->|<----------------- dense2 ------------------>|
 
 Tensors are contiguous, row-major and in the order of the layers: a layer is a slice, an all-reduce one call, and a
-checkpoint one data set. A tensor of several layers (tied weights) lies with the first of them; a vector of later layers
-only has a copy of it.
-
-If ranks share a model, each has a vector of its parts, and `Hyperslab` maps a part to the full vector:
+checkpoint one data set. A tensor of several layers (tied weights) lies with the first of them; the vector of a part
+without this layer has a copy. `Hyperslab` maps the vector of a rank that shares a model to the full vector:
 
     whole   w (4, 6), by columns   . . # # . .   . . # # . .   . . # # . .   . . # # . .      stride 6, start 2
-    part    w (4, 2)               # # # # # # # #                                            4 blocks of 2
-"""
+    part    w (4, 2)               # # # # # # # #                                            4 blocks of 2"""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -39,19 +36,15 @@ class Tensor:
 
     @cached_property
     def slice(self) -> slice:
-        """The slice of the tensor's elements in the vector."""
         return slice(self.offset, self.offset + math.prod(self.shape))
 
     def view(self, vector: np.ndarray) -> np.ndarray:
-        """Return the tensor in a flat vector, as a view."""
         return vector[self.slice].reshape(self.shape)
 
 
 class Hyperslab(NamedTuple):
-    """Equal blocks of a vector in another: block b lies at `local` + b * `length` here, `start` + b * `stride` there.
-
-    All numbers are elements.
-    """
+    """The place of equal blocks of a local vector in another vector; all numbers count elements.
+    Block b lies at `local` + b * `length` in the local vector, at `start` + b * `stride` in the other vector."""
 
     local: int
     start: int
@@ -65,7 +58,7 @@ class Hyperslab(NamedTuple):
         return self.blocks * self.length
 
     def within(self, part: slice) -> list["Hyperslab"]:
-        """Return the intersection with a slice of the local vector, as at most three pieces of that slice."""
+        """Return the elements in a slice of the local vector: at most three hyperslabs, relative to the slice."""
         start, stop = max(self.local, part.start) - self.local, min(self.local + self.size, part.stop) - self.local
         found = []
         while start < stop:
@@ -79,7 +72,7 @@ class Hyperslab(NamedTuple):
 
 
 def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts: int) -> Hyperslab:
-    """Return the place of part `number` of `parts`, cut along `axis`, in the full tensor; axis None: all of it."""
+    """Return the place of tensor `part`, piece `number` of `parts` along `axis` (None: uncut), in `whole`'s vector."""
     if axis is None:
         size = math.prod(whole.shape)
         return Hyperslab(part.offset, whole.offset, 1, size, size)
@@ -99,10 +92,8 @@ class Layout:
     @classmethod
     def of_layers(cls, layers: Iterable[Any], dtype: DTypeLike) -> "Layout":
         """Lay out the tensors of `layers` one by one.
-
-        A layer has `name`, `shapes` (short tensor name -> shape), and optionally `tied` (name of another layer's tensor
-        -> shape), which is laid out with the first of `layers` that uses it.
-        """
+        A layer has `name`, `shapes` (short tensor name -> shape), and `tied` (name of another layer's tensor -> shape).
+        A tied tensor is laid out with its own layer, or else with the first of `layers` that uses it."""
         tensors, offset = {}, 0
         layers = list(layers)
         owned = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
@@ -116,32 +107,21 @@ class Layout:
         return cls(tensors.values(), dtype)
 
     def used_by(self, layer: Any) -> list[Tensor]:
-        """Return the tensors that a layer uses: its own and tied ones."""
+        """Return the tensors that a layer uses: its own, then the tied ones."""
         return [self.tensors[name] for name in (*(f"{layer.name}.{name}" for name in layer.shapes), *layer.tied)]
 
     def view(self, vector: np.ndarray, name: str) -> np.ndarray:
-        """Return the tensor `name` of a flat vector, as a view."""
         return self.tensors[name].view(vector)
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Return all tensors of a flat vector by name, as views."""
         return {name: tensor.view(vector) for name, tensor in self.tensors.items()}
 
     @cached_property
     def layer_slices(self) -> list[tuple[str, slice]]:
-        """Return (layer name, slice of the vector) of every layer with tensors, in order."""
+        """The (layer name, slice of the vector) of every layer with tensors, in order."""
         groups = groupby(self.tensors.values(), lambda tensor: tensor.layer)
         slices = [(layer, [tensor.slice for tensor in tensors]) for layer, tensors in groups]
         return [(layer, slice(own[0].start, own[-1].stop)) for layer, own in slices]
-
-    def cut(self, name: str, axis: int, part: int, parts: int) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the function from a flat vector to the view of part `part` of `parts` of a tensor, cut along `axis`.
-
-        Cut along axis 0 the view is contiguous, along another one it is strided (a row-parallel part of a weight).
-        """
-        tensor = self.tensors[name]
-        index = (slice(None),) * axis + (chunk(tensor.shape[axis], parts, part),)
-        return lambda vector: tensor.view(vector)[index]
 
     def describe(self) -> list[dict]:
         """Return name, shape and dtype of each tensor, in order, for JSON; a checkpoint stores and compares them."""

@@ -4,9 +4,7 @@
     loss               squared, logistic, hinge, or softmax with a class for each output
 
 The gradient of an example by W is x times the slopes of its loss, one number for each output. So a table of slopes
-represents a table of gradients (SAGA), one dual variable per example suffices (SDCA), and an update touches only the
-nonzero coordinates of x (HOGWILD!).
-"""
+represents a table of gradients (SAGA), one dual variable per example suffices (SDCA), HOGWILD! updates are sparse."""
 
 from typing import Any, NamedTuple
 
@@ -15,16 +13,14 @@ from hpcdl.kernels.linear import HINGE, LOGISTIC, SOFTMAX, SQUARED
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Dense, Identity
 from hpcdl.models.losses import Hinge, Huber, Logistic, SoftmaxCrossEntropy, Squared
+from hpcdl.models.model import unwrapped
 
 LOSSES: dict[type, int] = {Squared: SQUARED, Logistic: LOGISTIC, Hinge: HINGE, SoftmaxCrossEntropy: SOFTMAX}
 
 
 class LinearForm(NamedTuple):
     """The form of a linear model; loss: its number in hpcdl.kernels.linear.
-
-    The weight of feature j for output k is parameter j * outputs + k, the bias of output k is parameter
-    features * outputs + k.
-    """
+    Parameter j * outputs + k is the weight of feature j for output k, parameter features * outputs + k its bias."""
 
     loss: int
     features: int
@@ -33,9 +29,8 @@ class LinearForm(NamedTuple):
 
 def linear_form(model: Any, what: str, losses: tuple[int, ...] = (SQUARED, LOGISTIC, HINGE, SOFTMAX)) -> LinearForm:
     """Return the form of a built-in linear model with one of these losses. Raises UsageError for another model.
-
-    what: the program that needs it, for the message, such as "train-hogwild".
-    """
+    what: the program or option that needs the form, for the message, such as "train-hogwild"."""
+    model = unwrapped(model)
     layers = model.layers if isinstance(model, Layered) else []
     if len(layers) == 2 and isinstance(layers[0], Dense) and layers[0].activation is Identity:
         kind = LOSSES.get(type(layers[1]))

@@ -1,12 +1,7 @@
 """Meta arrays: shape and type without memory, on which a model's own code runs to count the memory it would take.
 
-    device    META                      of a model whose layers, pool and shards then work on meta arrays
-    array     MetaArray(shape, dtype)   the interface of numpy's arrays as used here: views, products, sums, sizes
-    kernel    returns 0, (0, 0), ...    a kernel launched on a meta array computes nothing (kernels/bind.py)
-
-A model of 10^11 parameters takes a step in a second, and its pool counts as in a run: a forecast follows the code that
-trains, not a copy of it.
-"""
+A kernel launched on a meta array computes nothing (kernels/bind.py). A step of a model of 10^11 parameters takes a
+second, and its pool counts bytes as in a run: a forecast runs the training code itself, not a copy of the code."""
 
 import itertools
 import math
@@ -19,14 +14,14 @@ from numpy.typing import DTypeLike
 
 
 class NoResult(float):
-    """The result of a kernel on meta arrays: 0, or (0, 0) where two numbers are expected."""
+    """The result of a kernel on meta arrays: 0, or (0, 0) if the caller unpacks two numbers."""
 
     def __iter__(self) -> Iterator[float]:
         return iter((0.0, 0.0))
 
 
 class MetaArray:
-    """An array without elements; `base` is the array that it is a view of, or itself."""
+    """An array without elements; base: the array of which this one is a view, or this array itself."""
 
     __slots__ = ("base", "dtype", "shape")
 
@@ -65,11 +60,8 @@ class MetaArray:
             known = math.prod(n for n in wanted if n != -1)
             wanted[wanted.index(-1)] = self.size // known if known else 0
         if math.prod(wanted) != self.size:
-            raise ValueError(f"{self.shape} cannot have the shape {tuple(wanted)}")
+            raise ValueError(f"an array of shape {self.shape} cannot get the shape {tuple(wanted)}")
         return self._view(*wanted)
-
-    def ravel(self) -> "MetaArray":
-        return self._view(self.size)
 
     def transpose(self, *axes: int) -> "MetaArray":
         return self._view(*(self.shape[axis] for axis in axes or reversed(range(self.ndim))))
@@ -109,32 +101,26 @@ class MetaArray:
 
 
 def matmul(a: MetaArray, b: MetaArray, out: MetaArray) -> MetaArray:
-    """Return `out`; ValueError if the shapes do not fit."""
+    """Return `out` without computing it. Raises ValueError if the shapes do not fit."""
     wanted = *a.shape[:-1], b.shape[-1]
     if a.shape[-1] != b.shape[-2] or out.shape != wanted:
-        raise ValueError(f"the product of {a.shape} and {b.shape} is not {out.shape}")
+        raise ValueError(f"a product of arrays {a.shape} and {b.shape} does not have the shape {out.shape} of out")
     return out
 
 
 class MetaDevice:
-    """The device (hpcdl/kernels/device.py) of arrays without memory."""
+    """The device (hpcdl/kernels/device.py) of meta arrays: a model on it has meta arrays in layers, pool and shards."""
 
     name = "outline"
-    xp: Any = SimpleNamespace(
-        matmul=matmul,
-        empty=MetaArray,
-        ascontiguousarray=lambda array: array,
-        concatenate=lambda arrays: MetaArray(sum(len(each) for each in arrays), arrays[0].dtype),
-    )
+    xp: Any = SimpleNamespace(matmul=matmul, empty=MetaArray, ascontiguousarray=lambda array: array)
+    xp.concatenate = lambda arrays: MetaArray(sum(len(each) for each in arrays), arrays[0].dtype)
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
-        """Return a meta array of this shape and type."""
         return MetaArray(shape, dtype)
 
     zeros = pinned = empty
 
     def array(self, host: Any) -> Any:
-        """Return a meta array like a host array."""
         return MetaArray(host.shape, host.dtype)
 
     def copy_in(self, array: Any, host: Any) -> None:
@@ -146,7 +132,6 @@ class MetaDevice:
         """Do nothing."""
 
     def holds(self, array: Any) -> bool:
-        """True if this is a meta array."""
         return isinstance(array, MetaArray)
 
     writable = holds
@@ -155,4 +140,4 @@ class MetaDevice:
         return self.name
 
 
-META: Any = MetaDevice()  # stands where a Device does
+META: Any = MetaDevice()  # passed as a Device

@@ -1,55 +1,29 @@
-"""The multi-layer perceptron; without hidden layers it is softmax or linear regression.
+"""The multi-layer perceptron; without hidden layers it is a linear model. The loss tells the models apart:
 
-    x -> relu(x W1 + b1) -> ... -> h Wn + bn -> softmax -> cross-entropy
-                                            -> values  -> half the squared error, or Huber's loss
+    x -> relu(x W1 + b1) -> ... -> h Wn + bn -> softmax -> cross-entropy                          softmax, mlp
+                                            -> values  -> half the squared error, or Huber's      linear, mlp
+    x -> x w + b                            -> 1 / (1 + exp(-z)) -> cross-entropy                 logistic
+                                            -> z > 0   -> the hinge loss                          svm
 
-(Rumelhart, Hinton and Williams, "Learning representations by back-propagating errors", Nature 1986.)
-"""
+Without hidden layers all losses are convex. The support vector machine usually has an L2 penalty:
 
-import math
+    1/n sum over i of max(0, 1 - (2 y_i - 1) (x_i w + b)) + weight_decay / 2 |(w, b)|^2
 
-from numpy.typing import DTypeLike
+(Rumelhart, Hinton and Williams, "Learning representations by back-propagating errors", Nature 1986; Cortes and Vapnik,
+"Support-vector networks", Machine Learning 1995)"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import dense_layers
-from hpcdl.models.losses import SoftmaxCrossEntropy, regression_loss
 from hpcdl.models.pool import Pool
 
 
 class MLP(Layered):
-    """A classifier of (rows, features) into `classes` classes with the given widths of its hidden layers."""
+    """Dense layers from widths[0] features to widths[-1] outputs, with the activation between them; then the loss."""
 
-    def __init__(
-        self,
-        features: int,
-        classes: int,
-        dtype: DTypeLike,
-        hidden: tuple[int, ...] = (),
-        activation: str = "relu",
-        device: Device = CPU,
-    ):
+    def __init__(self, widths: Sequence[int], activation: str, loss: Callable, dtype: Any, device: Device = CPU):
         pool = Pool(dtype, device)
-        layers = dense_layers([features, *hidden, classes], activation, pool)
-        super().__init__(features, [*layers, SoftmaxCrossEntropy(pool, classes)], pool)
-
-
-class Regression(Layered):
-    """A regression of (rows, features) to one or several values per row (`outputs`: their shape).
-
-    loss: squared or huber:delta=1.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        dtype: DTypeLike,
-        hidden: tuple[int, ...] = (),
-        activation: str = "relu",
-        device: Device = CPU,
-        outputs: tuple[int, ...] = (),
-        loss: str = "squared",
-    ):
-        pool = Pool(dtype, device)
-        layers = dense_layers([features, *hidden, math.prod(outputs)], activation, pool)
-        super().__init__(features, [*layers, regression_loss(loss, pool, outputs)], pool)
+        super().__init__(widths[0], [*dense_layers(widths, activation, pool), loss(pool)], pool)

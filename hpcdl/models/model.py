@@ -1,13 +1,11 @@
-"""The interface of a model, and what a model can do beyond it.
+"""The interface of a model, and the abilities that a model may have beyond the interface.
 
-Every strategy trains a `Model`. A strategy that asks for more, such as layers to cut, reads the model's `Abilities`;
-hpcdl reads the optional members of a model nowhere else. A user's class need not derive from `Model`, nor declare
-`abilities`: its members show what it can do.
-"""
+Every strategy trains a `Model`. A strategy that needs more, such as layers to cut, reads the model's `Abilities`; no
+other code reads a model's optional members. A user's class need not derive from `Model`, nor declare `abilities`."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,20 +14,19 @@ from hpcdl.models.layout import Layout
 from hpcdl.random import Random
 
 Wrapper = TypeVar("Wrapper", bound="ModelWrapper")
+OnReady: TypeAlias = Callable[[slice], object] | None  # called with each final slice of a gradient
 ROWS = 1024  # rows scored at once: bounds the memory that evaluation needs
 
 
 class Model(Protocol):
-    """Computes losses and gradients into flat vectors, independent of MPI (for the arguments see layered.py)."""
+    """Computes losses, and gradients as flat vectors, independent of MPI; layered.py explains the arguments."""
 
     layout: Layout
 
     def initialize(self, random: Random) -> Array:
         """Return a new parameter vector, the same for the same seed."""
 
-    def loss_and_gradient(
-        self, parameters: Array, batch: Any, gradient: Array, on_ready: Callable[[slice], object] | None = None
-    ) -> float:
+    def loss_and_gradient(self, parameters: Array, batch: Any, gradient: Array, on_ready: OnReady = None) -> float:
         """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses."""
 
     def predict(self, parameters: Array, x: Array) -> Array:
@@ -38,18 +35,17 @@ class Model(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Abilities:
-    """What a model can do beyond the interface, and where it computes.
+    """The abilities of a model beyond the interface.
 
     device        where it computes, and where its parameters, gradients and batches lie
     sparse        True if it takes sparse batches (hpcdl/csr.py)
-    rows_at_once  the rows that are scored together
+    rows_at_once  number of rows that are scored together
     evaluate      True if `evaluate` scores a batch in one forward pass
     generate      True if `generate` writes text
-    layers        True if `layers` lists its layers, or is None for a PyTorch module that is no chain of them
-    pool          True if its activations lie in a `pool`, which counts them
-    buffers       True if `extra` holds arrays beside the parameters; `averaged` names those that ranks average
-    module        True if it is a PyTorch module (hpcdl/torch/model.py)
-    """
+    layers        True if it has `layers`: a list, or None for a PyTorch module that is no chain of layers
+    pool          True if the model's activations lie in its `pool`, which counts their bytes
+    buffers       True if `extra` maps names to arrays beside the parameters; ranks average those named in `averaged`
+    module        True if it is a PyTorch module (hpcdl/torch/model.py)"""
 
     device: Device = CPU
     sparse: bool = False
@@ -67,7 +63,7 @@ MEMBERS = {"evaluate": "evaluate", "generate": "generate", "layers": "layers", "
 
 
 def abilities_of(model: Any) -> Abilities:
-    """Return what a model can do: its member `abilities`, or else what its other members show."""
+    """Return a model's member `abilities`, or else the abilities that its other members show."""
     declared = getattr(model, "abilities", None)
     if isinstance(declared, Abilities):
         return declared
@@ -76,7 +72,7 @@ def abilities_of(model: Any) -> Abilities:
 
 
 def count(predicted: np.ndarray, y: np.ndarray, classes: int) -> float:
-    """Return the number of rows predicted correctly; without classes, the sum of squared errors."""
+    """Return how many rows are predicted correctly; if `classes` is 0 (regression), the sum of squared errors."""
     if not classes:
         return float(np.square(predicted.reshape(y.shape) - y, dtype=np.float64).sum())
     answers = predicted.argmax(axis=1) if predicted.ndim == 2 else predicted > 0.5
@@ -89,16 +85,13 @@ def layers_of(model: Any) -> list[Any] | None:
 
 
 def name_of(model: Any) -> str:
-    """Return the spec from which `make_model` makes the model again, or else its class name."""
+    """Return the spec that makes the model (`make_model`), or the name of its class if the model has no spec."""
     kind = type(model)
     return getattr(model, "spec", "") or f"{kind.__module__}:{kind.__qualname__}"
 
 
 class ModelWrapper:
-    """Base of wrappers, which change one behaviour of `model` and delegate all other members to it.
-
-    `Accumulated` (hpcdl/runs/accumulated.py) computes in parts, `StragglerModel` (hpcdl/faults/straggler.py) slowly.
-    """
+    """Base of wrappers, which change one behaviour of `model` and delegate all other members to it."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -108,7 +101,7 @@ class ModelWrapper:
 
 
 def wrapper_of(model: Any, kind: type[Wrapper]) -> Wrapper | None:
-    """Return the outermost wrapper of this class; None if there is none."""
+    """Return the model's outermost wrapper of the class `kind`; None if it has no such wrapper."""
     while isinstance(model, ModelWrapper):
         if isinstance(model, kind):
             return model
@@ -117,7 +110,7 @@ def wrapper_of(model: Any, kind: type[Wrapper]) -> Wrapper | None:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the innermost model."""
+    """Return the model within all its wrappers."""
     while isinstance(model, ModelWrapper):
         model = model.model
     return model

@@ -1,13 +1,11 @@
 """A part of a model: some of its layers, each complete or cut over the ranks that share it.
 
-    by layers       dense1 | dense2 dense3 | dense4 loss        Part(model, [range(1, 3)]) has dense2 and dense3
-    within layers   each layer's weights cut                    Part(model, share=(1, 4)) has the second quarter of each
-    both                                                        Part(model, [range(1, 3)], (1, 4), group)
+    by layers       dense1 | dense2 dense3 | dense4 loss        ModelPart(model, [range(1, 3)]): dense2 and dense3
+    within layers   each layer's weights cut                    ModelPart(model, share=(1, 4)): second quarter of each
+    both                                                        ModelPart(model, [range(1, 3)], (1, 4), group)
 
-Its vectors hold its own tensors only, in their own layout. `pieces` maps them to the vector of the full model, and
-`initialize` returns the full model's initial values there, creating one layer at a time. Tied weights of a layer that
-the part lacks are a copy, which must be kept equal (`copies`).
-"""
+A part's vectors hold only the part's tensors, in its own layout; `pieces` maps them to the full model's vector. If the
+part lacks the layer of a tied weight, the part has a copy of the weight, which must be kept equal (`copies`)."""
 
 import contextlib
 import itertools
@@ -19,8 +17,7 @@ import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU, Array
-from hpcdl.models.group import LayerGroup
+from hpcdl.kernels.device import Array
 from hpcdl.models.layered import Layered, initial
 from hpcdl.models.layout import Hyperslab, piece
 from hpcdl.models.losses import Loss
@@ -29,19 +26,10 @@ from hpcdl.random import Random
 
 
 class ModelPart(Layered):
-    """Layers `chunks` (ranges of numbers; default: all) of `model`, each as part share[0] of share[1].
+    """The layers `chunks` (ranges of numbers; None: all) of `model`, each cut to part share[0] of share[1].
+    group: the operators between the parts of a layer (group.py). Raises UsageError if the model cannot be cut so."""
 
-    group: the operators between the parts of a layer. Raises UsageError if the model is not layered, or its layers
-    cannot be cut so.
-    """
-
-    def __init__(
-        self,
-        model: Layered,
-        chunks: list[range] | None = None,
-        share: tuple[int, int] = (0, 1),
-        group: LayerGroup | None = None,
-    ):
+    def __init__(self, model: Layered, chunks: Any = None, share: tuple[int, int] = (0, 1), group: Any = None):
         require_layers(model)
         chunks = [range(len(model.layers))] if chunks is None else chunks
         self.model, self.share, layers = model, share, []
@@ -51,9 +39,10 @@ class ModelPart(Layered):
             layers.append(layer.cut(*share, *more))
         if group is not None and group.sequence:
             if not model.sequences:
-                raise UsageError("sequence parallelism shares the tokens of sequences: it needs a model gpt")
+                raise UsageError("sequence parallelism shares the tokens of sequences: take --model gpt")
             if model.features % share[1]:
-                raise UsageError(f"{share[1]} ranks cannot share sequences of {model.features} tokens evenly")
+                uneven = f"{share[1]} ranks cannot share sequences of {model.features} tokens evenly"
+                raise UsageError(f"{uneven}; take a length that is a multiple of {share[1]}")
         width = model.features if isinstance(model.features, int) else math.prod(model.features)
         super().__init__(width, layers, model.pool, group)
         self.numbers, start = [], 0
@@ -62,15 +51,13 @@ class ModelPart(Layered):
             start += len(each)
         self.chunks, self.rows_at_once, self.sequences = chunks, model.rows_at_once, model.sequences
         self.target = model.target
-        of_model = {
-            f"{layer.name}.{name}": layer.cuts.get(name) for layer in model.layers for name in layer.full_shapes
-        }
+        of_model = {f"{each.name}.{name}": each.cuts.get(name) for each in model.layers for name in each.full_shapes}
         self.axes = {name: of_model[name] if share[1] > 1 else None for name in self.layout.tensors}
         own = {f"{layer.name}.{name}" for layer in layers for name in layer.full_shapes}
         self.copies = [tensor for name, tensor in self.layout.tensors.items() if name not in own]
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield the full model's initial values of this part, tensor by tensor: (slice, flat values)."""
+        """Yield, for each tensor, (its slice, this part of the full model's initial values, flat), layer by layer."""
         drawn = self.model.initial_values and self.model.initial_values(random)
         for layer in self.model.layers:
             names = [f"{layer.name}.{name}" for name in layer.full_shapes]
@@ -83,21 +70,12 @@ class ModelPart(Layered):
                             values = values[(slice(None),) * axis + (chunk(values.shape[axis], *self.share[::-1]),)]
                         yield tensor.slice, np.ascontiguousarray(values).reshape(-1)
 
-    def initialize(self, random: Random) -> Array:
-        """Return the initial values as a vector."""
-        parameters = CPU.empty(self.size, self.dtype)
-        for where, values in self.initial(random):
-            parameters[where] = values
-        return self.device.array(parameters)
-
     @property
     def extra(self) -> list[str]:
-        """Return the names of these layers' buffers (`extra` of the model)."""
         return [name for layer in self.layers for name in layer.extra]
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Context that restores the layers' buffers."""
         before = [[array.copy() for array in layer.state()] for layer in self.layers]
         yield
         for layer, arrays in zip(self.layers, before, strict=True):
@@ -105,25 +83,19 @@ class ModelPart(Layered):
                 array[...] = old
 
     def pieces(self) -> list[tuple[Hyperslab, bool]]:
-        """Return the place of each tensor in the full model's vector, and True if this part represents it.
-
-        One of the parts with equal copies of a tensor represents it: part 0 of those that share the layer, and never
-        the copy of a tied tensor.
-        """
-        copies = {tensor.name for tensor in self.copies}
+        """Return, for each tensor, (its place in the full model's vector, True if this part represents that place).
+        Of a tensor that all ranks of a layer have, part 0's represents all; the copy of a tied tensor never does."""
         found = []
         for name, tensor in self.layout.tensors.items():
             axis = self.axes[name]
-            speaks = name not in copies and (axis is not None or self.share[0] == 0)
+            speaks = tensor not in self.copies and (axis is not None or self.share[0] == 0)
             found.append((piece(tensor, self.model.layout.tensors[name], axis, *self.share), speaks))
         return found
 
     def units(self) -> list[slice]:
-        """Cut this part's vector into units that are used together: the tensors of a layer.
-
+        """Return the units of this part's vector, as slices: the tensors of a layer, used together, are one unit.
         Tied tensors are separate units, so that copies are cut like the tensor itself. Tensors that are cut unevenly
-        are separate, too, so that the other units have the same size in all parts.
-        """
+        are separate units, so that all other units have the same size in all parts."""
         whole, parts = self.model.layout.tensors, self.share[1]
         alone = {name for layer in self.model.layers for name in layer.tied}
         alone |= {name for name, axis in self.axes.items() if axis is not None and whole[name].shape[axis] % parts}
@@ -136,33 +108,31 @@ class ModelPart(Layered):
         return cut
 
     def replicated(self) -> list[slice]:
-        """Return the tensors that are replicated on all ranks that share the layers, as slices of this vector."""
+        """Return the tensors that all ranks that share the layers have in full, as slices of this part's vector."""
         return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
 
     def tied(self) -> dict[str, slice]:
-        """Return the tensors that layers of other parts may also use, by name, as slices of this vector."""
+        """Return the tensors that layers of other parts may also use, by name, as slices of this part's vector."""
         tied = {name for layer in self.model.layers for name in layer.tied}
         return {name: tensor.slice for name, tensor in self.layout.tensors.items() if name in tied}
 
     def input_shape(self, chunk: int, rows: int) -> tuple[int, int]:
-        """Return the input shape of a chunk for so many examples: the output shape of the layer before."""
+        """Return the input shape of a chunk for `rows` examples: the output shape of the layer before the chunk."""
         before = self.model.layers[self.chunks[chunk].start - 1]
         return before.cut(*self.share).output_shape(rows, self.group)
 
     def targets(self, batch: Any) -> Array:
-        """Return the targets of the loss."""
         return self.model.targets(batch)
 
     def last_rows(self, z: Array) -> Array:
-        """Return the rows of the loss's input that predictions use."""
         return self.model.last_rows(z)
 
 
 def require_layers(model: Any) -> None:
-    """Raise UsageError unless the model is layered."""
+    """Raise UsageError unless the model lists its layers."""
     if layers_of(model) is None:
         raise UsageError(
-            "this strategy cuts the model by its layers: it needs one that is made of them, as "
-            "hpcdl.models.layered.Layered is, or a module of PyTorch's that is an nn.Sequential, or has a method "
-            "stages() that lists its parts; train-allreduce takes any model"
+            "this strategy cuts the model by its layers, and this model lists none; take a built-in model, a "
+            "hpcdl.models.layered.Layered, or a PyTorch module that is an nn.Sequential or has a method stages() that "
+            "lists its parts; train-allreduce takes any model"
         )

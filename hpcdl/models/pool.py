@@ -1,11 +1,7 @@
 """Buffer pool: reuse of buffers, so that training allocates nothing large after its first step; on CPU or GPU.
 
-    forward    y = pool.take(rows, width)      several micro-batches in flight: each takes its own
-    backward   pool.give(y)                    the last user of a buffer gives it back
-
-Free buffers are kept in classes of 2^k elements: batches of other sizes reuse them, too, and a class never holds more
-buffers than were in use at once.
-"""
+The last user of a buffer gives it back; each of several micro-batches in flight takes its own. A buffer has 2^k
+elements, so that batches of other sizes reuse it, too. At most as many of a size exist as were in use at once."""
 
 import math
 from collections import defaultdict
@@ -18,11 +14,7 @@ from hpcdl.memory import Memory
 
 
 class Pool:
-    """Buffers of one element type on one device.
-
-    `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it. memory: counts the lent bytes as
-    activations (`hpcdl.memory.Memory`), or None.
-    """
+    """Buffers of one element type on one device. memory: counts lent bytes, as activations; None: no count."""
 
     def __init__(self, dtype: DTypeLike, device: Device = CPU):
         self.dtype, self.device = np.dtype(dtype), device
@@ -44,7 +36,7 @@ class Pool:
         return whole[:size].reshape(shape)
 
     def give(self, buffer: Array) -> None:
-        """Take back an array that `take` lent; it must not be used any more."""
+        """Take back an array that `take` lent; its user must not use the array any more."""
         whole = self.bases[id(buffer.base)]
         if self.memory is not None:
             self.memory.add("activations", -whole.nbytes)

@@ -1,9 +1,7 @@
 """Optimizers and learning-rate schedules on flat vectors, independent of MPI.
 
-sgd    momentum:beta=0.9    nesterov:beta=0.9    adam:beta1=0.9,beta2=0.999,eps=1e-8    adamw:...    adagrad:eps=1e-10
-
-torch:NAME takes a rule of torch.optim, as in torch:AdamW,betas=(0.9,0.95) (hpcdl/torch/optimizer.py).
-"""
+sgd   momentum:beta=0.9   nesterov:beta=0.9   adam:beta1=0.9,beta2=0.999,eps=1e-8   adamw:...   adagrad:eps=1e-10
+torch:NAME    a rule of torch.optim, as in torch:AdamW,betas=(0.9,0.95) (hpcdl/torch/optimizer.py)"""
 
 import importlib
 from collections.abc import Callable
@@ -23,17 +21,15 @@ from hpcdl.plugins import of_torch
 __all__ = ["Optimizer", "make_optimizer", "make_schedule", "vectors_of"]
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-BETA = {"beta": 0.9}
-SETTINGS: dict[str, dict[str, float]] = {"sgd": {}, "momentum": BETA, "nesterov": BETA, "adam": ADAM, "adamw": ADAM}
-SETTINGS["adagrad"] = {"eps": 1e-10}
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "sgd": SGD,
-    "momentum": Momentum,
-    "nesterov": Nesterov,
-    "adam": Adam,
-    "adamw": AdamW,
-    "adagrad": Adagrad,
+RULES: dict[str, tuple[type[Optimizer], dict[str, float]]] = {
+    "sgd": (SGD, {}),
+    "momentum": (Momentum, {"beta": 0.9}),
+    "nesterov": (Nesterov, {"beta": 0.9}),
+    "adam": (Adam, ADAM),
+    "adamw": (AdamW, ADAM),
+    "adagrad": (Adagrad, {"eps": 1e-10}),
 }
+SETTINGS = {name: settings for name, (_, settings) in RULES.items()}
 
 
 def make_optimizer(
@@ -46,29 +42,24 @@ def make_optimizer(
     device: Device = CPU,
     average_from: int | None = None,
 ) -> Optimizer:
-    """Return the optimizer `spec` for a vector of `size` elements of `dtype`.
-
-    schedule: step -> learning rate (make_schedule). weight_decay: weight_decay w is added to the mean gradient; adamw
-    subtracts rate weight_decay w from w instead. clip_norm: largest 2-norm of the mean gradient, 0 for none. device:
-    where the vectors lie (hpcdl.kernels.device). average_from: see `Optimizer`. Raises UsageError for an unknown name
-    or setting and for a value out of range.
-    """
+    """Return the optimizer `spec` for parameters w of `size` elements of `dtype`. UsageError: bad name or setting.
+    schedule: step -> learning rate (make_schedule). weight_decay: a factor c; c w is added to the mean gradient;
+    adamw subtracts rate c w from w instead. clip_norm: upper bound of the mean gradient's 2-norm; 0: no clipping.
+    device: where all vectors lie. average_from: see `Optimizer`."""
     if of_torch(spec):
-        made = torch_optimizers().TorchOptimizer(
-            spec, size, dtype, schedule, weight_decay, clip_norm, device, average_from
-        )
-        return cast(Optimizer, made)
+        made = torch_optimizers().TorchOptimizer
+        return cast(Optimizer, made(spec, size, dtype, schedule, weight_decay, clip_norm, device, average_from))
     name, settings = parse_spec("optimizer", spec, SETTINGS)
-    return OPTIMIZERS[name](size, dtype, schedule, weight_decay, clip_norm, device, average_from, **settings)
+    return RULES[name][0](size, dtype, schedule, weight_decay, clip_norm, device, average_from, **settings)
 
 
 def vectors_of(spec: str) -> tuple[str, ...]:
-    """Return the names of the state vectors, of the parameters' length, of the optimizer `spec`."""
+    """Return the names of the optimizer's state vectors, each as long as the parameters. UsageError: bad spec."""
     if of_torch(spec):
         return cast(tuple[str, ...], torch_optimizers().vectors_of(spec))
-    return OPTIMIZERS[parse_spec("optimizer", spec, SETTINGS)[0]].vectors
+    return RULES[parse_spec("optimizer", spec, SETTINGS)[0]][0].vectors
 
 
 def torch_optimizers() -> Any:
-    """Import the module of PyTorch's optimizers by name: it is in an upper room, and imports PyTorch."""
+    """Return hpcdl.torch.optimizer, imported on demand: the module belongs to an upper room and imports PyTorch."""
     return importlib.import_module("hpcdl.torch.optimizer")

@@ -1,14 +1,9 @@
-"""Adagrad: a learning rate for each coordinate, which decreases with its past gradients.
+"""Adagrad: a learning rate for each coordinate, which decreases with the coordinate's past gradients.
 
-With d = mean gradient + weight_decay w, at learning rate a:
+    d = mean gradient + weight_decay w        s <- s + d^2        w <- w - a d / (sqrt(s) + eps)      (a: learning rate)
 
-    s <- s + d^2
-    w <- w - a d / (sqrt(s) + eps)
-
-A coordinate of a rare feature, as most in sparse data, keeps a large rate until the feature occurs. (Duchi, Hazan
-and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.) It gives the
-same numbers as PyTorch's Adagrad.
-"""
+The coordinate of a rare feature keeps a large rate until the feature occurs. (Duchi, Hazan and Singer, "Adaptive
+subgradient methods for online learning and stochastic optimization", JMLR 2011) Same numbers as PyTorch's Adagrad."""
 
 from typing import Any
 
@@ -31,5 +26,4 @@ class Adagrad(Optimizer):
         self.eps = eps
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """s <- s + d^2, then w <- w - rate d / (sqrt(s) + eps)."""
         updates.adagrad(w, g, self.state["sum_of_squares"], rate, scale, self.weight_decay, self.eps)

@@ -1,13 +1,12 @@
-"""Adam, and AdamW with weight decay apart from the gradient.
+"""Adam, and AdamW, whose weight decay is separate from the gradient.
 
-With d = mean gradient (for Adam + weight_decay w), at learning rate a and step t counted from 1 (restarted by a reset):
+With d = mean gradient (Adam: + weight_decay w), learning rate a and step t, counted from 1 since the last reset:
 
     m <- beta1 m + (1 - beta1) d            s <- beta2 s + (1 - beta2) d^2
     w <- w - a m' / (sqrt(s') + eps)        m' = m / (1 - beta1^t),  s' = s / (1 - beta2^t)
 
-AdamW first takes w <- (1 - a weight_decay) w. (Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled
-weight decay regularization", ICLR 2019.) They give the same numbers as PyTorch's.
-"""
+AdamW first sets w <- (1 - a weight_decay) w. (Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled
+weight decay regularization", ICLR 2019) Same numbers as PyTorch's."""
 
 import math
 from typing import Any
@@ -33,7 +32,6 @@ class Adam(Optimizer):
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """Update the moments, then w; the bias corrections are folded into the rate and the root's factor."""
         t, decay, shrink = self.step + 1 - self.since, self.weight_decay, 1.0
         if self.decoupled:
             decay, shrink = 0.0, 1.0 - rate * self.weight_decay

@@ -3,12 +3,11 @@
 An update of parameters w by the sum of gradients g over a batch, with scale = 1 / (examples of the batch):
 
     1. norm clipping, if enabled: scale <- scale * min(1, clip_norm / (scale |g|))    (Pascanu et al., ICML 2013)
-    2. one pass of the rule over w, g and its state (kernels/updates.py)
-    3. average <- average + (w - average) / k, if averaging began k updates ago  (Polyak and Juditsky, 1992)
+    2. one pass of the rule over w, g and the rule's state (kernels/updates.py)
+    3. average <- average + (w - average) / k at the k-th update of the average       (Polyak and Juditsky, 1992)
 
-The pass forms the mean gradient and the weight decay, so g stays unchanged and nothing is allocated. An optimizer may
-hold a slice of the model: all is elementwise, except the norm, which the caller then passes.
-"""
+The pass computes the mean gradient and adds the weight decay: g stays unchanged, nothing is allocated. An optimizer may
+update a slice of the model: all steps except the norm |g| are elementwise, and the caller passes the norm."""
 
 import copy
 import math
@@ -30,13 +29,9 @@ AVERAGE = "average"  # name of the state vector with the mean of the parameters
 class Optimizer(ABC):
     """An update rule with its state: flat vectors by name (`state`), and the number of updates done (`step`).
 
-    since: value of `step` when the state was last zero.
-    average_from: the update, from 0, with which the mean of the parameters begins; it is the state vector `average`.
-    None: no mean. averaged: the number of parameter vectors in it.
-
-    size, dtype: of the parameter vector or slice. schedule(step): learning rate. weight_decay, clip_norm: 0 is none.
-    device: where parameters, gradient and state lie.
-    """
+    since: value of `step` at the last reset. average_from: number, from 0, of the first update whose result enters the
+    parameters' mean, the state vector `average`; None: no mean. averaged: number of results in the mean. size, dtype:
+    of each vector. schedule(step): learning rate. weight_decay, clip_norm: 0 for none. device: where vectors lie."""
 
     vectors: tuple[str, ...] = ()
     skips_zero_gradient = False  # True if a coordinate with d = 0 and its state stay unchanged
@@ -64,18 +59,17 @@ class Optimizer(ABC):
 
     @property
     def averaged(self) -> int:
-        """The number of updates in the mean `average`."""
         return 0 if self.average_from is None else max(0, self.step - self.average_from)
 
     def of_size(self, size: int) -> "Optimizer":
-        """Return the same rule for a slice of `size` elements, with new state, at its first step."""
+        """Return the same rule for a slice of `size` elements, at step 0 and with new state."""
         other = copy.copy(self)
         other.size, other.step, other.since = size, 0, 0
         other.state = {name: self.device.zeros(size, self.dtype) for name in self.state}
         return other
 
     def over(self, part: slice) -> "Optimizer":
-        """Return the same rule for a slice of the vector, with views of this state; it counts its own steps."""
+        """Return the same rule for the slice `part`, with views of this optimizer's state and a copy of its `step`."""
         other = copy.copy(self)
         other.size = part.stop - part.start
         other.state = {name: vector[part] for name, vector in self.state.items()}
@@ -83,7 +77,7 @@ class Optimizer(ABC):
 
     @property
     def sparse(self) -> bool:
-        """True if a coordinate with gradient 0 stays unchanged, so that only the others need an update."""
+        """True if a coordinate with gradient 0 stays unchanged, so that an update can skip it."""
         return self.skips_zero_gradient and self.weight_decay == 0 and self.average_from is None
 
     @property
@@ -92,7 +86,7 @@ class Optimizer(ABC):
         return self.sparse and not self.vectors
 
     def update_at(self, index: np.ndarray, parameters: Array, gradient: Array, *scale_norm_rate: Any) -> None:
-        """`update` only these distinct elements; both arrays hold just these elements."""
+        """Update only the elements numbered `index` (distinct), which parameters and gradient hold; see `update`."""
         part = copy.copy(self)
         part.size, part.state = len(index), {name: vector[index] for name, vector in self.state.items()}
         part.update(parameters, gradient, *scale_norm_rate)
@@ -108,12 +102,8 @@ class Optimizer(ABC):
         norm: float | None = None,
         rate: float | None = None,
     ) -> None:
-        """Update `parameters` (size,) in place by the mean gradient, gradient * scale.
-
-        norm: the 2-norm of the whole gradient before scaling, where `gradient` is a slice of it; for clipping only.
-        rate: the learning rate, if it is not the schedule's at this step.
-        Raises UsageError if an array does not fit.
-        """
+        """Update `parameters` (size,) in place by the mean gradient, gradient * scale. UsageError: arrays do not fit.
+        norm: 2-norm of the whole unscaled gradient; None: that of `gradient`. rate: learning rate; None: schedule's."""
         for array in (parameters, gradient):
             if array.shape != (self.size,) or array.dtype != self.dtype or not self.device.writable(array):
                 wanted = f"writable, contiguous {self.dtype} vectors of {self.size} elements"
@@ -131,14 +121,14 @@ class Optimizer(ABC):
             updates.average(self.state[AVERAGE], parameters, 1 / self.averaged)
 
     def reset(self) -> None:
-        """Set the state to zero, as before the first update; schedule and average continue."""
+        """Set the state to zero, as before the first update; the schedule and the average continue."""
         for name in self.vectors:
             self.state[name][:] = 0
         self.since = self.step
 
     @abstractmethod
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """Run the rule's pass over w, g and its state with this learning rate."""
+        """Run the rule's pass over w, g and the state. rate: learning rate. scale g: the (clipped) mean gradient."""
 
 
 def check_decay_rate(name: str, value: float) -> None:

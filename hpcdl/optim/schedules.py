@@ -5,20 +5,16 @@ With a = lr, W = warm-up steps, E = steps of an epoch, T = steps of the whole ru
     constant                    a
     step:every=10,factor=0.1    a factor^floor(step / (every E))                                 every: epochs
     cosine:floor=0,cycles=1     a (floor + (1 - floor) (1 + cos(pi x)) / 2),  x = (step - W) / (T - W), at most 1;
-                                of several cycles, each of L = ceil((T - W) / cycles) steps: x = ((step - W) mod L) / L
+                                several cycles of L = ceil((T - W) / cycles) steps: x = ((step - W) mod L) / L
     1/t:decay=0.01              a / (1 + decay (step - W))
     polynomial:b=1,gamma=0.55   a (b + step - W)^-gamma
 
-Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; its floor is a fraction of the rate; its cycles, each with a
-warm restart at the full rate, are those of snapshot ensembles (Huang et al., ICLR 2017). 1/t: Robbins and Monro, 1951;
-polynomial: Welling and Teh, ICML 2011. All accept two more settings:
+    warmup=5                    (all) W = 5 E: the rate rises from 0, a (step + 1) / W
+    reference-batch=256         (all) a = lr batch_size / 256: lr is the rate for batches of 256 examples
 
-    warmup=5                    epochs of warm-up, W = warmup E, with the rate a (step + 1) / W, which rises from 0
-    reference-batch=256         a = lr batch_size / 256: the rate holds for batches of 256 and scales with the batch
-
-The scaling by the batch is that of Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
-Their warm-up (section 2.2) rises from lr, the rate before scaling, and not from 0.
-"""
+Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; cycles, each of which begins at the full rate: snapshot ensembles,
+Huang et al., ICLR 2017. 1/t: Robbins and Monro, 1951. Polynomial: Welling and Teh, ICML 2011. Reference batch: Goyal et
+al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, whose warm-up (section 2.2) begins at lr."""
 
 import math
 from collections.abc import Callable
@@ -38,11 +34,8 @@ POSITIVE = ("every", "factor", "b", "cycles")
 
 
 def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_size: int) -> Callable[[int], float]:
-    """Return the function step -> learning rate of `spec`, for a run of `steps` updates.
-
-    lr: positive. batch_size: examples per update, all ranks together. Raises UsageError for an unknown name or setting
-    and for a value out of range.
-    """
+    """Return the function step -> learning rate of `spec`, for a run of `steps` updates. lr: positive. batch_size:
+    examples of an update, on all ranks. UsageError: an unknown name or setting, or a value out of range."""
     name, settings = parse_spec("schedule", spec, SETTINGS)
     check_range("learning rate", lr, positive=True)
     for key, value in settings.items():
@@ -51,7 +44,8 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
     peak = lr * batch_size / reference if reference else lr
     check_range("learning rate for batches of this size", peak, positive=True)
     cycles = int(settings.get("cycles", 1))
-    warmup, every = (round_steps(settings.get(name, 0) * steps_per_epoch) for name in ("warmup", "every"))
+    # Both in steps, and limited: infinity has no integer.
+    warmup, every = (round(min(settings.get(name, 0) * steps_per_epoch, 2**62)) for name in ("warmup", "every"))
     length = cycle(steps - warmup, cycles)
 
     def rate(step: int) -> float:
@@ -74,13 +68,8 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
 
 
 def cycle(steps: int, cycles: int) -> int:
-    """Return the steps of a cycle; the last cycle may have fewer."""
+    """Return the number of steps of each of `cycles` cycles in `steps` steps; the last cycle may have fewer."""
     return max(1, -(-steps // cycles))
-
-
-def round_steps(steps: float) -> int:
-    """Return the rounded number of steps, limited to a finite integer."""
-    return round(min(steps, 2**62))
 
 
 def power(factor: float, exponent: int) -> float:
@@ -92,7 +81,7 @@ def power(factor: float, exponent: int) -> float:
 
 
 def check_range(what: str, value: float, positive: bool, largest: float = math.inf) -> None:
-    """Raise UsageError unless the value is finite, positive (or at least 0) and at most `largest`."""
+    """Raise UsageError unless the value is finite, at most `largest`, and positive (if not `positive`: at least 0)."""
     if math.isfinite(value) and 0 <= value <= largest and (value > 0 or not positive):
         return
     wanted = "positive" if positive else "zero or positive"

@@ -6,8 +6,7 @@ With d = mean gradient + weight_decay w, at learning rate a:
     momentum    v <- beta v + d,     w <- w - a v                       (Polyak, 1964)
     nesterov    v <- beta v + d,     w <- w - a (d + beta v)            (Sutskever et al., ICML 2013)
 
-They give the same numbers as PyTorch's SGD: v is a sum of gradients without the rate.
-"""
+Same numbers as PyTorch's SGD: v is a sum of gradients without the rate."""
 
 from typing import Any
 
@@ -22,7 +21,6 @@ class SGD(Optimizer):
     skips_zero_gradient = True
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """w <- w - rate d."""
         updates.sgd(w, g, rate, scale, self.weight_decay)
 
 
@@ -38,7 +36,6 @@ class Momentum(Optimizer):
         self.beta = beta
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """v <- beta v + d, then w <- w - rate v (Nesterov: rate (d + beta v))."""
         self.kernel(w, g, self.state["momentum"], rate, scale, self.weight_decay, self.beta)
 
 

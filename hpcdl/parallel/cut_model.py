@@ -3,13 +3,11 @@
     step     zero_gradient    forward_backward, or a pipeline's schedule    update: reduce_scatter, step, all_gather
 
 The shards (zero.py) hold this rank's part; `AllLayers` or a pipeline stage (stage.py) computes with it. This module
-gives the run its view of both, and adds the sums beyond those of the shards: of tensors that ranks with other parts
-also hold, and of the squared gradient norm.
-"""
+adds sums over ranks that hold other parts: the gradients of tensors that are in several parts, and the squared norm."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from hpcdl.checkpoint.buffers import average, broadcast, extra_of
 from hpcdl.checkpoint.sharded_vector import CutVector
 from hpcdl.checkpoint.state import Tracked
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import Traffic
 from hpcdl.data import Batch
 from hpcdl.errors import UsageError
@@ -31,6 +28,7 @@ from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parallel.sharded_weights import weights_of
+from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.accumulated import accumulation
 from hpcdl.runs.evaluation import summed_scores
@@ -55,33 +53,15 @@ def check_same_rows(options: Options, sharing: int) -> None:
 
 
 def check_tensor(model: Any, ranks: int, sequence: bool) -> None:
-    """Raise UsageError where so many ranks cannot share the layers of the model."""
+    """Raise UsageError if `ranks` ranks cannot share the layers of the model; sequence: by tokens, too."""
     group = IdentityGroup()
     group.size, group.sequence = ranks, sequence
     ModelPart(model, share=(0, ranks), group=group)
 
 
-class PartComputation(Protocol):
-    """Computes with the weights of a rank; all ranks that share a model take the same batches."""
-
-    weights: Weights
-
-    def forward_backward(self, batch: Batch) -> float:
-        """Add the gradient of a batch; return its sum of losses, if known here."""
-
-    def score(self, batch: Batch) -> tuple[float, float]:
-        """Return (sum of losses, score) of a batch, if known here."""
-
-    def warm_up(self, batch: Batch) -> None:
-        """Run forward and backward outside of the training."""
-
-
 class AllLayers:
-    """Forward and backward of a part with all layers of `model`, each complete or cut.
-
-    model: possibly a StragglerModel (hpcdl/faults/straggler.py). traffic: of the communicator; time in messages does
-    not count as computing.
-    """
+    """Forward and backward of a part with all layers of `model`, each whole or cut. For fewer layers: `Stage`.
+    model: may be a StragglerModel. traffic: of the communicator, whose time in messages does not count as computing."""
 
     def __init__(self, model: Any, part: ModelPart, weights: Weights, traffic: Traffic):
         self.model, self.part, self.weights, self.traffic = model, part, weights, traffic
@@ -98,19 +78,16 @@ class AllLayers:
 
 
 class CutModel(Ownership):
-    """This rank's part of `model`, which the ranks of `comm` train together.
-
-    computing: computes with the shards; AllLayers by default. summed: (group, slices of the part's vector) of tensors
-    whose gradient is summed over the group; group None on other ranks. reports_loss: True if this rank's losses and
-    scores count, as several ranks that share a model know them. ahead: number of steps in flight after each step.
-    """
+    """This rank's part of `model`, which the ranks of `comm` train together. ahead: steps in flight after each step.
+    summed: (group, slices of the part's vector) of tensors whose gradient is summed over the group; group None on other
+    ranks. reports_loss: True if this rank's losses and scores count. computing: runs the part; None: AllLayers."""
 
     def __init__(
         self,
         comm: Communicator,
         model: Any,
         shards: Shards,
-        computing: PartComputation | None = None,
+        computing: AllLayers | Stage | None = None,
         summed: Sequence[tuple[Communicator | None, list[slice]]] = (),
         reports_loss: bool = True,
         ahead: int = 0,
@@ -120,17 +97,11 @@ class CutModel(Ownership):
         self.computing = computing or AllLayers(model, self.part, weights_of(shards), comm.traffic)
         self.weights, self.reports_loss, self.ahead = self.computing.weights, reports_loss, ahead
         self.share, self.parts = (shards.group.rank, shards.group.size), accumulation(model)
-        views = [
-            (group, [view for part in slices for view in shards.gradients_of(part)])
-            for group, slices in summed
-            if group is not None
-        ]
-        self.summed = [(group, found) for group, found in views if found]
+        views = ((group, [view for part in slices for view in shards.gradients_of(part)]) for group, slices in summed)
+        self.summed = [(group, found) for group, found in views if group is not None and found]
         self.spoken_for = shards.unique_gradients()
-        if abilities_of(model).module:  # it has been allocated completely
+        if abilities_of(model).module:  # the module was allocated whole
             unwrapped(model).let_go()
-
-    # -- a step ------------------------------------------------------------------------------------------------------
 
     def zero_gradient(self) -> None:
         """Set the gradient to zero at the start of a step."""
@@ -142,66 +113,47 @@ class CutModel(Ownership):
         return loss if self.reports_loss else 0.0
 
     def update(self, total: int) -> None:
-        """Sum the gradients, and do the optimizer's step with their mean over `total` examples; collective."""
+        """Sum the gradients, do the optimizer's step with their mean over `total` examples, gather; collective."""
         self.reduce_scatter()
-        self.step(total)
-        self.all_gather()
+        self.shards.update(1 / total, self._norm() if self.optimizer.clip_norm > 0 else None)
+        self.shards.all_gather()
 
     def reduce_scatter(self) -> None:
         """Sum this rank's owned part of the gradient over all ranks with a summand; collective."""
         self.weights.finish()
         self.shards.reduce_scatter()
         for group, views in self.summed:
-            self._all_reduce(group, views)
-
-    def step(self, total: int) -> None:
-        """Do the optimizer's step on the owned parameters, with the mean gradient over `total` examples."""
-        self.shards.update(1 / total, self._norm() if self.optimizer.clip_norm > 0 else None)
-
-    def all_gather(self) -> None:
-        """Gather the updated parameters, if they are replicated; collective."""
-        self.shards.all_gather()
-
-    def _all_reduce(self, group: Communicator, views: list) -> None:
-        """Sum these parts of the gradient over a group, as one message."""
-        packed = self.device.xp.concatenate(views) if len(views) != 1 else views[0]
-        group.all_reduce(packed)
-        if len(views) != 1:
-            start = 0
-            for view in views:
-                view[:] = packed[start : start + view.size]
-                start += view.size
+            packed = views[0] if len(views) == 1 else self.device.xp.concatenate(views)  # one message
+            group.all_reduce(packed)
+            if len(views) > 1:
+                start = 0
+                for view in views:
+                    view[:] = packed[start : start + view.size]
+                    start += view.size
 
     def _norm(self) -> float:
-        """Return the 2-norm of the full gradient."""
         total = np.array([sum(sum_of_squares(view) for view in self.spoken_for)], np.float64)
         self.comm.all_reduce(total)
         return math.sqrt(total[0])
-
-    # -- for the run -------------------------------------------------------------------------------------------------
 
     def weigh(self, memory: Memory) -> None:
         """Count activations from here on; shards are counted at allocation."""
         self.part.pool.memory = memory
 
     def tracked(self) -> dict[str, Tracked]:
-        """Return the full vectors in layout order; collective."""
         shards, size = self.shards, self.model.layout.size
-        found: dict[str, Tracked] = {
-            "parameters": CutVector(self.peers, shards.parameters, shards.parameter_pieces, size)
-        }
-        for name, vector in shards.optimizer.state.items():
-            found[f"optimizer/{name}"] = CutVector(self.peers, vector, shards.pieces, size)
-        return found
+        vectors = {"parameters": (shards.parameters, shards.parameter_pieces)}
+        vectors |= {f"optimizer/{name}": (vector, shards.pieces) for name, vector in shards.optimizer.state.items()}
+        return {name: CutVector(self.peers, vector, pieces, size) for name, (vector, pieces) in vectors.items()}
 
     def refresh(self) -> None:
-        """Replace the layers' buffers by the mean over their ranks, and broadcast it to all others."""
+        """Replace each buffer of a layer by its mean over the ranks with this layer; broadcast it to other ranks."""
         arrays = extra_of(self.model)
         if not arrays:
             return
         average(self.model, self.shards.group)
         own = set(self.part.extra)
-        with activity.inside("say who holds what beside", self.peers):
+        with self.peers.inside("gather the names of buffers"):
             holders = self.peers.mpi.allgather(own)
         for name, array in arrays.items():
             having = [rank for rank, names in enumerate(holders) if name in names]
@@ -215,7 +167,7 @@ class CutModel(Ownership):
         for w, at in zip(self.shards.owned_parameters, self.shards.units.in_shard, strict=True):
             exchange(w, self.optimizer.state[AVERAGE][at])
         with self.comm.traffic.uncounted():
-            self.all_gather()
+            self.shards.all_gather()
 
     def evaluate(self, split: Any, classes: int) -> np.ndarray:
         """Return [losses, correct rows or squared errors, examples] of a split, summed over the peers; collective."""
@@ -232,15 +184,12 @@ class CutModel(Ownership):
         return sums
 
     def agree(self, everyone: Communicator) -> bool | None:
-        """True if replicated tensors have equal bits on all their ranks; None if no tensor is replicated.
-
-        Compares fingerprints; collective.
-        """
-        mine = {}
-        for piece, _ in self.shards.parameter_pieces:
-            vector = self.parameters[piece.local : piece.local + piece.size]
-            mine[piece._replace(local=0)] = fingerprint(self.device.host(vector))
-        with activity.inside("compare the replicas", everyone):
+        """Return True if tensors on several ranks have equal bits there; None: no tensor is on several. Collective."""
+        mine = {
+            piece._replace(local=0): fingerprint(self.device.host(self.parameters[piece.local :][: piece.size]))
+            for piece, _ in self.shards.parameter_pieces
+        }
+        with everyone.inside("compare the replicas"):
             found = everyone.mpi.allgather(mine)
         seen: dict[Hyperslab, list[int]] = {}
         for each in found:
@@ -250,13 +199,11 @@ class CutModel(Ownership):
         return all(len(set(values)) == 1 for values in repeated) if repeated else None
 
     def warm_up(self, few: Batch) -> None:
-        """Compute a step, so that all kernels are compiled; collective."""
-        if abilities_of(self.model).buffers:  # buffers, which a step would change
+        if abilities_of(self.model).buffers:  # a step would change the buffers
             return
         self.computing.warm_up(few)
         self.weights.finish()
         self.zero_gradient()
 
     def horizon(self, step: int) -> int:
-        """Return the last step in flight after `step`."""
         return step + self.ahead

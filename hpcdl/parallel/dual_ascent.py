@@ -1,6 +1,5 @@
 """Dual coordinate ascent on one rank's examples (strategies/coordinate_descent.py), and what a run saves and scores."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,11 +22,9 @@ from hpcdl.runs.ownership import Whole
 
 
 class Ascent:
-    """This rank's examples with their dual variables, and the vector v that all examples' add up to.
-
-    dual (own examples, outputs); v (outputs, features + 1), the bias last; numbers (own examples,): which of the
-    training set they are, sorted. All in float64. share: (rank, size). Raises UsageError where rows are in no memory.
-    """
+    """This rank's examples with their dual variables, and the vector v of all, in float64. share: (rank, size).
+    dual (own examples, outputs); v (outputs, features + 1), the bias last; numbers (own examples,): in the
+    training set. Raises UsageError if rows are not in memory or augmented."""
 
     def __init__(
         self,
@@ -72,48 +69,46 @@ class Ascent:
         prepare(self.find_norms, *self.rows, self.norms)(*self.rows, self.norms)
 
     def compile(self) -> None:
-        """Compile the kernels, or load them; nothing is changed."""
+        """Compile or load the kernels, without a change of the state."""
         nothing = np.empty(0, np.int64)
         prepare(self.go, *self._state(self.v), nothing, *self._problem(1), self.threshold, self.atomic)
         back = np.zeros_like(self.v)
         prepare(self.certify, *self.rows, self.target, self.dual, self.v, 0, 0, *self._problem(1), back)
 
     def visits(self, passes: float) -> int:
-        """Examples that a round visits, which makes so many passes over those of this rank."""
+        """Return the examples in `passes` passes over this rank's examples: at least 1, or 0 if it has no examples."""
         own = len(self.numbers)
         return max(1, round(passes * own)) if own else 0
 
     def visit(self, start: int, count: int, sigma: float) -> float:
-        """A step for `count` examples, those from number `start` on of all that this rank visits one after the other.
-
-        v becomes u. Returns the sum of their losses, each before its own step.
-        """
-        loss = 0.0
-        for order in self._orders(start, count):
-            parts = [order[part] for part in chunks(len(order), self.threads)] if self.threads > 1 else [order]
+        """Take a step for each of `count` examples, from number `start` of all visits of this rank on; v becomes u.
+        Return the sum of the losses, each before the step of its example. sigma: the factor sigma'."""
+        loss, own = 0.0, len(self.numbers)
+        while count:  # pass by pass: a permutation of all examples, or the rest of it
+            turn, first = divmod(start, own)
+            order = local_order(self.seed, own, turn, self.rank)[first : first + count]
+            start, count = start + len(order), count - len(order)
+            parts = [order[part] for part in chunks(len(order), self.threads)]
             given = [(*self._state(self.v), each, *self._problem(sigma), self.threshold, self.atomic) for each in parts]
-            loss += sum(self.pool.map(lambda some: self.go(*some), given) if self.pool else [self.go(*given[0])])
+            loss += sum(self._map(self.go, given))
         return float(loss)
 
     def sums(self, w: np.ndarray) -> np.ndarray:
-        """What this rank's examples add to P at w and to D: [losses, conjugates, v(a)...], float64."""
-        found = np.zeros(2 + self.v.size)
-        parts = [
-            part for part in chunks(len(self.numbers), self.threads) if self.threads == 1 or part.start < part.stop
-        ]
+        """Return this rank's summands of P at w and of D, float64: [losses, conjugates, v(a)...]."""
+        found, parts = np.zeros(2 + self.v.size), chunks(len(self.numbers), self.threads)
         backs = [np.zeros_like(self.v) for _ in parts]
         given = [
             (*self.rows, self.target, self.dual, w, part.start, part.stop, *self._problem(1), back)
             for part, back in zip(parts, backs, strict=True)
         ]
-        for both in self.pool.map(lambda some: self.certify(*some), given) if self.pool else [self.certify(*given[0])]:
+        for both in self._map(self.certify, given):
             found[:2] += both
         for back in backs:
             found[2:] += back.reshape(-1)
         return found
 
     def certificate(self, w: np.ndarray, sums: np.ndarray) -> dict[str, float]:
-        """P at w, D, the gap between, and the drift of w, from the `sums` of all ranks."""
+        """Return P at w, D, the gap, and the drift of w, from the `sums` of all ranks."""
         losses, conjugates = (sums[:2] / self.examples).tolist()
         proved = self.weights(sums[2:].reshape(self.v.shape))
         squares, apart = float(np.sum(proved**2)), float(np.sum((w - proved) ** 2))
@@ -123,17 +118,16 @@ class Ascent:
         return {"duality_gap": primal - dual, "primal": primal, "dual": dual, "drift": drift}
 
     def weights(self, v: np.ndarray) -> np.ndarray:
-        """w of v, by the threshold nearer to 0."""
+        """Return the parameters w for v: its values, each moved towards 0 by the threshold, at most to 0."""
         return np.sign(v) * np.maximum(np.abs(v) - self.threshold, 0) if self.l1 else v
 
-    def weights_into(self, parameters: np.ndarray) -> None:
-        """Write them as the model's flat vector, in its type."""
-        parameters.reshape(-1, self.outputs)[:] = self.weights(self.v).T
-
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         if self.pool:
             self.pool.shutdown()
+
+    def _map(self, kernel: Any, given: list[tuple]) -> list[Any]:
+        return list(self.pool.map(lambda some: kernel(*some), given)) if self.pool else [kernel(*given[0])]
 
     def _state(self, v: np.ndarray) -> tuple[Any, ...]:
         return *self.rows, self.target, self.norms, self.dual, v
@@ -141,18 +135,9 @@ class Ascent:
     def _problem(self, sigma: float) -> tuple[int, float]:
         return self.loss, sigma * self.weight
 
-    def _orders(self, start: int, count: int) -> Iterator[np.ndarray]:
-        """The examples from number `start` on, pass by pass: a permutation of all, or the part that is asked for."""
-        own = len(self.numbers)
-        while count:
-            turn, first = divmod(start, own)
-            part = local_order(self.seed, own, turn, self.rank)[first : first + count]
-            yield part
-            start, count = start + len(part), count - len(part)
-
 
 class Dual(Whole):
-    """The same parameters on all ranks, made of v, which is the same, too; and of each example, on its rank, a_i."""
+    """Owns the parameters, which all ranks compute from the same v, and the dual variables of this rank's examples."""
 
     def __init__(self, model: Any, parameters: np.ndarray, optimizer: Optimizer, mine: Ascent, comm: Communicator):
         super().__init__(model, parameters, optimizer)
@@ -163,7 +148,7 @@ class Dual(Whole):
         self.by_example = ByExample(bookkeeping, self.mine.dual, self.mine.numbers, self.mine.examples)
 
     def weigh(self, memory: Memory) -> None:
-        """No gradient, and none of an optimizer's vectors: v, and four numbers of each own example."""
+        """Count v, and the dual, target, norm and number of own examples, but no gradient and no optimizer vectors."""
         memory.hold("parameters", self.parameters)
         for vector in (self.mine.v, self.mine.dual, self.mine.target, self.mine.norms, self.mine.source):
             memory.hold("optimizer", vector)
@@ -174,14 +159,13 @@ class Dual(Whole):
         return vectors | {"dual/variables": self.by_example}
 
     def scores(self, data: Any) -> dict:
-        """Those of any model, and the certificate."""
         w = np.ascontiguousarray(self.parameters.reshape(-1, self.mine.outputs).T, np.float64)
         sums = self.mine.sums(w)
         self.peers.all_reduce(sums)
         return super().scores(data) | self.mine.certificate(w, sums)
 
     def warm_up(self, few: Batch) -> None:
-        """And the mean of float64, which nothing else needs."""
+        """Compile also the ascent's kernels, and the float64 mean, which nothing else needs."""
         super().warm_up(few)
         self.mine.compile()
         self.comm.all_reduce(np.zeros(self.mine.v.size), op="mean")

@@ -6,10 +6,8 @@
                 data        add up gradients; the stages of ZeRO                             copies of this stage
                 tensor      share each layer (None: each layer is on one rank)               this stage's ranks
                 ends        add up gradients of tied weights                                 first and last stage
-                            (for other stages with tied weights, groups are made here)
 
-The groups are those of a grid (hpcdl/comm/grid.py), or of one `PipelineGroups` of all ranks.
-"""
+The groups are those of a grid (hpcdl/comm/grid.py), or all ranks are one pipeline; further tied weights get groups."""
 
 import itertools
 from typing import Any
@@ -18,7 +16,6 @@ import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.grid import Grid, two_ends
-from hpcdl.comm.progress import activity
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.data import Batch, Data
 from hpcdl.models.balance import cut_layers, measured_costs
@@ -32,27 +29,12 @@ from hpcdl.parallel.zero import Shards
 from hpcdl.runs.run import Run
 
 
-class PipelineGroups:
-    """The groups of a pipeline over all ranks of `comm`. The constructor and `free` are collective calls."""
-
-    tensor = None
-
-    def __init__(self, comm: Communicator):
-        self.pipeline, self.data, self.ends = comm, comm.split(comm.rank, name="data"), two_ends(comm)
-
-    def free(self) -> None:
-        """Free the groups; `comm` stays."""
-        for group in (self.data, self.ends):
-            if group is not None:
-                group.free()
-
-
 def pipelined(
     run: Run,
     model: Any,
     data: Data,
     optimizer: Optimizer,
-    groups: Grid | PipelineGroups,
+    grid: Grid | None = None,
     chunks: int = 1,
     balance: str = "parameters",
     recompute: bool = False,
@@ -61,30 +43,32 @@ def pipelined(
     ahead: int = 0,
 ) -> tuple[CutModel, Stage]:
     """Return this rank's part of the model, and the pipeline stage that computes with it; collective.
-
-    chunks, balance: see `place_layers`. recompute: see stage.py. sequence: sequence parallelism within `groups.tensor`.
-    zero: the stage of ZeRO along `groups.data`. ahead: steps in flight after each step.
-    """
+    grid: None: all ranks are one pipeline. chunks, balance: see `place_layers`. recompute: see stage.py. sequence:
+    sequence parallelism in `grid.tensor`. zero: stage of ZeRO along `grid.data`. ahead: see `CutModel`."""
+    comm = run.comm
+    if grid is None:
+        pipeline, tensor = comm, None
+        copies, ends = run.until_end(comm.split(comm.rank, name="data")), run.until_end(two_ends(comm))
+    else:
+        pipeline, copies, ends, tensor = grid.pipeline, grid.data, grid.ends, TensorGroup(grid.tensor, sequence)
     broadcast_initial_values(run.bookkeeping, model)
-    layers = place_layers(run, model, data, groups.pipeline, chunks, balance)
-    tensor = None if groups.tensor is None else TensorGroup(groups.tensor, sequence)
+    layers = place_layers(run, model, data, pipeline, chunks, balance)
     share = (0, 1) if tensor is None else (tensor.rank, tensor.size)
     part = ModelPart(unwrapped(model), layers, share, tensor)
-    summed = [(groups.tensor, part.replicated())] if sequence else []
-    summed += tied_groups(run, part, groups)
-    shards = Shards(run, part, optimizer, groups.data, zero)
-    stage = Stage(groups.pipeline, part, weights_of(shards), model, recompute)
-    reports_loss = groups.pipeline.rank == groups.pipeline.size - 1 and share[0] == 0
-    return CutModel(run.comm, model, shards, stage, summed, reports_loss, ahead), stage
+    summed = tied_groups(run, part, pipeline, ends)
+    if tensor is not None and sequence:
+        summed.insert(0, (tensor.comm, part.replicated()))
+    shards = Shards(run, part, optimizer, copies, zero)
+    stage = Stage(pipeline, part, weights_of(shards), model, recompute)
+    reports_loss = pipeline.rank == pipeline.size - 1 and share[0] == 0
+    return CutModel(comm, model, shards, stage, summed, reports_loss, ahead), stage
 
 
 def place_layers(
     run: Run, model: Any, data: Data, comm: Communicator, chunks: int = 1, balance: str = "parameters"
 ) -> list[range]:
     """Return this rank's layers, `chunks` ranges of their numbers, assigned to the ranks in turn; collective.
-
-    balance: "parameters", or "measured" by the seconds of each layer for a batch on rank 0.
-    """
+    balance: "parameters", or "measured": by the seconds of each layer for a batch on rank 0."""
     costs: Any = None
     if balance == "measured":
         model = unwrapped(model)
@@ -102,25 +86,19 @@ def place_layers(
 
 
 def tied_groups(
-    run: Run, part: ModelPart, groups: Grid | PipelineGroups
+    run: Run, part: ModelPart, pipeline: Communicator, ends: Communicator | None
 ) -> list[tuple[Communicator | None, list[slice]]]:
-    """Return (group, slices of the part's vector) of tensors used on several stages; collective.
-
-    The group is that of these stages; None on others.
-    """
+    """Return (group of stages or None, slices of the part's vector) of tensors that these stages share; collective."""
     if not any(layer.tied for layer in part.model.layers):
         return []
-    pipeline, own, found = groups.pipeline, part.tied(), []
-    with activity.inside("say which tied tensors are where", pipeline):
+    own, found = part.tied(), []
+    with pipeline.inside("gather the names of tied tensors"):
         stages = pipeline.mpi.allgather(list(own))
-    users: dict[str, list[int]] = {}
-    for stage, names in enumerate(stages):
-        for name in names:
-            users.setdefault(name, []).append(stage)
+    users = {name: [s for s, names in enumerate(stages) if name in names] for name in itertools.chain(*stages)}
     for where in dict.fromkeys(map(tuple, users.values())):
         shared = [at for name, at in own.items() if tuple(users[name]) == where]
         if where == (0, pipeline.size - 1):
-            found.append((groups.ends, shared))
+            found.append((ends, shared))
         elif len(where) > 1:
             color = 0 if pipeline.rank in where else None
             found.append((run.until_end(pipeline.split(color, name="tied")), shared))

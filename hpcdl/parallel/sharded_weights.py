@@ -5,12 +5,8 @@
     backward    | gather 3 | layer 3 | layer 2 | layer 1 |
                            | gather 2| gather 1, scatter 3 | ...     the gradient of 3 is freed before that of 2
 
-From stage 2 of ZeRO (zero.py) a layer's gradient has its own buffer, is reduced over the ranks when it is final, and
-the owned part is added to this rank's shard. At stage 3 a layer's parameters are gathered for forward and again for
-backward, prefetched during the layer before, and freed after use.
-
-(Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023)
-"""
+From stage 2 of ZeRO (zero.py) a layer's gradient has its own buffer, and is reduced when it is final; at stage 3 layers
+are gathered for forward and again for backward. (Zhao et al., "PyTorch FSDP", VLDB 2023)"""
 
 import dataclasses
 from typing import Any
@@ -31,14 +27,11 @@ def weights_of(shards: Shards) -> Weights:
 
 
 class ShardedWeights:
-    """Weights of a part whose gradients (from stage 2) and parameters (at stage 3) are complete only layer by layer.
-
-    Gathered parameters take at most the room of the two largest layers, the gradient that of the largest; `finish`
-    frees them, so that only shards remain between steps.
-    """
+    """`Weights` of a part whose gradients (from stage 2) and parameters (at stage 3) are whole only layer by layer.
+    Buffers hold at most parameters of the two largest layers, a gradient of the largest; `finish` frees buffers."""
 
     open_gradient: Any  # gradient buffer of the current layer in backward
-    leaving: Any  # that of the layer before, in reduction: buffer, and (unit, its sum, request)
+    leaving: Any  # the previous layer's in reduction: buffer, and (unit, its sum, request)
 
     def __init__(self, shards: Shards):
         self.shards, part, units = shards, shards.part, shards.units
@@ -49,21 +42,15 @@ class ShardedWeights:
             of = [units.unit_of(tensor.slice) for tensor in tensors]
             places, start = {}, 0
             for u in dict.fromkeys(u for u in of if u is not None):
-                length = units.units[u].stop - units.units[u].start
-                places[u] = slice(start, start + length)
-                start += length
+                places[u] = slice(start, start + units.units[u].stop - units.units[u].start)
+                start = places[u].stop
             self.places.append(places)
-            moved = [
-                places[u].start + t.offset - units.units[u].start if u is not None else 0
-                for t, u in zip(tensors, of, strict=True)
-            ]
-            self.tensors.append([dataclasses.replace(t, offset=start) for t, start in zip(tensors, moved, strict=True)])
+            pairs = list(zip(tensors, of, strict=True))
+            starts = [0 if u is None else places[u].start + t.offset - units.units[u].start for t, u in pairs]
+            self.tensors.append([dataclasses.replace(t, offset=at) for t, at in zip(tensors, starts, strict=True)])
         self.lengths = [max((place.stop for place in places.values()), default=0) for places in self.places]
         sizes = sorted(self.lengths)
-        self.buffer_limits = {
-            "parameters": sum(sizes[-2:]),
-            "gradients": sum(sizes[-1:]),
-        }  # maximum elements in buffers of each kind
+        self.buffer_limits = {"parameters": sum(sizes[-2:]), "gradients": sum(sizes[-1:])}  # elements, of each kind
         self.free: dict[str, list[Array]] = {"parameters": [], "gradients": []}
         self.buffered = {"parameters": 0, "gradients": 0}
         self.gathered: dict[int, tuple[Any, list[Request]]] = {}  # layer -> buffer, and the requests that fill it
@@ -82,7 +69,6 @@ class ShardedWeights:
         return self._views(i, buffer)
 
     def _gather(self, i: int) -> None:
-        """Start to gather the parameters of layer i."""
         buffer: Any = self._take("parameters", i) if self.tensors[i] else None
         requests: list[Request] = []
         for u, place in self.places[i].items():
@@ -91,7 +77,6 @@ class ShardedWeights:
         self.gathered[i] = buffer, requests
 
     def close(self, i: int) -> None:
-        """Free the gathered parameters of layer i."""
         if self.w is None:
             self.shards.part.layers[i].unbind()
             buffer, _ = self.gathered.pop(i)
@@ -99,7 +84,6 @@ class ShardedWeights:
                 self.free["parameters"].append(buffer)
 
     def gradient(self, i: int) -> tuple:
-        """Return a zero gradient for layer i."""
         self._settle()
         if not self.tensors[i]:
             return ()
@@ -129,14 +113,13 @@ class ShardedWeights:
         self.leaving = None
 
     def finish(self) -> None:
-        """Complete the gradient's reduction; free the buffers."""
         self._settle()
         for kind, buffers in self.free.items():
             while buffers:
                 self._drop(kind)
 
     def _take(self, kind: str, i: int) -> Array:
-        """Return a buffer for layer i: a free one of its size, or a new one, after dropping others beyond the limit."""
+        """Return a buffer for layer i: a free one of its size, or a new one; drop free ones that exceed the limit."""
         free, length = self.free[kind], self.lengths[i]
         for at, buffer in enumerate(free):
             if buffer.size == length:
@@ -147,11 +130,9 @@ class ShardedWeights:
         return self.shards.memory.hold(kind, self.shards.device.empty(length, self.shards.part.dtype))
 
     def _drop(self, kind: str) -> None:
-        """Drop a free buffer."""
         buffer = self.free[kind].pop()
         self.buffered[kind] -= buffer.size
         self.shards.memory.add(kind, -buffer.nbytes)
 
     def _views(self, i: int, buffer: Array) -> tuple[Array, ...]:
-        """Return the tensors of layer i as views of a buffer."""
         return tuple([tensor.view(buffer) for tensor in self.tensors[i]])

@@ -1,30 +1,19 @@
-"""Shared vectors of HOGWILD!: updated concurrently by the threads of a rank, or of all ranks of a node.
+"""Shared vectors of HOGWILD!: updated concurrently by the threads of a rank, or of all ranks of a node."""
 
-    Sharing        which ranks share a vector, and which one represents it
-    OneVector      all ranks share one vector: `Same` in a checkpoint
-    Vectors        a vector for each node or rank, scored by their mean: a row for each rank in a checkpoint
-
-Both keep the thread counters (kernels/hogwild.py), summed over all ranks and segments of the run at each checkpoint and
-at the end.
-"""
-
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.checkpoint.state import Same, Tracked
+from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.errors import AgreedError
-from hpcdl.kernels import hogwild_locks as locks
-from hpcdl.memory import Memory
+from hpcdl.kernels import hogwild as kernels
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.thread_team import ThreadTeam
-from hpcdl.runs.folder import Folder
-from hpcdl.runs.ownership import Whole
 from hpcdl.runs.replicas import Replicas
-from hpcdl.runs.segments import Legs
 from hpcdl.shared_memory import share
 
 if TYPE_CHECKING:
@@ -32,11 +21,8 @@ if TYPE_CHECKING:
 
 
 class VectorSharing:
-    """The sharing of vectors among the ranks of `comm`: by node (shared), or each its own. Collective.
-
-    node: the ranks that share this rank's vector; None if it is alone. owners: the first rank of each vector; None on
-    the others. vectors: the number of vectors.
-    """
+    """Which ranks of `comm` share a vector: those of a node (shared), or none. Collective. node: group of ranks that
+    share this rank's vector; None: only this rank. owners: group of the vectors' first ranks; None on others."""
 
     def __init__(self, comm: Communicator, run: "Run", shared: bool):
         self.node: Communicator | None = None
@@ -58,26 +44,23 @@ class VectorSharing:
         """The number of ranks that share this rank's vector."""
         return self.node.size if self.node is not None else 1
 
-    def arrays(self, comm: Communicator, lengths: list[tuple[int, np.dtype]]) -> list[np.ndarray]:
-        """Return zero arrays of these lengths and types, shared by all ranks of the vector; collective.
-
-        Raises AgreedError if a node has no room for them.
-        """
+    def arrays(self, comm: Communicator, lengths: list[tuple[int, Any]]) -> list[np.ndarray]:
+        """Return zero arrays of these lengths and types, shared by the ranks of the vector; collective.
+        Raises AgreedError if a node has no room for them."""
         if self.node is None:
             return [np.zeros(length, dtype) for length, dtype in lengths]
-        sizes = [-(-length * dtype.itemsize // 64) * 64 for length, dtype in lengths]  # rounded up to cache lines
+        bytes_of = [length * np.dtype(dtype).itemsize for length, dtype in lengths]
+        sizes = [-(-each // 64) * 64 for each in bytes_of]  # rounded up to cache lines
         mine = sum(sizes) if self.place == 0 else 0
-        parts = share(self.node.mpi, mine, "the vector of --shared", "this cannot begin")
+        parts: Any = share(self.node.mpi, mine, "the vector of --shared", "this cannot begin")
         if not comm.mpi.allreduce(parts is not None, op=MPI.LAND):
             raise AgreedError(
                 "--shared: a node has no memory that its ranks could share (/dev/shm); make room there, or take "
                 "--threads on one rank instead"
             )
-        assert parts is not None
-        starts = np.cumsum([0, *sizes])
         return [
-            parts[0][start : start + length * dtype.itemsize].view(dtype)
-            for start, (length, dtype) in zip(starts, lengths, strict=False)
+            parts[0][start:][:length].view(dtype)
+            for start, length, (_, dtype) in zip(np.cumsum([0, *sizes[:-1]]), bytes_of, lengths, strict=True)
         ]
 
     def meet(self) -> None:
@@ -86,98 +69,58 @@ class VectorSharing:
             self.node.mpi.Barrier()  # not counted as traffic of the training
 
 
-class ThreadCounts:
-    """Counters of the threads of all ranks, over all segments of a run, in `totals`.
+class ThreadCounts(Same):
+    """Counters of the threads of all ranks, over all segments of a run (`totals`). Updates are optimizer steps."""
 
-    Updates are the optimizer's steps.
-    """
+    def __init__(self, optimizer: Optimizer, team: ThreadTeam | None):
+        self.optimizer, self.team = optimizer, team
+        self.totals = np.zeros(kernels.COUNTS, np.int64)
+        super().__init__(self.totals)
 
-    def __init__(self, optimizer: Optimizer):
-        self.optimizer = optimizer
-        self.team: ThreadTeam | None = None
-        self.totals = np.zeros(locks.COUNTS, np.int64)
-
-    def gather(self, everyone: Communicator) -> None:
-        """Add the counts since the last call; collective."""
+    def gather(self, everyone: Communicator) -> np.ndarray | None:
+        """Add the counts since the last call, and return the totals as `Same` does; collective."""
         found = np.zeros_like(self.totals) if self.team is None else self.team.take_counts()
-        highest = found[locks.STALEST : locks.STALEST + 1].copy()
+        highest = found[kernels.STALEST : kernels.STALEST + 1].copy()
         everyone.all_reduce(found)
         everyone.all_reduce(highest, op="max")
-        stalest = max(int(self.totals[locks.STALEST]), int(highest[0]))
+        stalest = max(int(self.totals[kernels.STALEST]), int(highest[0]))
         self.totals += found
-        self.totals[locks.STALEST] = stalest
-        self.optimizer.step = int(self.totals[locks.UPDATES])
+        self.totals[kernels.STALEST] = stalest
+        self.optimizer.step = int(self.totals[kernels.UPDATES])
+        return super().gather(everyone)
 
     def entries(self, seconds: float) -> dict[str, Any]:
-        """Return the entries of the summary."""
+        """Return the summary's entries about the counters. seconds: of the run."""
         totals = self.totals.tolist()
-        histogram = totals[locks.HISTOGRAM :]
+        histogram = totals[kernels.HISTOGRAM :]
         while histogram and not histogram[-1]:
             histogram.pop()
-        samples, touched = totals[locks.SAMPLES], totals[locks.TOUCHED]
+        samples, touched = totals[kernels.SAMPLES], totals[kernels.TOUCHED]
         return {
-            "updates": totals[locks.UPDATES],
-            "updates_per_second": totals[locks.UPDATES] / max(1e-9, seconds),
+            "updates": totals[kernels.UPDATES],
+            "updates_per_second": totals[kernels.UPDATES] / max(1e-9, seconds),
             "updates_sampled": samples,
-            "collisions": totals[locks.COLLISIONS] / touched if touched else None,
+            "collisions": totals[kernels.COLLISIONS] / touched if touched else None,
             "update_staleness": {
-                "mean": totals[locks.STALE] / samples if samples else None,
-                "max": totals[locks.STALEST],
+                "mean": totals[kernels.STALE] / samples if samples else None,
+                "max": totals[kernels.STALEST],
                 "histogram": histogram,
             },
         }
 
 
-class CountingOwnership:
-    """Mixin for both ownerships; it precedes a class derived from Held."""
+class VectorPerNode(Replicas):
+    """Ownership of a vector by each node or rank; the mean of these vectors is scored and saved."""
 
-    tally: ThreadCounts
-    peers: Communicator
-    optimizer: Optimizer
-    parameters: np.ndarray
-
-    def weigh(self, memory: Memory) -> None:
-        """Count memory; there is no gradient."""
-        memory.hold("parameters", self.parameters)
-        for vector in self.optimizer.state.values():
-            memory.hold("optimizer", vector)
-        assert self.tally.team is not None
-        self.tally.team.weigh(memory)
-
-    def gather_costs(self, legs: Legs, folder: Folder) -> None:
-        """Include the counters."""
-        self.tally.gather(self.peers)
-        super().gather_costs(legs, folder)  # type: ignore[misc]
-
-    def tracked(self) -> dict[str, Tracked]:
-        """Include the counters."""
-        return super().tracked() | {"hogwild/tally": Same(self.tally.totals)}  # type: ignore[misc]
-
-
-class SharedVector(CountingOwnership, Whole):
-    """All ranks share one vector, or there is one rank."""
-
-    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts):
-        super().__init__(model, w, optimizer)
-        self.tally = tally
-
-
-class VectorPerNode(CountingOwnership, Replicas):
-    """Each node or rank has a vector; their mean is scored and saved."""
-
-    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts, sharing: VectorSharing):
-        super().__init__(model, w, optimizer)
-        self.tally, self.sharing = tally, sharing
-
-    def weigh(self, memory: Memory) -> None:
-        super().weigh(memory)
-        memory.hold("parameters", self.replica)
+    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, weigh: Callable, sharing: VectorSharing):
+        super().__init__(model, w, optimizer, weigh_gradients=weigh)
+        self.sharing = sharing
 
     def refresh(self) -> None:
-        """parameters <- the mean of the vectors, each counted once; collective."""
+        """Set the parameters to the mean of the vectors, each counted once; collective."""
         if self.sharing.node is None:
             super().refresh()
             return
         self.parameters[:] = self.replica if self.sharing.place == 0 else 0
-        self.everyone.all_reduce(self.parameters)
+        self.peers.all_reduce(self.parameters)
         self.parameters /= self.sharing.vectors

@@ -1,17 +1,15 @@
-"""A pipeline stage: its layers, and the messages to its neighbours.
+"""A pipeline stage: its layers, and the messages to its neighbours, in the order of a schedule.
 
     forward     wait for x from the stage before, y = layers(x), push y to the stage after
-    backward    wait for dy from the stage after, dx, push dx to the stage before
+    backward    wait for dy from the stage after, compute dx, push dx to the stage before
 
-A schedule gives the order of both for all micro-batches. Pushes never block: sent arrays stay in place until they have
-left, so that stages cannot deadlock, however little an MPI buffers. Receives block, and cause all the idle time.
+Pushes never block: sent arrays stay in place until they have left, so that stages cannot deadlock, however little an
+MPI buffers. Receives block, and cause all the idle time.
 
     in flight    data from a micro-batch's forward to its backward: x, and the layers' saved data
     recompute    only x is in flight; backward recomputes the rest (Chen et al., "Training deep nets with sublinear
                  memory cost", 2016; GPipe does so)
-    chunks       a stage may hold several chunks of layers, assigned in turn: chunk c of stage s is number
-                 c * stages + s of all
-"""
+    chunks       of layers, assigned in turn: chunk c of stage s is number c * stages + s of all"""
 
 import contextlib
 import time
@@ -21,7 +19,6 @@ from typing import Any, NamedTuple
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.node_memory import ranks_of_node
-from hpcdl.comm.progress import activity
 from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import clock_offset
 from hpcdl.data import Batch
@@ -36,7 +33,7 @@ TAGS = 32768 // len(KINDS) * len(KINDS)  # of the number that MPI guarantees
 
 
 class InFlight(NamedTuple):
-    """A micro-batch between its forward and its backward; tape: saved data, None if recomputed; shape: of y."""
+    """A micro-batch between forward and backward. tape: saved data; None: recompute it. shape, sent: of y, if sent."""
 
     batch: Batch
     x: Array
@@ -47,7 +44,7 @@ class InFlight(NamedTuple):
 
 
 class StageTotals(NamedTuple):
-    """Times of a stage over all steps: seconds from first start to last end, and seconds of computing in them."""
+    """Times of a stage, summed over steps: from a step's first action to its last, and of computing in between."""
 
     seconds: float = 0.0
     busy: float = 0.0
@@ -55,12 +52,8 @@ class StageTotals(NamedTuple):
 
 class Stage:
     """A pipeline stage: the layers of `part`, whose chunks are assigned to the ranks of `comm` in turn.
-
-    weights: provides the tensors (hpcdl/models/layered.py). model: the full model, possibly a StragglerModel
-    (hpcdl/faults/straggler.py), which slows the stage down in proportion. `most_in_flight`: maximum of micro-batches
-    times chunks in flight; `spans`: actions since `begin`; `done`: sums over all steps from `begin` to `end`, for
-    `costs`.
-    """
+    weights: provides the tensors. model: the full model, possibly a StragglerModel. most_in_flight: largest number
+    of pairs (micro-batch, chunk) in flight. spans: of the actions since `begin`. done: times of all steps."""
 
     def __init__(self, comm: Communicator, part: ModelPart, weights: Weights, model: Any, recompute: bool = False):
         self.comm, self.part, self.weights, self.model, self.recompute = comm, part, weights, model, recompute
@@ -73,13 +66,13 @@ class Stage:
         self.begin()
 
     def begin(self, shown: int | None = None) -> None:
-        """Begin a step; shown: number of spans to keep, the last ones; None: all."""
+        """Begin a step. shown: number of the last spans to keep; None: all."""
         self.spans: deque[Span] = deque(maxlen=shown)
         self.started: Any = None  # start of the first action
         self.busy = 0.0
 
     def end(self, apart_seconds: float = 0.0) -> None:
-        """End the step after all sends have completed; apart_seconds: time in it that belongs to other work."""
+        """End the step after all sends have completed. apart_seconds: seconds of the step spent on other work."""
         for request, give in self.leaving:
             if request is not None:
                 request.wait()
@@ -90,10 +83,7 @@ class Stage:
             self.done = StageTotals(self.done.seconds + seconds, self.done.busy + self.busy)
 
     def run(self, actions: Iterable[Action], batches: Sequence[Batch]) -> float:
-        """Run the schedule's actions; return the sum of losses, 0 on stages without the loss.
-
-        batches: the micro-batches, equal on every stage.
-        """
+        """Run actions on micro-batches, the same on all stages; return the sum of losses, 0 before the last stage."""
         self.begin()
         loss = 0.0
         for kind, number, chunk in actions:
@@ -105,7 +95,7 @@ class Stage:
         return loss
 
     def forward_backward(self, batch: Batch) -> float:
-        """Run forward and backward of a single batch."""
+        """Run forward and backward of a single batch; return its sum of losses as `run` does."""
         chunks = range(self.chunks)
         return self.run([*(Action("F", 0, c) for c in chunks), *(Action("B", 0, c) for c in reversed(chunks))], [batch])
 
@@ -116,13 +106,11 @@ class Stage:
 
     def forward(self, number: int, chunk: int, batch: Batch) -> float:
         """Run forward of a micro-batch; return its sum of losses, 0 on stages without the loss."""
-        first, last = self._first(chunk), self._last(chunk)
-        shape = None if first else self.part.input_shape(chunk, len(batch.y))
-        x = batch.x if first else self._receive(shape, self.before, self._tag("F", number, chunk))
+        x, shape = self._input("F", number, chunk, batch), None
         with self._computing(Action("F", number, chunk), 1 / 3):
             y, tape = self._forward(self.weights, x, chunk, batch)
-        if last:
-            loss, shape, sent = y[0], None, None
+        if self._last(chunk):
+            loss, sent = y[0], None
         else:
             loss, shape, sent = 0.0, y.shape, self._send_on(y, "F", number, chunk)
         if self.recompute:
@@ -160,57 +148,39 @@ class Stage:
         """Return (sum of losses, score) of a batch on the stage of the loss, zeros elsewhere; collective."""
         result = 0.0, 0.0
         for chunk in range(self.chunks):
-            first, last = self._first(chunk), self._last(chunk)
-            shape = None if first else self.part.input_shape(chunk, len(batch.y))
-            x = batch.x if first else self._receive(shape, self.before, self._tag("S", 0, chunk))
+            x = self._input("S", 0, chunk, batch)
             y, tape = self._forward(self.weights, x, chunk, batch, keep=False)
-            if last:
+            if self._last(chunk):
                 result = y
             else:
                 self._send_on(y, "S", 0, chunk).wait()
             self.part.release(tape)
-            if not first:
+            if not self._first(chunk):
                 self.pool.give(x)
         return result
 
     def costs(self, bookkeeping: Communicator) -> dict:
-        """Return the entries of the summary: idle share of the stages, maximum micro-batches in flight on each rank.
-
-        Idle time is all time without computing between the first start and the last end of a step: waits and message
-        handling. Both ends are those of the first stage: in every schedule a step begins with its forward, and ends
-        with its backward, after those of all others. Over all steps; None without a step. bookkeeping: a communicator
-        of all ranks; a collective call on it.
-        """
-        with activity.inside("gather what the stages did", self.comm):
+        """Return entries of the summary: idle share of the stages (None without a step), most in flight on each rank.
+        A stage is idle when it computes nothing, from first start to last end on stage 0. Collective on bookkeeping."""
+        with self.comm.inside("gather the times of stages"):
             done = [StageTotals(*each) for each in self.comm.mpi.allgather(self.done)]
-        with activity.inside("gather what was in flight", bookkeeping):
+        with bookkeeping.inside("gather the numbers in flight"):
             most = bookkeeping.mpi.allgather(self.most_in_flight)
         whole, busy = self.stages * done[0].seconds, sum(each.busy for each in done)
         return {"idle_share": 1 - busy / whole if whole else None, "in_flight_per_rank": most}
 
-    def _clock_offset(self) -> float:
-        """Return the seconds to add to this rank's clock to get that of the first stage; collective."""
+    def gather_spans(self) -> list[list[Span]] | None:
+        """Return on rank 0 all stages' spans of the last step, in seconds from its start; else None. Collective."""
         node = ranks_of_node(self.comm.mpi)
-        with activity.inside("compare clocks", self.comm):
+        with self.comm.inside("compare clocks"):
             offset = clock_offset(self.comm.mpi, node) / 1e9
         node.Free()
-        return offset
-
-    def gather_spans(self) -> list[list[Span]] | None:
-        """Return all stages' spans of the last step on rank 0, in seconds from the first, else None; collective."""
-        offset = self._clock_offset()
-        with activity.inside("gather the spans", self.comm):
-            spans = self.comm.mpi.gather(
-                [each._replace(start=each.start + offset, stop=each.stop + offset) for each in self.spans]
-            )
-        if spans is None:
+        with self.comm.inside("gather the spans"):
+            stages = self.comm.mpi.gather([each.moved(offset) for each in self.spans])
+        if stages is None:
             return None
-        origin = min((each.start for stage in spans for each in stage), default=0.0)
-        return [
-            [each._replace(start=each.start - origin, stop=each.stop - origin) for each in stage] for stage in spans
-        ]
-
-    # -- helpers -----------------------------------------------------------------------------------------------------
+        origin = min((each.start for spans in stages for each in spans), default=0.0)
+        return [[each.moved(-origin) for each in spans] for spans in stages]
 
     def _first(self, chunk: int) -> bool:
         return self.comm.rank == 0 and chunk == 0
@@ -225,13 +195,18 @@ class Stage:
         return self.part.forward(weights, x, self.part.numbers[chunk], targets, keep, batch)
 
     def _tag(self, kind: str, number: int, chunk: int) -> int:
-        """Return the tag of a message to this chunk of the receiving stage."""
         return (len(KINDS) * (number * self.chunks + chunk) + KINDS.index(kind)) % TAGS
 
     def _receive(self, shape: Any, source: int, tag: int) -> Array:
         array = self.pool.take(*shape)
         self.comm.wait(array, source, tag)
         return array
+
+    def _input(self, kind: str, number: int, chunk: int, batch: Batch) -> Array:
+        """Return the batch's x on the first stage; elsewhere the array that the stage before sends."""
+        if self._first(chunk):
+            return batch.x
+        return self._receive(self.part.input_shape(chunk, len(batch.y)), self.before, self._tag(kind, number, chunk))
 
     def _send(self, array: Array, to: int, kind: str, number: int, chunk: int) -> Request:
         return self.comm.ipush(array, to, self._tag(kind, number, chunk))
@@ -241,18 +216,16 @@ class Stage:
         return self._send(y, self.after, kind, number, chunk + (self.comm.rank == self.stages - 1))
 
     def _sweep(self) -> None:
-        """Release the buffers of completed sends."""
-        still: list[tuple[Request | None, Callable[[], None]]] = []
-        for request, give in self.leaving:
+        leaving, self.leaving = self.leaving, []
+        for request, give in leaving:
             if request is None or request.test():
                 give()
             else:
-                still.append((request, give))
-        self.leaving = still
+                self.leaving.append((request, give))
 
     @contextlib.contextmanager
     def _computing(self, action: Action, fraction: float) -> Iterator[None]:
-        """Context that records an action's span, and stretches it for stragglers."""
+        """Record an action's span, and stretch it for stragglers."""
         begun = time.perf_counter_ns()
         with stretched(self.model, fraction / self.chunks, self.comm.traffic):
             yield

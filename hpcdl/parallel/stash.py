@@ -5,11 +5,8 @@
     stashed                      0 for 1         0 for 2         1 for 3
                                  0 for 2         1 for 3         2 for 4
 
-A micro-batch's backward uses the same version as its forward. The version is copied at the first update after the
-forward, for each micro-batch in flight: p-1-s copies, whose memory is reused.
-
-(Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019)
-"""
+A micro-batch's backward uses the same version as its forward, copied at the first update after the forward: p-1-s
+copies, whose memory is reused. (Narayanan et al., "PipeDream", SOSP 2019)"""
 
 from hpcdl.models.layered import FlatWeights
 from hpcdl.parallel.stage import Stage
@@ -31,7 +28,7 @@ class Stash:
         self.current.append(microbatch)
 
     def backward(self, microbatch: int) -> None:
-        """Note its backward before an update: copy the current weights for other micro-batches that use them."""
+        """Note this micro-batch's backward before the update: copy weights for other micro-batches that use them."""
         if microbatch in self.stashed:
             self.free.append(self.stashed.pop(microbatch))
         for each in self.current:

@@ -3,15 +3,8 @@
     team = ThreadTeam(form, data, w, optimizer, decays, threads=2, locking="none", batch=1, words=words_for(2))
     loss = team.round(source, rate)             all threads, each over its chunk of the rows `source`
 
-They are Python threads; each calls one compiled loop (kernels/hogwild.py) that releases the GIL, so that they run on
-different cores. Meanwhile the calling thread waits, so that signals are handled.
-
-All threads share three arrays: the vector w, adagrad's sums of squares, and synchronization words (`words_for`). They
-may belong to several processes: `first` is the number of this team's first thread among all `count`.
-
-exchange_every: each thread works on a replica of w and of adagrad's sums, and adds its changes to w after so many
-updates and at the end of each round. 0, or a single thread: they work on w itself.
-"""
+Each thread calls a compiled loop (kernels/hogwild.py) that releases the GIL; meanwhile the calling thread handles
+signals. All threads, even of several processes, share w, adagrad's sums of squares, and synchronization words."""
 
 import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,13 +19,10 @@ from hpcdl.data import Data
 from hpcdl.data.placement import MemoryRows, read_only_view
 from hpcdl.errors import UsageError
 from hpcdl.kernels import hogwild as kernels
-from hpcdl.kernels import hogwild_locks as locks
 from hpcdl.kernels.bind import prepare
 from hpcdl.memory import Memory
 from hpcdl.models.linear_form import LinearForm
 from hpcdl.optim import Optimizer
-from hpcdl.optim.adagrad import Adagrad
-from hpcdl.optim.sgd import SGD
 from hpcdl.runs import signals
 
 PAUSE = 0.05  # seconds between two checks for signals
@@ -40,14 +30,11 @@ SPINS = 1000  # polls of a lock between two yields, if every thread has its own 
 
 
 class ThreadTeam:
-    """Threads that update w (features * outputs + outputs,) of a linear model by rows in memory.
-
-    decays (features + 1,): decay of each coordinate per example that touches it, for sparse rows.
-    locking: one of kernels.hogwild.LOCKINGS. batch: examples of an update. words: `words_for(count)`, shared by all
-    `count` threads; first: number of this team's first thread. crowded: True if threads outnumber cores. turns: maximum
-    updates of a thread in a round with ordered writes; 0: computed from this team. Raises UsageError for an optimizer
-    other than sgd and adagrad, for rows that are not in memory, and for a locking that does not combine with exchanges.
-    """
+    """Threads that update w (features * outputs + outputs,) of a linear model by rows in memory, with sgd or adagrad.
+    decays (features + 1,): decay of a coordinate by an example that touches it, for sparse rows. locking: of
+    kernels.hogwild.LOCKINGS. batch: examples of an update. words: `words_for(count)`, shared by all `count` threads;
+    first: number of this team's first one. crowded: True if threads outnumber cores. turns: most updates of a thread in
+    a round; 0: the most in this team. Raises UsageError for rows not in memory, and as `check_exchange`."""
 
     def __init__(
         self,
@@ -67,19 +54,22 @@ class ThreadTeam:
         turns: int = 0,
         exchange_every: int = 0,
     ):
-        check_rule(optimizer)
         check_exchange(exchange_every, locking)
         rows = data.rows_in_memory
         self.threads, self.batch, self.count, self.turns = threads, batch, count or threads, turns
-        self.stop = np.zeros(locks.LINE, np.int64)
-        self.numbers = np.zeros(locks.NUMBERS, w.dtype)
-        self.numbers[locks.EPS] = getattr(optimizer, "eps", 0.0)
-        self.numbers[locks.DECAY], self.numbers[locks.SCALE] = optimizer.weight_decay, rows.scale
+        self.stop = np.zeros(kernels.LINE, np.int64)
+        self.numbers = np.zeros(kernels.NUMBERS, w.dtype)
+        self.numbers[kernels.EPS] = getattr(optimizer, "eps", 0.0)
+        self.numbers[kernels.DECAY], self.numbers[kernels.SCALE] = optimizer.weight_decay, rows.scale
         self.exchange_every = exchange_every if self.count > 1 else 0
-        self.how = [self._settings(form, locking, first + thread, 1 if crowded else SPINS) for thread in range(threads)]
-        self.counts = [np.zeros(locks.COUNTS, np.int64) for _ in range(threads)]
-        for how in self.how:
-            how[locks.ADAGRAD] = bool(optimizer.state)
+        self.how = how = np.zeros((threads, kernels.HOW), np.int64)
+        how[:, [kernels.KIND, kernels.FEATURES, kernels.OUTPUTS]] = form
+        how[:, [kernels.BATCH, kernels.LOCKING]] = batch, kernels.LOCKINGS[locking]
+        how[:, kernels.THREAD] = range(first, first + threads)
+        how[:, [kernels.THREADS, kernels.SPINS]] = self.count, 1 if crowded else SPINS
+        how[:, [kernels.SHIFT, kernels.EXCHANGE]] = kernels.shift_for(form.features), self.exchange_every
+        how[:, kernels.ADAGRAD] = bool(optimizer.state)
+        self.counts = [np.zeros(kernels.COUNTS, np.int64) for _ in range(threads)]
         state = next(iter(optimizer.state.values()), np.empty(0, w.dtype))
         labels, targets = answers(rows, form, w.dtype)
         before: tuple  # arguments common to all threads
@@ -103,24 +93,13 @@ class ThreadTeam:
         self.loop = prepare(kernels.ROUNDS["sparse" if rows.sparse else "dense"], *before, nothing, *after)
         self.pool = ThreadPoolExecutor(threads, "hogwild")
 
-    def _settings(self, form: LinearForm, locking: str, thread: int, spins: int) -> np.ndarray:
-        how = np.zeros(locks.HOW, np.int64)
-        how[locks.KIND], how[locks.FEATURES], how[locks.OUTPUTS] = form
-        how[locks.BATCH], how[locks.LOCKING] = self.batch, locks.LOCKINGS[locking]
-        how[locks.THREAD], how[locks.THREADS], how[locks.SPINS] = thread, self.count, spins
-        how[locks.SHIFT], how[locks.EXCHANGE] = locks.shift_for(form.features), self.exchange_every
-        return how
-
     def round(self, source: np.ndarray, rate: float, interruptible: bool = False) -> Any:
         """Let all threads process their chunks of the rows `source`; return the sum of losses.
-
-        None if a signal has interrupted an interruptible round, which is then incomplete.
-        """
-        self.numbers[locks.RATE] = rate
+        None if a signal has interrupted an interruptible round, which is then incomplete."""
+        self.numbers[kernels.RATE] = rate
         source, parts = read_only_view(source), chunks(len(source), self.threads)
         turns = self.turns or -(-len(source[chunk(len(source), self.threads, 0)]) // self.batch)
-        for how in self.how:
-            how[locks.TURNS] = turns
+        self.how[:, kernels.TURNS] = turns
         futures: list[Future] = [
             self.pool.submit(self.loop, *(*before, source[part], *after))
             for part, (before, after) in zip(parts, self.arguments, strict=True)
@@ -132,15 +111,14 @@ class ThreadTeam:
                 failed = any(each.done() and each.exception() is not None for each in futures)
                 if failed or (interruptible and signals.received):  # other threads may wait for the failed one
                     self.stop[0] = 1
-        for how in self.how:
-            how[locks.FIRST_TURN] += self.count * turns
+        self.how[:, kernels.FIRST_TURN] += self.count * turns
         losses = [future.result() for future in futures]
         return None if self.stop[0] else float(sum(losses))
 
     def take_counts(self) -> np.ndarray:
         """Return the threads' counters since the last call, in the order of kernels.hogwild."""
         total = np.sum(self.counts, axis=0)
-        total[locks.STALEST] = max(each[locks.STALEST] for each in self.counts)
+        total[kernels.STALEST] = max(each[kernels.STALEST] for each in self.counts)
         for each in self.counts:
             each[:] = 0
         return total
@@ -157,33 +135,20 @@ class ThreadTeam:
         self.pool.shutdown()
 
 
-def check_rule(optimizer: Optimizer) -> None:
-    """Raise UsageError for a rule that moves untouched coordinates, or needs the full gradient."""
-    if type(optimizer) not in (SGD, Adagrad):
-        name = type(optimizer).__name__.lower()
-        raise UsageError(f"HOGWILD! moves the coordinates of an example alone: take sgd or adagrad, not {name}")
-    if optimizer.average_from is not None:
-        raise UsageError("HOGWILD! keeps no mean of parameters, of which each update would move all: no --average")
-    if optimizer.clip_norm:
-        raise UsageError("HOGWILD! knows no norm of a gradient: leave out --clip-norm")
-
-
 def check_exchange(every: int, locking: str) -> None:
-    """Raise UsageError for a locking that has no effect when threads exchange every `every` updates."""
+    """Raise UsageError for a negative `every`, or a locking that has no effect when threads exchange."""
     if every < 0:
         raise UsageError(f"--exchange-every must not be negative, and is {every}")
     if every and locking != "none":
         raise UsageError(
-            f"--exchange-every {every}: --locking {locking} is for what is written to one vector at once, and an "
-            "exchange loses nothing; take none"
+            f"--exchange-every {every}: --locking {locking} is for threads that write to one vector; exchanges lose "
+            "nothing; take --locking none"
         )
 
 
 def vectors_of(w: np.ndarray, state: np.ndarray, exchange_every: int) -> tuple[tuple, tuple]:
-    """Return a thread's (w, state), and for exchanges the shared and last merged vectors of both.
-
-    Without exchanges they are the shared ones, and the rest is empty. A round begins with a copy of the shared vectors.
-    """
+    """Return a thread's (w, state), and for exchanges (shared w, last merged w, shared state, last merged state).
+    Without exchanges a thread's (w, state) are the shared vectors, and the four are arrays of length 0."""
     if not exchange_every:
         return (w, state), (np.empty(0, w.dtype),) * 4
     own, base, own_state, base_state = (np.empty_like(each) for each in (w, w, state, state))
@@ -191,8 +156,8 @@ def vectors_of(w: np.ndarray, state: np.ndarray, exchange_every: int) -> tuple[t
 
 
 def words_for(threads: int) -> np.ndarray:
-    """Return the initial synchronization words of so many threads of one process."""
-    return np.zeros(locks.words_for(threads), np.int64)
+    """Return the initial synchronization words, in this process's memory, for `threads` threads that share them."""
+    return np.zeros(kernels.words_for(threads), np.int64)
 
 
 def answers(rows: MemoryRows, form: LinearForm, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -217,7 +182,7 @@ def scaled(rows: MemoryRows, dtype: np.dtype) -> CSR:
 def scratch(rows: MemoryRows, form: LinearForm, w: np.ndarray, batch: int) -> list[np.ndarray]:
     """Return one thread's private buffers, in the order of the loops' arguments."""
     features, outputs, dtype = form.features, form.outputs, w.dtype
-    stripes = np.zeros((features >> locks.shift_for(features)) + 1, np.uint8)
+    stripes = np.zeros((features >> kernels.shift_for(features)) + 1, np.uint8)
     outs = [np.empty((1, outputs), dtype) for _ in range(2)]
     if rows.sparse:
         longest = int(np.diff(rows.x.indptr).max(initial=0))

@@ -20,3 +20,7 @@ class Span(NamedTuple):
     action: Action
     start: float
     stop: float
+
+    def moved(self, by: float) -> "Span":
+        """Return the span on a clock that is ahead by `by`."""
+        return self._replace(start=self.start + by, stop=self.stop + by)

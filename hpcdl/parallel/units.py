@@ -4,8 +4,7 @@
     chunks    | r0 | r1 | r2 | r0  r1 r2 | r0    | r1    | r2    |        hpcdl.chunks of each unit
     owners    | r1           | r2        | r0                    |        balanced over the ranks
 
-A rank's shard contains its parts without gaps, unit after unit.
-"""
+A rank's shard contains its parts without gaps, unit after unit."""
 
 import itertools
 
@@ -13,12 +12,9 @@ from hpcdl.chunks import chunk, longest_first
 
 
 class Units:
-    """The places of this rank's owned elements in a vector, in its units and in the rank's shard.
-
-    units: slices of the vector. owners: True if each unit belongs to one rank, and not in chunks to all; `owner` is
-    then the list of owners, else None. Of unit u this rank owns `in_unit[u]`, which is `in_vector[u]` of the vector and
-    `in_shard[u]` of its shard of `size` elements.
-    """
+    """Where this rank's owned elements are: in a vector, in its units (slices of the vector), and in the rank's shard.
+    owners: True if one rank owns each unit; `owner`: that rank by unit, or None. Of unit u this rank owns `in_unit[u]`,
+    at `in_vector[u]` of the vector and `in_shard[u]` of its shard."""
 
     def __init__(self, units: list[slice], rank: int, size: int, owners: bool = False):
         self.units, lengths = units, [unit.stop - unit.start for unit in units]
@@ -51,10 +47,6 @@ class Units:
         return next(u for u, unit in enumerate(self.units) if unit.start <= part.start < unit.stop)
 
     def owned_of(self, part: slice) -> list[tuple[int, slice]]:
-        """Return this rank's part of a slice of the vector: (unit, slice of its owned part of that unit)."""
-        found = []
-        for u, own in enumerate(self.in_vector):
-            start, stop = max(own.start, part.start), min(own.stop, part.stop)
-            if start < stop:
-                found.append((u, slice(start - own.start, stop - own.start)))
-        return found
+        """Return which elements of the slice `part` this rank owns: (unit, slice of the rank's part of the unit)."""
+        cuts = [(own.start, max(own.start, part.start), min(own.stop, part.stop)) for own in self.in_vector]
+        return [(u, slice(start - at, stop - at)) for u, (at, start, stop) in enumerate(cuts) if start < stop]

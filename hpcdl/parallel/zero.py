@@ -7,11 +7,8 @@
     3        1/N of everything; temporarily two gathered        all-gather by layer, twice,
              layers and one layer's gradient                    reduce-scatter by layer                3 (N-1)/N K
 
-Operations by layer are in sharded_weights.py, the rest here. Vectors are cut layer by layer into chunks (units.py), or
-each layer has an owner, which broadcasts its parameters and receives its reduced gradient.
-
-(Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020)
-"""
+Operations by layer are in sharded_weights.py. Vectors are cut layer by layer into chunks (units.py), or each layer has
+an owner. (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020)"""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,28 +19,16 @@ from hpcdl.kernels.device import Array
 from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.units import Units
-from hpcdl.random import Random
 
 
 class Shards:
     """This rank's shards of a part of a model at a stage of ZeRO. The constructor is a collective call of `group`.
-
-    group: the ranks that train this part, each with its share of the examples. owners: True if each layer belongs to
-    one rank. run: provides `random` for the initial values, and `memory`, which counts all vectors.
-
-    `parameters` and `gradient` are this rank's flat vectors; `owned_parameters` and `owned_gradients` are views of the
-    parts that it updates, unit by unit, with their state in `optimizer`. `parameter_pieces` and `pieces` are the places
-    of the parameters and of the owned parts in the full model.
-    """
+    owners: True if each layer belongs to one rank. run: provides `random` and `memory`. owned_parameters,
+    owned_gradients: views, unit by unit, of what this rank updates of the flat `parameters` and `gradient`.
+    parameter_pieces, pieces: the places of `parameters` and of the owned parts in the full model."""
 
     def __init__(
-        self,
-        run: Any,
-        part: ModelPart,
-        optimizer: Optimizer,
-        group: Communicator,
-        stage: int = 0,
-        owners: bool = False,
+        self, run: Any, part: ModelPart, optimizer: Optimizer, group: Communicator, stage: int = 0, owners: bool = False
     ):
         self.part, self.group, self.stage = part, group, stage
         self.memory, self.device = run.memory, part.device
@@ -57,7 +42,14 @@ class Shards:
         self.gradient = self.allocate("gradients", part.size if stage < 2 else units.size)
         self.owned_parameters = [self.parameters[own] for own in (units.in_vector if stage < 3 else units.in_shard)]
         self.owned_gradients = [self.gradient[own] for own in (units.in_vector if stage < 2 else units.in_shard)]
-        self._initialize(run.random)
+        for where, values in part.initial(run.random):  # layers are created one at a time
+            if stage < 3:
+                self.device.copy_in(self.parameters[where], values)
+                continue
+            for u, inside in units.owned_of(where):
+                start = units.in_vector[u].start + inside.start - where.start
+                own = values[start : start + inside.stop - inside.start]
+                self.device.copy_in(self.owned_parameters[u][inside], own)
         pieces = [(piece, speaks and group.rank == 0) for piece, speaks in part.pieces()]
         self.pieces = pieces if stage == 0 else units.pieces(part.pieces())
         self.parameter_pieces = pieces if stage < 3 else self.pieces
@@ -66,17 +58,6 @@ class Shards:
         """Allocate a persistent vector, in the node's shared memory if the all-reduce uses it."""
         make = self.group.empty if self.stage == 0 else self.device.empty
         return self.memory.hold(kind, make(size, self.part.dtype))
-
-    def _initialize(self, random: Random) -> None:
-        """Set the initial values of this rank's parameters; layers are created one at a time."""
-        for where, values in self.part.initial(random):
-            if self.stage < 3:
-                self.device.copy_in(self.parameters[where], values)
-                continue
-            for u, inside in self.units.owned_of(where):
-                start = self.units.in_vector[u].start + inside.start - where.start
-                own = values[start : start + inside.stop - inside.start]
-                self.device.copy_in(self.owned_parameters[u][inside], own)
 
     def gradients_of(self, part: slice) -> list[Array]:
         """Return views of this rank's owned parts of a slice of the part's gradient."""
@@ -90,8 +71,6 @@ class Shards:
             for u, at in enumerate(self.units.in_shard)
             if speaks and at.start <= piece.local < at.stop
         ]
-
-    # -- a step ------------------------------------------------------------------------------------------------------
 
     def reduce_scatter(self) -> None:
         """Sum the owned part of the gradient over the group, unless it was done layer by layer."""
@@ -108,12 +87,11 @@ class Shards:
         self.optimizer.step += 1
 
     def all_gather(self) -> None:
-        """Gather the updated parameters, if they are replicated."""
+        """Gather the updated parameters if they are replicated, at stages 1 and 2."""
         if self.stage in (1, 2):
             self._for_each_unit(self.gather_unit, self.parameters)
 
     def _for_each_unit(self, start: Callable[[int, Array], Request], vector: Array) -> None:
-        """Start an operation on each unit of a vector, then wait for all."""
         for request in [start(u, vector[unit]) for u, unit in enumerate(self.units.units)]:
             request.wait()
 

@@ -1,21 +1,18 @@
 """Clocks of a parameter store, and what they allow: grants, rounds, staleness. Pure: no messages, no values.
 
     a client's clock     the number of its pushes
-    the store's clock    that of its slowest open client; under async, the number of pushes received
+    the store's clock    the clock of its slowest open client; under async, the number of pushes received
     version              the number of updates applied
-
     a pull at clock c    is answered when the store's clock has reached c - bound, unless its step has to wait
     step t               is complete when the store's clock has passed it: then its round is applied, and it is counted
     a push               was computed from the store at its client's pull: the updates it missed are its staleness
 
-A client that closes is no longer waited for. The table of consistencies is in consistency.py; steps wait for the
-horizon that rank 0 sets.
-"""
+No client waits for one that has closed (is not in `open`). Steps wait for the horizon that rank 0 sets."""
 
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hpcdl.errors import UsageError
 from hpcdl.parameter_server.consistency import Consistency
@@ -23,11 +20,8 @@ from hpcdl.parameter_server.store_messages import ENDED, NO_STEP, Push
 
 
 class Horizon(NamedTuple):
-    """How far clients may go, as rank 0 says; infinity: without end.
-
-    steps: no step from here on is given out. limit: steps from here on wait until it is raised. apart_seconds: time
-    that rank 0 has spent on other work than steps.
-    """
+    """How far clients may go, set by rank 0; infinity: no limit. steps: no step from this one on is given out. limit:
+    steps from this one on wait for a higher limit. apart_seconds: rank 0's time for other work than steps."""
 
     steps: float = math.inf
     limit: float = math.inf
@@ -35,10 +29,8 @@ class Horizon(NamedTuple):
 
 
 class ClockProgress(NamedTuple):
-    """Position of a store, for its successor: clocks by client, and the counts of `Clocks`.
-
-    losses: of the steps from `counted` on: (sum of losses, examples) received so far.
-    """
+    """Position of a store, for its successor. of_client: clock by client; counted to staleness: as in `Clocks`.
+    losses: (sum of losses, examples) received so far, by step from `counted` on."""
 
     of_client: dict[int, int]
     counted: int
@@ -52,13 +44,10 @@ class ClockProgress(NamedTuple):
 
 
 class Clocks:
-    """The clocks as one server knows them, from clock `start` on. horizon(): how far clients may go; given on rank 0.
-
-    version: updates applied. pushes: number received. counted: steps below are complete and counted. granted: steps
-    below have been given out. broadcast_at: the store's clock at the last broadcast to subscribers. staleness: number
-    of applied pushes by staleness. Under async, steps below `low` and those in `beyond` have been pushed; again: steps
-    of clients that are gone, to be given out again.
-    """
+    """The clocks as one server knows them, from clock `start` on. horizon(), on rank 0: how far clients may go.
+    version: updates applied. pushes: pushes received. counted: steps below it are complete and counted. granted: steps
+    below it have been given out. broadcast_at: the store's clock at the last broadcast. staleness: applied pushes by
+    staleness. Under async, steps below `low` and in `beyond` have been pushed; steps in `again` are given out again."""
 
     def __init__(
         self,
@@ -76,12 +65,12 @@ class Clocks:
         self.staleness: Counter[int] = Counter()
 
     def progress(self, losses: dict[int, tuple[float, float]]) -> ClockProgress:
-        """Return the position of this store; losses: of the steps under way."""
+        """Return the position of this store. losses: (sum of losses, examples) by incomplete step."""
         counts = self.counted, self.granted, self.pushes, self.version, self.low, frozenset(self.beyond)
         return ClockProgress(dict(self.of_client), *counts, dict(self.staleness), dict(losses))
 
     def go_on_from(self, progress: ClockProgress) -> None:
-        """Continue from the position of another store; steps given out and not pushed are given out again."""
+        """Continue from another store's position; under async, steps given out but not pushed are given out again."""
         self.of_client |= progress.of_client
         self.counted, self.granted, self.pushes, self.version, self.low, beyond, staleness, _ = progress[1:]
         self.beyond, self.staleness = set(beyond), Counter(staleness)
@@ -103,11 +92,11 @@ class Clocks:
         return push.clock if self.consistency.clocked else self.pushes
 
     def pushed(self, push: Push) -> None:
-        """Advance the client's clock; UsageError if its parameters are older than the bound allows."""
+        """Advance the clock of the push's client; UsageError if it computed from older values than the bound allows."""
         behind = push.clock - push.seen
         if self.consistency.clocked and behind > self.consistency.bound:
             raise UsageError(
-                f"rank {push.client} pushed at clock {push.clock} what it computed from parameters of clock "
+                f"rank {push.client} pushed at clock {push.clock} values computed from parameters of clock "
                 f"{push.seen}: more than {self.consistency.bound:g} behind; pull before each push"
             )
         self.of_client[push.client] += 1
@@ -119,16 +108,12 @@ class Clocks:
                 self.low += 1
 
     def stop(self) -> None:
-        """Give out no step but those that some client has: they are computed without effect."""
+        """Give out no new step; steps that are given out already are computed without effect."""
         last, apart = self.granted, self.horizon().apart_seconds
         self.stopped, self.horizon = True, lambda: Horizon(last, last, apart)
 
-    def closed(self, client: int) -> None:
-        """Mark the client as closed: it pushes no more."""
-        self.open.discard(client)
-
     def complete(self) -> Iterator[int]:
-        """Yield the complete steps that have not been counted, and count each."""
+        """Count the complete steps that are not counted yet, and yield each."""
         while self.counted < self.of_store:
             self.counted += 1
             yield self.counted - 1
@@ -151,7 +136,7 @@ class Clocks:
     # -- grants ------------------------------------------------------------------------------------------------------
 
     def grant(self, clock: int) -> int | None:
-        """Return the step that a client pulling at this clock may compute, ENDED, or None while it has to wait."""
+        """Return the step for a client that pulls at `clock`; ENDED: no step is left; None: the client has to wait."""
         clocked = self.consistency.clocked
         if self.again:
             return self.again.popleft()
@@ -165,7 +150,7 @@ class Clocks:
         return step
 
     def grant_unasked(self) -> tuple[int, float]:
-        """Return for subscribers ENDED or NO_STEP, and the step before which they may proceed."""
+        """Return ENDED or NO_STEP for subscribers, and the limit: the first step that has to wait."""
         if not self._some_wait:
             return NO_STEP, math.inf
         limit = int(min(self._limit, self.of_store + self.consistency.bound + 1))
@@ -173,7 +158,7 @@ class Clocks:
         return ENDED if self.of_store >= self.horizon().steps else NO_STEP, limit
 
     def broadcast_due(self, every: int) -> bool:
-        """True if a broadcast is due: after `every` clocks, or if subscribers can do nothing else."""
+        """True if a broadcast is due: after `every` clocks, or if subscribers have done all steps they may do."""
         now, before = self.of_store, self.broadcast_at
         idle = self._some_wait and now >= self.granted
         return (now - self.start) // every > (before - self.start) // every or (idle and now > before)
@@ -186,22 +171,3 @@ class Clocks:
     def _some_wait(self) -> bool:
         """True if subscribers wait for a limit; under async they draw their steps instead."""
         return self.consistency.clocked and self._limit < math.inf
-
-
-class Delay:
-    """A queue of updates, each of which waits until `versions` more have arrived."""
-
-    def __init__(self, versions: int):
-        self.versions = versions
-        self.waiting: deque = deque()
-
-    def enter(self, update: Any) -> Iterator:
-        """Add an update; yield those that are due."""
-        self.waiting.append(update)
-        if len(self.waiting) > self.versions:
-            yield self.waiting.popleft()
-
-    def rest(self) -> Iterator:
-        """Yield all waiting updates: nothing is lost."""
-        while self.waiting:
-            yield self.waiting.popleft()

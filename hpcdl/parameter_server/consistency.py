@@ -7,13 +7,9 @@ A worker's clock is the number of pushes it has made; the store's clock is that 
     ssp, bound K    the store's clock is at least c - K    at once (K = 0: as bsp)            in clocks: 0 ... K
     async           it comes                               at once                            in versions: any
 
-Bulk synchronous parallel (Valiant, CACM 1990), stale synchronous parallel (Ho et al., "More effective distributed ML
-via a stale synchronous parallel parameter server", NeurIPS 2013), asynchronous (Dean et al., "Large scale distributed
-deep networks", NeurIPS 2012).
-
-The staleness of a push is the number of updates it missed: under ssp the clocks by which the store was behind
-the worker at its pull; else the updates applied between its pull and its own.
-"""
+The staleness of a push is the number of updates it missed: under ssp the clocks by which the store was behind the
+worker at its pull; else the updates applied between that pull and the push. (Bulk synchronous parallel: Valiant, CACM
+1990; stale synchronous parallel: Ho et al., NeurIPS 2013; asynchronous: Dean et al., NeurIPS 2012)"""
 
 import math
 from typing import NamedTuple
@@ -24,19 +20,19 @@ NAMES = ("bsp", "ssp", "async")
 
 
 class Consistency(NamedTuple):
-    """name: bsp, ssp or async. staleness: the bound of ssp, in clocks."""
+    """A consistency of a store. name: bsp, ssp or async. staleness: the bound of ssp, in clocks."""
 
     name: str = "bsp"
     staleness: int = 0
 
     @property
     def clocked(self) -> bool:
-        """True if workers wait for each other at all."""
+        """True if workers wait for each other: for bsp and ssp."""
         return self.name != "async"
 
     @property
     def bound(self) -> float:
-        """The clocks by which the store may be behind a worker that pulls."""
+        """The most clocks that the store may be behind a worker that pulls; infinite for async."""
         return self.staleness if self.clocked else math.inf
 
     @property
@@ -45,13 +41,13 @@ class Consistency(NamedTuple):
         return self.bound == 0
 
     def checked(self) -> "Consistency":
-        """Return itself; UsageError for invalid values."""
+        """Return the consistency; UsageError for invalid values."""
         if self.name not in NAMES:
             raise unknown("consistency", self.name, NAMES)
         if self.staleness < 0:
-            raise UsageError(f"the staleness is a number of clocks, at least 0, not {self.staleness}")
+            raise UsageError(f"the staleness must be 0 clocks or more, not {self.staleness}")
         if self.staleness and self.name != "ssp":
-            raise UsageError(f"a staleness of {self.staleness} is for ssp; {self.name} has no bound: take 0")
+            raise UsageError(f"a staleness of {self.staleness} is for ssp only; with {self.name} take 0")
         return self
 
 

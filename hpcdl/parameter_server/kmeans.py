@@ -1,7 +1,8 @@
-"""k-means on a parameter store, by rounds of all rows (Lloyd) or of mini-batches: scripts/train_kmeans.py says how."""
+"""k-means on a parameter store, by rounds of all rows (Lloyd) or of mini-batches; see scripts/train_kmeans.py."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ from hpcdl.parameter_server.store_messages import Push
 from hpcdl.parameter_server.store_settings import Serving, StoreLayout
 from hpcdl.random import Random
 
-ROWS = 4096  # at a time
+ROWS = 4096  # rows of a block
 
 
 def cluster(
     comm: Communicator, split: Split, first: np.ndarray | None, options: Any
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Centroids, counts (both on all ranks) and the objective of each round (rank 0); first: on rank 0."""
+    """Return centroids, their row counts (on all ranks), objectives by round (on rank 0). first: rank 0's centroids."""
     clusters, width, rounds = options.clusters, split.source.width + 1, options.rounds
     held, leads, objective = np.zeros((clusters, width)), comm.rank == 0, list[float]()
     if leads:
@@ -32,7 +33,7 @@ def cluster(
         comm,
         StoreLayout(held.size, comm.size, held.dtype, options.servers, block=width),
         Serving(options.chosen),
-        update=Update(mini_batch if options.batch_size else lloyd, width),
+        update=partial(update, mini_batch if options.batch_size else lloyd, width),
         initial=held.ravel() if leads else None,
         horizon=(lambda: Horizon(rounds, rounds)) if leads else None,
     )
@@ -54,7 +55,7 @@ def cluster(
 
 
 def work(store: ParameterStore, split: Split, held: np.ndarray, options: Any) -> None:
-    """What a client does in each round: pull the centroids, add up the rows nearest to each, push."""
+    """Do a client's rounds: pull the centroids, add up the rows nearest to each, push the sums."""
     share = (len(store.clients), store.clients.index(store.comm.rank)) if store.consistency.clocked else (1, 0)
     total, random = options.batch_size or split.examples, Random(options.seed)
     part = chunk(total, *share)
@@ -75,40 +76,33 @@ def work(store: ParameterStore, split: Split, held: np.ndarray, options: Any) ->
 
 
 def assign(x: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, float]:
-    """The number of the centroid nearest to each row, and the sum of the squared distances to these.
-
-    |x - c|^2 = |x|^2 - 2 x.c + |c|^2: a matrix product for all rows and centroids.
-    """
+    """Return the number of the centroid nearest to each row, and the sum of the squared distances to these centroids.
+    |x - c|^2 = |x|^2 - 2 x.c + |c|^2: a matrix product for all rows and centroids."""
     nearest = ((centroids**2).sum(axis=1) / 2 - x @ centroids.T).argmin(axis=1)
     return nearest, float(((x - centroids[nearest]) ** 2).sum())
 
 
-class Update:
-    """What a server does with what is pushed: `rule(centroids, counts, sums, rows)`, for the clusters it holds."""
-
-    def __init__(self, rule: Callable, width: int):
-        self.rule, self.width = rule, width
-
-    def __call__(self, values: np.ndarray, pushed: np.ndarray, push: Push) -> None:
-        held, added = values.reshape(-1, self.width), pushed.reshape(-1, self.width)
-        self.rule(held[:, :-1], held[:, -1], added[:, :-1], added[:, -1])
+def update(rule: Callable, width: int, values: np.ndarray, pushed: np.ndarray, push: Push) -> None:
+    """Apply pushed sums to the clusters that a server holds, by `rule(centroids, counts, sums, rows)`."""
+    held, added = values.reshape(-1, width), pushed.reshape(-1, width)
+    rule(held[:, :-1], held[:, -1], added[:, :-1], added[:, -1])
 
 
 def lloyd(centroids: np.ndarray, counts: np.ndarray, sums: np.ndarray, rows: np.ndarray) -> None:
-    """Each centroid becomes the mean of the rows nearest to it."""
+    """Set each centroid to the mean of the rows nearest to it."""
     some = rows > 0
     centroids[some] = sums[some] / rows[some, None]
     counts[:] = rows
 
 
 def mini_batch(centroids: np.ndarray, counts: np.ndarray, sums: np.ndarray, rows: np.ndarray) -> None:
-    """Each centroid becomes the mean of all rows that it has had: steps of 1 / counts, one row after the other."""
+    """Set each centroid to the mean of all rows that it has had so far, as steps of 1 / count, row by row, would do."""
     some, counts[:] = rows > 0, counts + rows
     centroids[some] += (sums[some] - rows[some, None] * centroids[some]) / counts[some, None]
 
 
 def score(comm: Communicator, data: Data, centroids: np.ndarray) -> tuple[float, float]:
-    """The objective over all training rows; the purity: the share of rows with the most frequent label of theirs."""
+    """Return the objective over all training rows, and the purity: share of rows with their cluster's top label."""
     table, squares = np.zeros((len(centroids), max(1, data.classes))), np.zeros(1)
     part = chunk(data.train.examples, comm.size, comm.rank)
     for block in blocks(part.stop - part.start):
@@ -123,13 +117,13 @@ def score(comm: Communicator, data: Data, centroids: np.ndarray) -> tuple[float,
 
 
 def plus_plus(split: Split, clusters: int, seed: int) -> np.ndarray:
-    """k-means++: each first centroid is a row, drawn in proportion to its squared distance from those drawn before."""
+    """Return first centroids by k-means++: rows drawn with weight (distance to the nearest row drawn before)^2."""
     random, centroids = Random(seed)("centroids"), np.empty((clusters, split.source.width))
     nearest = np.full(split.examples, np.inf)
     for i in range(clusters):
         total = nearest.sum()
         if total == 0:
-            raise UsageError(f"--clusters {clusters}: the training rows have only {i} different values")
+            raise UsageError(f"--clusters {clusters}: the training part has only {i} different rows")
         row = random.choice(split.examples, p=nearest / total if i else None)
         centroids[i] = split.take([row])[0][0]
         for block in blocks(split.examples):
@@ -139,5 +133,5 @@ def plus_plus(split: Split, clusters: int, seed: int) -> np.ndarray:
 
 
 def blocks(rows: int) -> list[slice]:
-    """All rows in blocks that are not too long to be in memory at once."""
+    """Return slices that cover all rows, of at most ROWS rows each, which fit into memory."""
     return chunks(rows, math.ceil(rows / ROWS))

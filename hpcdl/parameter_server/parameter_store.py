@@ -9,34 +9,13 @@
              rank 3 ----- push g[n/2:n] ---->  rank 1   w[n/2:n]    update
                   ...  <---- pull w[...] ----
 
-    layout, serving = StoreLayout(size, comm.size, servers=2), Serving(Consistency("ssp", 4))
-    store = ParameterStore(comm, layout, serving, update=add, initial=w0)
-    if store.serves:
-        store.serve()                           # until all clients have closed
-    else:
-        while ...:
-            store.pull(w)
-            ...
-            store.push(g)
-        store.close(w)
+A program that uses it: docs/servers.md. Rank 0, a server, may count steps. A step is complete when all of its pushes
+are applied. Rank 0 answers no requests in the body of a loop over `completed_steps`.
 
-Rank 0, a server, may count steps: `horizon` says how many there are and which have to wait, and it takes them up as
-
-    for loss, total in store.completed_steps():      # serves; a step is complete when all of its pushes are applied
-        ...                                          # no requests are answered until this is done
-
-Costs of a step with S servers, W clients and K values: a client sends K and gets K values, in 2 messages a server each
-way and one to ask; a server gets W K / S and sends W K / S. With S = 1 the server's link is the bottleneck, which more
-servers relieve until S = W. On workers (`on_workers`) each of N ranks is client and server: it sends and gets
-2 (N-1)/N K values, as in a ring.
-
-With `rows`, clients exchange only the rows they need, by keys (sparse_keys.py).
-
-The parts: settings (store_settings.py), messages (store_messages.py), clients (store_client.py), servers
-(slice_server.py), consistency and clocks (consistency.py, clocks.py), replicas (replication.py).
-
-(Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014; Dean et al., NeurIPS 2012)
-"""
+Costs of a step with S servers, W clients and K values: a client sends K and gets K values, in 2 messages per server
+each way and one to ask; a server gets W K / S and sends W K / S. With S = 1 the server's link is the bottleneck, which
+more servers relieve until S = W. With `on_workers` each of N ranks is client and server, and sends and gets 2 (N-1)/N K
+values, as in a ring. (Li et al., OSDI 2014; Dean et al., NeurIPS 2012)"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -50,8 +29,8 @@ from hpcdl.memory import Memory
 from hpcdl.parameter_server.clocks import Clocks, Horizon
 from hpcdl.parameter_server.replication import SliceReplica, backups
 from hpcdl.parameter_server.slice_server import Beside, SliceServer
-from hpcdl.parameter_server.store_client import Asking, Client, Connection, LocalConnection, Subscribed
-from hpcdl.parameter_server.store_messages import REQUEST_HEADER, Push, StoreOperation, StoreTag, as_message, new_header
+from hpcdl.parameter_server.store_client import Client, Connection, LocalConnection, Subscribed
+from hpcdl.parameter_server.store_messages import REQUEST, Push, StoreOperation, StoreTag
 from hpcdl.parameter_server.store_settings import (
     ON_REQUEST,
     UNREPLICATED,
@@ -70,7 +49,7 @@ class AddUpdate:
     additive = True
 
     def of_size(self, size: int) -> "AddUpdate":
-        """Return itself: it has no state."""
+        """Return the update itself: it has no state."""
         return self
 
     def __call__(self, values: np.ndarray, pushed: np.ndarray, push: Push) -> None:
@@ -78,24 +57,20 @@ class AddUpdate:
 
 
 add = AddUpdate()
+ONE = {"count": 1.0, "total": 1.0, "loss": 0.0, "norm": 0.0}  # amounts of a push of one example
 
 
 class ParameterStore:
-    """A vector on servers, by its layout (store_settings.py); a collective call of all ranks of `comm`.
+    """A vector on servers, by its layout (store_settings.py). The constructor is a collective call of `comm`.
 
-    update(values, pushed, push): applies what was pushed to a server's slice, in place (see `store_messages.Push`; with
-    rounds it is the sum of all pushes of a clock); where it has a member `state`, these are vectors as long as the
-    slice; where a member `additive` is true, what it adds depends on the push alone, and `of_size(n)` makes one for n
-    values (store_client.py); with replicas, one that has a state needs `of_size`, too, and servers call `replicate`
-    before they serve. initial: the whole vector, given on rank 0. start: the first clock. horizon(), given on rank 0 if
-    that counts steps: how far clients may go. memory: counts what a rank holds for it. beside: what pushes carry to
-    rank 0 beside their values.
-
-    `server` is what this rank serves by, `client` what it pulls and pushes by; None where it does not.
-
-    A rank serves one store at a time: two that are used at once need servers of their own, on communicators of their
-    own. UsageError where sizes and ranks do not go together.
-    """
+    update(values, pushed, push): applies pushed values to a server's slice, in place (see `Push`; with rounds they are
+    the sum of a clock's pushes). Optional members of `update`: state, a dict of vectors as long as the slice; additive,
+    True if what it adds depends on the push alone; of_size(n), which makes an update of n values. An additive update
+    needs `of_size`; so does one with a state if there are replicas, and servers then call `replicate` before they
+    serve. initial: the whole vector, on rank 0. start: the first clock. horizon(), on rank 0 if it counts steps: how
+    far clients may go. memory: counts what a rank holds. beside: further numbers of pushes, for rank 0. server, client:
+    this rank's SliceServer and Client, or None. A rank serves one store at a time: two stores used
+    at once need servers and communicators of their own. Raises UsageError if sizes and ranks do not fit."""
 
     server: SliceServer
     client: Client
@@ -131,8 +106,8 @@ class ParameterStore:
                 values,
                 clocks,
                 update,
-                serving.delay,
                 max(1, serving.broadcast_every),
+                delay=serving.delay,
                 gathered=self.led and comm.rank > 0,
                 memory=self.memory,
                 rows=layout.rows,
@@ -175,7 +150,7 @@ class ParameterStore:
         attend = self.server.attend if self.serves else None
         settings = self.comm, connections, np.dtype(self.layout.dtype), self.consistency, attend, start
         if not subscribed:
-            return Asking(*settings, rows=self.rows)
+            return Client(*settings, rows=self.rows)
         return Subscribed(*settings, counter=connect(0, slice(0, 0), 0), memory=self.memory, update=update)
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -191,58 +166,35 @@ class ParameterStore:
         return self.client.connections[0].apart_seconds
 
     def pull(self, into: np.ndarray, part: slice | None = None) -> int | None:
-        """Set `into` to the store's values, all or those of `part`, as fresh as the consistency demands; waits for
-        them.
-
-        Returns the step to compute (the client's clock, under async the next value of a shared counter), or None if
-        none is left. If servers broadcast, it takes the received values, and waits only if they are too old; `into` is
-        then the whole vector, the same array each time.
-        """
+        """Set `into` to the store's values (all, or those of `part`), as fresh as the consistency demands; may wait.
+        Return the step to compute (the client's clock; under async the next of a shared counter); None: none is left.
+        With broadcasts `into` is the whole vector, always the same array, and a pull waits only for values too old."""
         return self.client.pull(into, part)
 
-    def push(
-        self,
-        values: np.ndarray,
-        part: slice | None = None,
-        count: float = 1.0,
-        total: float = 1.0,
-        loss: float = 0.0,
-        norm: float = 0.0,
-    ) -> None:
-        """Send `values` (all, or those of `part`) to the servers, which apply them; advances this client's clock.
-
-        count, total, loss, norm: for the update and for rank 0 (see `store_messages.Push`).
-        """
-        self.client.push(values, part, count=count, total=total, loss=loss, norm=norm)
+    def push(self, values: np.ndarray, part: slice | None = None, **amounts: float) -> None:
+        """Send `values` (all, or those of `part`) to the servers, which apply them; advance this client's clock.
+        amounts: count, total (1 by default), loss and norm (0), for the update and for rank 0 (`Push`)."""
+        self.client.push(values, part, **ONE | amounts)
 
     def peek(self, into: np.ndarray) -> None:
         """Set `into` to all present values without taking a step, for actors."""
-        self._asking.fetch(StoreOperation.PEEK, into)
+        self.client.fetch(StoreOperation.PEEK, into)
 
     def draw(self) -> int | None:
         """Return the next step of the shared counter, without values; None if none is left. For async with keys."""
-        return self._asking.draw()
+        return self.client.draw()
 
     def pull_at(self, into: np.ndarray, keys: np.ndarray) -> int | None:
-        """As `pull`, for the rows with these keys (int64, sorted, unique) and the elements of no row.
+        """Set in `into`, the whole vector, the rows of these keys (int64, sorted, unique), and the elements of no row.
+        Return the step as `pull` does, but under async give out no step: use `draw`."""
+        return self.client.pull_at(into, keys)
 
-        Under async it gives out no step: use `draw`.
-        """
-        return self._asking.pull_at(into, keys)
-
-    def push_at(
-        self, values: np.ndarray, count: float = 1.0, total: float = 1.0, loss: float = 0.0, norm: float = 0.0
-    ) -> None:
-        """As `push`, for the elements pulled last; sets them to zero in `values`, the whole vector."""
-        self._asking.push_at(values, count=count, total=total, loss=loss, norm=norm)
-
-    @property
-    def _asking(self) -> Asking:
-        assert isinstance(self.client, Asking)  # `rows` and `broadcast_every` exclude each other
-        return self.client
+    def push_at(self, values: np.ndarray, **amounts: float) -> None:
+        """Push, as `push` does, the elements of the whole vector `values` that were pulled last; set them to zero."""
+        self.client.push_at(values, **ONE | amounts)
 
     def close(self, into: np.ndarray | None = None) -> None:
-        """Close this client. Returns when all clients have closed; `into` gets the final values."""
+        """Close this client, and return when all clients have closed; `into` gets the final values."""
         self.client.close(into)
         if self.serves:
             self.serve()
@@ -250,12 +202,11 @@ class ParameterStore:
     # -- servers -----------------------------------------------------------------------------------------------------
 
     def completed_steps(self) -> Iterator[tuple[float, float]]:
-        """Serve until all clients have closed; yield of each complete step the sum of losses and the examples."""
+        """Serve until all clients have closed; yield (sum of losses, examples) of each complete step."""
         yield from self.server.completed_steps()
         if self.led and self.comm.rank == 0:
-            over = new_header(REQUEST_HEADER, operation=StoreOperation.OVER)
             for rank in range(1, len(self.slices)):
-                self.comm.push(as_message(over), rank, StoreTag.REQUEST)
+                REQUEST.send(self.comm, rank, REQUEST.header(operation=StoreOperation.OVER))[0].wait()
 
     def serve(self) -> None:
         """Serve until all clients have closed."""
@@ -263,17 +214,12 @@ class ParameterStore:
             self.server.each_step(loss, total)
 
     def attend(self, *_: object) -> None:
-        """Answer requests that have arrived, if this rank is a server, too; for calls during computing."""
+        """Answer the requests that have arrived, if this rank is also a server; for calls while it computes."""
         if self.serves:
             self.server.inbox.look()
             self.server.attend()
 
     # -- rank 0 -----------------------------------------------------------------------------------------------------
-
-    @property
-    def granted(self) -> int:
-        """Steps below have been given out."""
-        return self.server.clocks.granted
 
     @property
     def signalled(self) -> bool:
@@ -286,28 +232,25 @@ class ParameterStore:
         counts = self.server.clocks.staleness
         return [counts[each] for each in range(max(counts, default=-1) + 1)]
 
-    def scatter(self, whole: np.ndarray | None, which: int = 0) -> None:
-        """Give each server its slice of rank 0's vector; before the first pull. which: as in `gather`."""
+    def scatter(self, whole: Any, which: int = 0) -> None:
+        """Give each server its slice of rank 0's vector, before the first pull; which: as in `gather`."""
         if self.comm.rank == 0:
-            assert whole is not None
             for rank, held in enumerate(self.slices[1:], 1):
                 self.comm.push(whole[held], rank, StoreTag.VALUES)
-            self.server.vector(which)[:] = whole[self.slices[0]]
+            self.server.vectors[which][:] = whole[self.slices[0]]
         elif self.serves:
-            self.comm.wait(self.server.vector(which), 0, StoreTag.VALUES)
+            self.comm.wait(self.server.vectors[which], 0, StoreTag.VALUES)
 
     def gather(self, whole: np.ndarray, which: int = 0, needs: float = -math.inf, finish: bool = False) -> None:
-        """Set `whole` to the servers' vectors; on rank 0, while it serves. For scores and checkpoints.
-
-        which: 0, the values, or 1, 2, ...: vectors of the update's state. needs: clock that each server has to reach
-        first. finish: apply delayed updates first.
-        """
+        """On rank 0, while it serves, set `whole` to the servers' vectors, for scores and checkpoints.
+        which: 0: the values; 1, 2, ...: vectors of the update's state. needs: clock that each server has to reach
+        first. finish: True to apply delayed updates first."""
         others = [Connection(self.comm, rank, held) for rank, held in enumerate(self.slices[1:], 1)]
+        operation = StoreOperation.FINISH if finish else StoreOperation.PULL
         for connection in others:
             connection.expect(whole[connection.slice], StoreTag.GATHERED)
-            request = new_header(
-                REQUEST_HEADER,
-                operation=StoreOperation.FINISH if finish else StoreOperation.PULL,
+            request = REQUEST.header(
+                operation=operation,
                 reply=StoreTag.GATHERED,
                 which=which,
                 stop=connection.slice.stop - connection.slice.start,
@@ -317,13 +260,13 @@ class ParameterStore:
             connection.ask(request)
         if finish:
             self.server.apply_delayed()
-        whole[self.slices[0]] = self.server.vector(which)
+        whole[self.slices[0]] = self.server.vectors[which]
         self.comm.wait_until(lambda: all(connection.arrived for connection in others))
         for each in others:
             self.server.sent.note(each.rank, float(each.answer["bytes"]), float(each.answer["messages"]))
 
     def replicate(self) -> None:
-        """Copy the slices to their replicas; on all servers, once they are filled, before they serve."""
+        """Copy the slices to their replicas; to be called on all servers, with filled slices, before they serve."""
         if self.serves:
             self.server.copies.begin()
             self.server.replicas.begin()

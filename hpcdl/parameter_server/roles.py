@@ -1,8 +1,7 @@
 """Which ranks of a run do what: parameter servers first, then data servers, then workers.
 
 rank      0 ... S-1             S ... S+D-1       S+D ... N-1
-role      parameter servers     data servers      workers
-"""
+role      parameter servers     data servers      workers"""
 
 from typing import NamedTuple
 
@@ -20,20 +19,20 @@ class Roles(NamedTuple):
     workers: range
 
     def of(self, rank: int) -> str:
-        """What this rank is, by its name in ROLES."""
+        """Return the role of a rank, a name of ROLES."""
         return next(name for name, ranks in zip(ROLES, self, strict=True) if rank in ranks)
 
     def data_server(self, worker: int) -> int:
-        """The data server of a worker: they are dealt out in turn."""
+        """Return the data server of a worker; workers are assigned to data servers in turn."""
         return self.data_servers[self.workers.index(worker) % len(self.data_servers)]
 
     def clients(self, server: int) -> list[int]:
-        """The workers of a data server."""
+        """Return the workers of a data server."""
         return [worker for worker in self.workers if self.data_server(worker) == server]
 
 
 def divide(size: int, servers: int = 0, data_servers: int = 0) -> Roles:
-    """The roles of `size` ranks; UsageError where no worker is left."""
+    """Return the roles of `size` ranks. Raises UsageError for a negative number, or if no worker is left."""
     for name, count in (("servers", servers), ("data-servers", data_servers)):
         if count < 0:
             raise UsageError(f"--{name} must not be negative, and is {count}")

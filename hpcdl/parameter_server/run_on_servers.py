@@ -1,13 +1,6 @@
 """A run with its parameters on servers: rank 0, the first server, runs it and gives out the steps.
 
-    for loss, total in store.completed_steps():        rank 0
-        run.record(loss, total)
-        run.boundary(store.signalled)
-
-OnServers       ownership (hpcdl/runs/ownership.py) of parameters that rank 0 gathers; no step is given out beyond the
-                next checkpoint
-request_step    a worker's request to the store before a step
-"""
+No step is given out beyond the next checkpoint. `OnServers.count` records each complete step, and is its boundary."""
 
 import json
 from collections.abc import Callable
@@ -47,14 +40,12 @@ def request_step(
 
 class OnServers(OnOneRank):
     """Ownership of parameters and optimizer state on servers; rank 0 gathers them for scores and checkpoints.
-
     store: from `follow` on. loaded: state vectors of a resumed run by number, for the servers. beside: what pushes
-    carry to rank 0, the buffers of a worker's model.
-    """
+    carry to rank 0, the buffers of a worker's model; None without buffers."""
 
     store: ParameterStore
     noted = 0  # the step of the last note
-    own_buffers: np.ndarray | None = None  # this rank's before those of all workers were averaged
+    own_buffers: np.ndarray | None = None  # this rank's buffers, while the model has the workers' mean
 
     def __init__(self, run: Run, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool):
         super().__init__(model, parameters, optimizer, works)
@@ -65,11 +56,11 @@ class OnServers(OnOneRank):
         self.beside = None if packer is None else Beside(len(pack(model)), packer, self.buffers.__setitem__)
 
     def horizon_of_store(self) -> Horizon:
-        """How far workers may go: to the next checkpoint."""
+        """Return how far workers may go: to the next checkpoint."""
         return Horizon(*self.run.horizon, self.run.stopwatch.apart_seconds)
 
     def follow(self, store: ParameterStore) -> None:
-        """The store is there: give it the optimizer's state where the run goes on from another. Collective."""
+        """Take the store; if the run continues from another, give it that run's optimizer state. Collective."""
         self.store = store
         if self.leads:
             self.others_sent = store.server.sent
@@ -79,15 +70,17 @@ class OnServers(OnOneRank):
                 store.scatter(self.loaded.get(which), which)
 
     def count(self, loss: float, total: float) -> None:
-        """A step is complete, on rank 0 where that works, too."""
+        """Record a complete step, on rank 0; this is the step's boundary."""
         self.run.record(loss, int(total))
         self.run.boundary(self.store.signalled)
+        if self.store.server.copies.careful:
+            self.note()
         if self.own_buffers is not None and not self.run.over:
             unpack(self.model, self.own_buffers)
             self.own_buffers = None
 
     def note(self) -> None:
-        """Tell the other servers where the run is, and losses since the last note that are not agreed on yet."""
+        """Send the other servers the run's position, and the losses since the last note that are not agreed on yet."""
         about = self.run.note(self.noted)
         self.noted = about["step"]
         noted = json.dumps(about).encode()
@@ -106,20 +99,20 @@ class OnServers(OnOneRank):
         return super().tracked() | state
 
     def _read(self, which: int) -> np.ndarray:
-        """Return a whole vector of the optimizer's state; if the mean is shown, the parameters in its place."""
+        """Return a whole vector of the optimizer's state; while the mean is shown, the parameters in its place."""
         vector = CPU.empty(self.parameters.size, self.parameters.dtype)
         self._gather(vector, 0 if self.average_shown and which == self.average else which)
         return vector
 
     def _gather(self, whole: np.ndarray, which: int = 0) -> None:
-        """Set `whole` to the servers' vectors after the run's step; at its end, with delayed updates applied."""
+        """Set `whole` to the servers' vectors as of the run's step; at the run's end, with delayed updates applied."""
         self.store.gather(whole, which, self.run.step, finish=which == 0 and self.run.over)
 
     def show_average(self) -> None:
         """Do nothing: the servers hold both vectors unchanged."""
 
     def hide_average(self) -> None:
-        """Exchange loaded parameters and mean, before they are given to the servers."""
+        """Exchange loaded parameters and mean, before the servers get them."""
         if not self.average_shown and self.average in self.loaded:
             exchange(self.parameters, self.loaded[self.average])
 
@@ -143,15 +136,15 @@ class OnServers(OnOneRank):
         legs.sent = self.sent(legs.comm.traffic)  # includes the servers' reports
 
     def horizon(self, step: int) -> int:
-        return self.store.granted
+        return self.store.server.clocks.granted
 
     def fail(self, error: TrainingError) -> None:
-        """Steps that are given out already are computed without effect."""
+        """Give out no more steps; steps that are given out already are computed without effect."""
         super().fail(error)
         self.store.server.clocks.stop()
 
     def raise_failure(self) -> None:
-        """As `OnOneRank` has it, also where the loss of a push was no finite number."""
+        """Raise as `OnOneRank` does, and for a push whose loss was not finite."""
         if self.leads and self.failure is None and (push := self.store.server.not_finite) is not None:
             self.failure = self.run.not_finite(push.step + 1, push.client)
         super().raise_failure()

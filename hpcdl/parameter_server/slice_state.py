@@ -1,12 +1,9 @@
 """State of a slice of a parameter store: its values and the effect of pushes on them; no messages.
 
-    take_in     a push: apply it at once, or store it until its round is complete
-    end_steps   apply the complete rounds, and yield the steps
-
-The same pushes in the same order give the same bits: so a server and the replicas of its slice (replication.py) agree.
-"""
+The same pushes in the same order give the same bits, so a server and its replicas (replication.py) agree."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,20 +12,18 @@ import numpy as np
 from hpcdl.comm.operations import SUM
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
-from hpcdl.parameter_server.clocks import Clocks, Delay
+from hpcdl.parameter_server.clocks import Clocks
 from hpcdl.parameter_server.sparse_keys import Touched, VectorRows, sum_touched
 from hpcdl.parameter_server.store_messages import Push
 
 
 class SliceState:
-    """`values`, a slice of the vector, changed by the pushes of the clients of `clocks`.
-
-    update(values, pushed, push): applies the pushed values to the part of the slice, in place; returns False if it
-    applied nothing. delay: versions by which updates are delayed. memory: counts the slice, its copies and receive
-    buffers. rows: maps keys to elements of the slice, which is the part `held` of the vector (sparse_keys.py).
-    """
+    """`values`, a slice of the vector, which pushes of the clients of `clocks` change, `delay` versions late.
+    update(values, pushed, push): applies pushed values to a part of the slice, in place; False: nothing applied. rows:
+    maps keys to elements. held: place of the slice in the vector. memory: counts the slice and its buffers."""
 
     update: Any  # a function, which may have a member `state`
+    rows: Any  # VectorRows | None
     keeps_losses = False  # True if losses of complete steps stay
 
     def __init__(
@@ -45,7 +40,7 @@ class SliceState:
         self.values, self.clocks, self.update = values, clocks, update
         self.memory = memory or Memory()
         self.memory.hold("parameters", values)
-        self.delay = Delay(delay)
+        self.delay, self.delayed = delay, deque()  # type: int, deque[tuple[np.ndarray, Push, Iterable[Push]]]
         self.not_finite: Push | None = None  # on rank 0: the first push whose loss is no finite number
         self.round: dict[int, tuple[np.ndarray, Push]] = {}  # by client: buffer and push of this round
         self.losses: dict[int, tuple[float, float]] = {}  # by step under way: sum of losses, examples
@@ -53,7 +48,7 @@ class SliceState:
         self.buffers: list[np.ndarray] = []  # free receive buffers
 
     def end_steps(self) -> Iterator[tuple[float, float]]:
-        """Apply the complete rounds; yield of each complete step the sum of losses and the examples."""
+        """Apply the complete rounds; yield (sum of losses, examples) of each complete step."""
         for step in self.clocks.complete():
             self.apply_round()
             yield self.losses.get(step, (0.0, 0.0))
@@ -84,13 +79,12 @@ class SliceState:
         total = buffers[0]
         if all(isinstance(push.part, Touched) for push in pushes):
             values = [buffer[: push.size] for buffer, push in zip(buffers, pushes, strict=True)]
-            assert self.rows is not None
             whole, total = sum_touched(self.rows, self.held, [push.part for push in pushes], values)
         elif all(push.part == whole for push in pushes):
             for buffer in buffers[1:]:
                 SUM(total, buffer)
         else:
-            total = self._for_now("gradients", CPU.zeros(self.values.size, self.values.dtype))
+            total = self.memory.hold_until_freed("gradients", CPU.zeros(self.values.size, self.values.dtype))
             for buffer, push in zip(buffers, pushes, strict=True):
                 total[push.part] += buffer[: push.size]
         count = sum(push.count for push in pushes)
@@ -98,16 +92,17 @@ class SliceState:
         self.buffers += buffers
 
     def _apply(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
-        """Apply the values, or, with a delay, those of earlier versions; of: the pushes they are made of."""
-        if self.delay.versions:
-            values = self._for_now("gradients", values.copy())
-        for due in self.delay.enter((values, push, of)):
-            self._update(*due)
+        """Apply the values; with a delay store them, and apply older ones. of: the pushes whose sum the values are."""
+        if self.delay:
+            values = self.memory.hold_until_freed("gradients", values.copy())
+        self.delayed.append((values, push, of))
+        if len(self.delayed) > self.delay:
+            self._update(*self.delayed.popleft())
 
     def apply_delayed(self) -> None:
         """Apply all delayed updates: no push is lost."""
-        for due in self.delay.rest():
-            self._update(*due)
+        while self.delayed:
+            self._update(*self.delayed.popleft())
 
     def _update(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
         which = push.part.elements if isinstance(push.part, Touched) else push.part
@@ -128,12 +123,10 @@ class SliceState:
     def _snapshot(self) -> np.ndarray:
         """Return a copy of the slice, shared by all messages of the same version."""
         if self.snapshot is None:
-            self.snapshot = self._for_now("parameters", self.values.copy())
+            self.snapshot = self.memory.hold_until_freed("parameters", self.values.copy())
         return self.snapshot
 
-    def _for_now(self, kind: str, array: np.ndarray) -> np.ndarray:
-        return self.memory.hold_until_freed(kind, array)
-
-    def vector(self, which: int) -> np.ndarray:
-        """Return the values (0), or a vector of the update's state (1, 2, ...)."""
-        return self.values if which == 0 else list(self.update.state.values())[which - 1]
+    @property
+    def vectors(self) -> list[np.ndarray]:
+        """All vectors that an update may change: the values (0), and the update's state (1, 2, ...)."""
+        return [self.values, *getattr(self.update, "state", {}).values()]

@@ -8,13 +8,10 @@ A subscriber saves the request and its latency, and may compute with older value
 requests its next step, one ahead, so that the number is there when needed.
 
 Under ssp a client sees the effect of all of its own pushes (read-my-writes; Ho et al., NeurIPS 2013, section 2). An
-asking client does, since its push precedes its request. A broadcast may lack a subscriber's last pushes: it adds their
-changes, which it knows only if they depend neither on the values nor on a state of the update.
+asking client does so, since its push precedes its request. A broadcast may lack a subscriber's last pushes: the
+subscriber adds their changes, which it knows only if they depend neither on the values nor on a state of the update."""
 
-A server on this very rank is called directly, and calls back; no message is sent.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,23 +23,12 @@ from hpcdl.kernels.device import CPU, device_of
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.slice_server import Beside, SliceServer, StoreRequest
-from hpcdl.parameter_server.sparse_keys import VectorRows
-from hpcdl.parameter_server.store_messages import (
-    ANSWER_HEADER,
-    ENDED,
-    REQUEST_HEADER,
-    Push,
-    StoreOperation,
-    StoreTag,
-    as_message,
-    new_header,
-    tell_sent,
-)
+from hpcdl.parameter_server.store_messages import ANSWER, ANSWERS, ENDED, REQUEST, Push, StoreOperation, StoreTag
 from hpcdl.runs import signals
 
 
 class OwnPush(NamedTuple):
-    """Change of a server's values by one of this client's pushes. clock: its number. part: of the whole vector."""
+    """Change of a server's values by a push of this client. clock: the push's number. part: place in the vector."""
 
     clock: int
     part: slice
@@ -51,18 +37,15 @@ class OwnPush(NamedTuple):
 
 class Connection:
     """A client's view of one server: its rank, its slice of the vector, and the pending answer.
-
-    own: a subscriber's pushes that the last values lack; missing: those of them not yet added. seen, version: the
-    store's clock and version in the last answer read; so too `apart_seconds`, of rank 0. signalled: True if that rank
-    had a signal.
-    """
+    seen, version, apart_seconds: as the last answer says (store_messages.py). signalled: True if the server had a
+    signal. own: a subscriber's pushes that the last values lack. missing: pushes of `own` still to be added to them."""
 
     local = False
 
     def __init__(self, comm: Communicator, rank: int, held: slice, start: int = 0):
         self.comm, self.rank, self.slice = comm, rank, held
         self.seen, self.version, self.apart_seconds, self.signalled = float(start), float(start), 0.0, False
-        self.answer = new_header(ANSWER_HEADER)
+        self.answer = ANSWER.header()
         self.values: Any = None  # np.ndarray | None: receives the answer's values
         self.requests: list[Request] = []
         self.replicated = False  # True if pushes are acknowledged (replication.py)
@@ -72,8 +55,8 @@ class Connection:
     def expect(self, values: np.ndarray | None, tag: int = StoreTag.ANSWER) -> None:
         """Post the receives of an answer: a header, and values if there is an array for them."""
         self.values = values
-        arrays = [as_message(self.answer), *([] if values is None else [values])]
-        self.requests = [self.comm.iwait(array, self.rank, tag + i) for i, array in enumerate(arrays)]
+        payloads = [] if values is None else [values]
+        self.requests = ANSWERS[tag].expect(self.comm, self.rank, self.answer, *payloads)
 
     @property
     def arrived(self) -> bool:
@@ -81,7 +64,7 @@ class Connection:
         return all(request.done for request in self.requests)
 
     def read(self) -> None:
-        """Take over the fields of the header."""
+        """Take seen, version, apart_seconds and the signal from the answer's header."""
         self.seen, self.version = float(self.answer["seen"]), float(self.answer["version"])  # copies, not views
         self.apart_seconds = float(self.answer["apart"])
         self.signalled |= bool(self.answer["signal"])
@@ -93,20 +76,16 @@ class Connection:
 
     def ask(self, request: np.ndarray, keys: np.ndarray | None = None) -> None:
         """Send a request, with keys if given."""
-        self.comm.ipush(as_message(tell_sent(request, self.comm.traffic, keys)), self.rank, StoreTag.REQUEST)
-        if keys is not None:
-            self.comm.ipush(keys, self.rank, StoreTag.VALUES)
+        REQUEST.send(self.comm, self.rank, request, *([] if keys is None else [keys]))
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
-        """Send values; return the pending sends, and the receipt if replicas give one."""
-        tell_sent(request, self.comm.traffic, values)
+        """Send values; return the pending sends, and the receive of the receipt if pushes are acknowledged."""
         receipts = [self.comm.iwait(np.empty(1), self.rank, StoreTag.RECEIPT)] if self.replicated else []
-        sent = self.comm.ipush(as_message(request), self.rank, StoreTag.REQUEST)
-        return [sent, self.comm.ipush(values, self.rank, StoreTag.VALUES), *receipts]
+        return [*REQUEST.send(self.comm, self.rank, request, values), *receipts]
 
 
 class LocalConnection(Connection):
-    """The connection to a server on this very rank."""
+    """The connection to a server on this very rank: calls it directly, and is called back; no message is sent."""
 
     local = True
 
@@ -131,15 +110,14 @@ class LocalConnection(Connection):
         return []
 
     def _deliver(self, answer: np.ndarray, values: np.ndarray | None) -> None:
-        """Take the server's answer."""
         self.answer[...], self.delivered = answer, True
         if values is not None:
             self.values[:] = values
 
 
 class Client:
-    """Common part of both clients. connections: to all servers, in the order of their slices; attend: serves requests
-    on this rank while the client waits."""
+    """A client that requests values when it needs them. connections: to all servers, in the order of their slices.
+    attend: serves requests on this rank while the client waits. rows: maps keys to elements; None: no keys."""
 
     def __init__(
         self,
@@ -149,30 +127,53 @@ class Client:
         consistency: Consistency,
         attend: Callable | None,
         start: int = 0,
+        rows: Any = None,  # VectorRows | None
     ):
         self.comm, self.connections, self.dtype, self.consistency = comm, connections, dtype, consistency
         self.size, self.attend, self.clock = connections[-1].slice.stop, attend, start
-        self.drawn = 0  # the step of the last pull
+        self.drawn, self.rows = 0, rows  # drawn: the step of the last pull
+        self.touched: list[tuple[Connection, np.ndarray]] = []  # elements of the last keys by server
         # A server on this rank comes last, since a step that it completes may be scored, which waits for the other
         # servers; rank 0 comes before it, so that it learns the traffic to the others.
         self.beside: Beside | None = None
         self.others_first = sorted(connections, key=lambda each: (each.local, each.rank == 0))
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
-        """Set `into` to the store's values (see `ParameterStore.pull`)."""
-        raise NotImplementedError
+        return self.fetch(StoreOperation.PULL, into, part)
 
     def close(self, into: np.ndarray | None) -> None:
-        """Close. Returns when all clients have closed; `into` gets the final values."""
         self.fetch(StoreOperation.LAST, into)
 
     def push(self, values: np.ndarray, part: slice | None, **amounts: float) -> None:
-        """Send each server its part of the values."""
-        part, sent = self.checked(values, part), []
-        for connection in self.others_first:
-            common = overlap(connection.slice, part)
-            request = self.request(StoreOperation.PUSH, connection, common, which=self.drawn, **amounts)
-            sent += connection.push(request, within(values, part, common))
+        part = self.checked(values, part)
+
+        def pushes() -> Iterator[tuple[Connection, np.ndarray, np.ndarray]]:
+            for connection in self.others_first:
+                common = overlap(connection.slice, part)
+                request = self.request(StoreOperation.PUSH, connection, common, which=self.drawn, **amounts)
+                yield connection, request, within(values, part, common)
+
+        self._send(pushes())
+
+    def push_at(self, values: np.ndarray, **amounts: float) -> None:
+        """Send each server its elements of the last keys, and set them to zero in `values`, for the next gradient."""
+        self.checked(values, None)
+
+        def pushes() -> Iterator[tuple[Connection, np.ndarray, np.ndarray]]:
+            for connection, elements in self.touched:
+                server_values, stop = values[connection.slice], len(elements)
+                message = server_values[elements]
+                server_values[elements] = 0
+                request = self.request(StoreOperation.PUSH_AT, connection, None, start=0, stop=stop, **amounts)
+                yield connection, request, message
+
+        self._send(pushes())
+
+    def _send(self, pushes: Iterable[tuple[Connection, np.ndarray, np.ndarray]]) -> None:
+        """Send the requests and values of a push to all servers; advance the clock when they are sent."""
+        sent: list[Request] = []
+        for connection, request, values in pushes:
+            sent += connection.push(request, values)
             if self.beside is not None and connection.rank == 0 and not connection.local:
                 sent.append(self.comm.ipush(self.beside.pack(), 0, StoreTag.BESIDE))
         self.wait_until(lambda: all(request.done for request in sent))
@@ -183,26 +184,48 @@ class Client:
         if into is None:
             into, part = np.empty(0, self.dtype), slice(0, 0)
         part = self.checked(into, part)
-        common = [overlap(connection.slice, part) for connection in self.others_first]
-        for connection, each in zip(self.others_first, common, strict=True):
-            connection.expect(within(into, part, each))
-        for connection, each in zip(self.others_first, common, strict=True):
-            connection.ask(self.request(operation, connection, each))
-        self.wait_until(lambda: all(connection.arrived for connection in self.connections))
-        for connection in self.connections:
-            connection.read()
-        step = self.connections[0].step
+        common = [(connection, overlap(connection.slice, part)) for connection in self.others_first]
+        step = self._ask([(c, self.request(operation, c, each), within(into, part, each), None) for c, each in common])
         self.drawn = self.drawn if step is None else step
         return step
+
+    def draw(self) -> int | None:
+        first = self.connections[0]
+        return self._ask([(first, self.request(StoreOperation.DRAW, first), None, None)])
+
+    def pull_at(self, into: np.ndarray, keys: np.ndarray) -> int | None:
+        """Pull the elements of these sorted, unique keys, and those of no row; other elements of `into` stay."""
+        self.checked(into, None)
+        questions, self.touched = [], []
+        for c in self.others_first:
+            own = self.rows.within(keys, c.slice)
+            self.touched.append((c, self.rows.elements(own, c.slice)))
+            request = self.request(StoreOperation.KEYS, c, start=0, stop=len(own))
+            questions.append((c, request, np.empty(len(self.touched[-1][1]), self.dtype), own))
+        step = self._ask(questions)
+        for connection, elements in self.touched:
+            into[connection.slice][elements] = connection.values
+        return step
+
+    def _ask(self, questions: list[tuple[Connection, np.ndarray, Any, Any]]) -> int | None:
+        """Send requests and wait for the answers; return the step of the first server's answer.
+        questions: (connection, request, array for the values or None, keys or None)."""
+        for connection, _, values, _ in questions:
+            connection.expect(values)
+        for connection, request, _, keys in questions:
+            connection.ask(request, keys)
+        self.wait_until(lambda: all(connection.arrived for connection, *_ in questions))
+        for connection, *_ in questions:
+            connection.read()
+        return self.connections[0].step
 
     def request(
         self, operation: StoreOperation, connection: Connection, part: slice | None = None, **numbers: float
     ) -> np.ndarray:
-        """Return the header of a request for a part of the whole vector within the server's slice."""
+        """Return a request's header. part: elements of the whole vector within the server's slice; None: the slice."""
         first, part = connection.slice.start, part or connection.slice
         numbers = {"reply": StoreTag.ANSWER, "start": part.start - first, "stop": part.stop - first} | numbers
-        return new_header(
-            REQUEST_HEADER,
+        return REQUEST.header(
             operation=operation,
             clock=self.clock,
             needs=self.clock - self.consistency.bound,
@@ -213,11 +236,11 @@ class Client:
         )
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait, and serve meanwhile where this rank does."""
+        """Wait for the condition, and serve meanwhile if this rank is a server."""
         self.comm.wait_until(condition, self.attend)
 
     def checked(self, array: np.ndarray, part: slice | None) -> slice:
-        """The part of the whole vector that `array` is for; UsageError where it is of another length or type."""
+        """Return the part of the whole vector that `array` is for; UsageError for a wrong length, type or step."""
         start, stop, step = (part or slice(None)).indices(self.size)
         if step != 1:
             raise UsageError(f"a part of a parameter store is a slice of consecutive elements, not {part}")
@@ -229,64 +252,9 @@ class Client:
         return slice(start, stop)
 
 
-class Asking(Client):
-    """A client that requests values when it needs them. rows: maps keys to elements; None: no keys."""
-
-    def __init__(self, *arguments: Any, rows: VectorRows | None = None, **options: Any):
-        super().__init__(*arguments, **options)
-        self.rows = rows
-        self.touched: list[tuple[Connection, np.ndarray]] = []  # elements of the last keys by server
-
-    def pull(self, into: np.ndarray, part: slice | None) -> int | None:
-        return self.fetch(StoreOperation.PULL, into, part)
-
-    def draw(self) -> int | None:
-        """Return the next step of the shared counter; None if none is left."""
-        first = self.connections[0]
-        first.expect(None)
-        first.ask(self.request(StoreOperation.DRAW, first))
-        self.wait_until(lambda: first.arrived)
-        first.read()
-        return first.step
-
-    def pull_at(self, into: np.ndarray, keys: np.ndarray) -> int | None:
-        """As `pull`, for the elements of these sorted, unique keys; the other elements of `into` are unchanged."""
-        assert self.rows is not None
-        self.checked(into, None)
-        server_keys = [self.rows.within(keys, each.slice) for each in self.others_first]
-        self.touched = [
-            (c, self.rows.elements(k, c.slice)) for c, k in zip(self.others_first, server_keys, strict=True)
-        ]
-        for connection, elements in self.touched:
-            connection.expect(np.empty(len(elements), self.dtype))
-        for connection, each in zip(self.others_first, server_keys, strict=True):
-            connection.ask(self.request(StoreOperation.KEYS, connection, start=0, stop=len(each)), each)
-        self.wait_until(lambda: all(connection.arrived for connection in self.connections))
-        for connection, elements in self.touched:
-            connection.read()
-            into[connection.slice][elements] = connection.values
-        return self.connections[0].step
-
-    def push_at(self, values: np.ndarray, **amounts: float) -> None:
-        """Send each server its elements of the last keys, and set them to zero in `values`, for the next gradient."""
-        self.checked(values, None)
-        sent: list[Request] = []
-        for connection, elements in self.touched:
-            server_values = values[connection.slice]
-            message = server_values[elements]
-            server_values[elements] = 0
-            request = self.request(StoreOperation.PUSH_AT, connection, None, start=0, stop=len(elements), **amounts)
-            sent += connection.push(request, message)
-        self.wait_until(lambda: all(request.done for request in sent))
-        self.clock += 1
-
-
 class Subscribed(Client):
-    """A client that receives broadcasts from its first pull on. counter: connection to the server that gives out the
-    steps.
-
-    memory: counts the receive buffers. update: the servers' update, if it is additive.
-    """
+    """A client that receives broadcasts from its first pull on. counter: connection to the server that gives out steps.
+    memory: counts the receive buffers. update: the servers' update, if it is additive."""
 
     def __init__(self, *arguments: Any, counter: Connection, memory: Memory, update: Any = None, **options: Any):
         super().__init__(*arguments, **options)
@@ -297,7 +265,7 @@ class Subscribed(Client):
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
         if part is not None:
-            raise UsageError("servers that send without being asked send all: pull without a part")
+            raise UsageError("servers that broadcast send all values: pull without a part")
         self.checked(into, None)
         if not self.subscribed:
             self._subscribe()
@@ -351,12 +319,11 @@ class Subscribed(Client):
             self._draw()
 
     def _draw(self) -> None:
-        """Request the next step."""
         self.counter.expect(None)
         self.counter.ask(self.request(StoreOperation.DRAW, self.counter))
 
     def _take_newest(self, into: np.ndarray) -> bool:
-        """Copy received values into `into`; True if all servers have sent some."""
+        """Copy received values into `into`; return True if all servers have sent some."""
         for connection in self.connections:
             while connection.arrived and connection.rank not in self.closed:
                 device_of(into).copy_in(into[connection.slice], connection.values)
@@ -382,7 +349,7 @@ class Subscribed(Client):
 
 
 def shows_own_pushes(consistency: Consistency) -> bool:
-    """True if clients see their own pushes without waiting for those of all."""
+    """True if clients see their own pushes without waiting for the pushes of all clients."""
     return consistency.name == "ssp" and not consistency.in_rounds
 
 

@@ -1,11 +1,4 @@
-"""Settings of a parameter store: who holds which slice, how servers serve, and how they replicate.
-
-    StoreLayout    size, ranks, servers, ...       ->  servers, clients, slices
-    Serving        consistency, broadcasts, delay
-    Replication    replicas, acknowledgements, the store whose place this one takes
-
-Pure: no messages, no values.
-"""
+"""Settings of a parameter store: which ranks hold which slice, how servers serve, and how slices are replicated."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,21 +7,18 @@ from typing import NamedTuple
 from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunks
-from hpcdl.errors import UsageError
 from hpcdl.parameter_server.clocks import ClockProgress
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.roles import divide
 from hpcdl.parameter_server.sparse_keys import VectorRows
+from hpcdl.runs.options import refuse
 
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """Who holds which slice of a vector of `size` values of `dtype`, among `ranks` ranks.
-
-    servers: the first so many ranks hold the slices, the others are clients; on_workers: every rank holds a slice and
-    is a client, too. block: slices are cut at multiples of it only. rows: clients exchange rows of the vector by their
-    keys (sparse_keys.py), and slices are cut between rows.
-    """
+    """Which of `ranks` ranks hold which slice of a vector of `size` values of `dtype`.
+    servers: the first ranks, which hold slices; other ranks are clients. on_workers: every rank is both. block: slices
+    are cut at its multiples. rows: clients exchange rows by keys (sparse_keys.py); slices are cut between rows."""
 
     size: int
     ranks: int
@@ -50,7 +40,7 @@ class StoreLayout:
 
     @property
     def unit(self) -> int:
-        """The number of values that are never cut apart."""
+        """The number of neighbouring values that are never cut apart."""
         return self.block if self.rows is None else self.rows.width
 
     @cached_property
@@ -62,16 +52,13 @@ class StoreLayout:
         return [*cuts[:-1], slice(cuts[-1].start, self.size)]
 
     def length(self, rank: int) -> int:
-        """The number of values that a rank holds; 0 if it is no server."""
+        """Return the number of values that a rank holds; 0 if it is no server."""
         return self.slices[rank].stop - self.slices[rank].start if rank in self.holders else 0
 
 
 class Serving(NamedTuple):
-    """How servers serve.
-
-    consistency: how far clients may run ahead. broadcast_every: servers send their slices to all clients after so many
-    clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late.
-    """
+    """How servers serve. consistency: how far clients may run ahead. delay: versions by which values are applied late.
+    broadcast_every: clocks (async: versions) after which servers send their slices to all clients unasked; 0: never."""
 
     consistency: Consistency = BSP
     broadcast_every: int = 0
@@ -79,11 +66,8 @@ class Serving(NamedTuple):
 
 
 class Replication(NamedTuple):
-    """How slices are replicated (replication.py).
-
-    replicas: on how many servers each slice is. acknowledged: pushes are acknowledged also without replicas, as in a
-    job that has lost some. progress: of the store whose place this one takes.
-    """
+    """How slices are replicated (replication.py), each on `replicas` servers. progress: of the store that this one
+    replaces; None: none. acknowledged: True if pushes are acknowledged without replicas, as servers were lost."""
 
     replicas: int = 1
     acknowledged: bool = False
@@ -99,40 +83,30 @@ ON_REQUEST, UNREPLICATED = Serving(), Replication()  # the defaults of a store
 
 
 def check_replicas(replicas: int, servers: int, on_workers: bool, keyed: bool, serving: Serving) -> None:
-    """Raise UsageError if these servers or settings allow no such replicas."""
+    """Raise UsageError if these servers or settings do not allow `replicas` servers per slice."""
     if replicas == 1:
         return
-    if replicas > servers:
-        raise UsageError(
-            f"{replicas} replicas of each slice need {replicas} servers, not {servers}: take --servers {replicas}"
-        )
-    for unfit, name in (
-        (on_workers, "--servers-on-workers"),
-        (keyed, "--sparse-push"),
-        (serving.broadcast_every, "--broadcast-every"),
-        (serving.delay, "--fixed-delay"),
-    ):
-        if unfit:
-            raise UsageError(f"--replicas {replicas}: {name} has no replicas of its slices; leave out one of them")
+    few = f"{replicas} replicas of each slice need {replicas} servers, not {servers}: take --servers {replicas}"
+    unfit: dict[str, object] = {"--servers-on-workers": on_workers, "--sparse-push": keyed}
+    unfit |= {"--broadcast-every": serving.broadcast_every, "--fixed-delay": serving.delay}
+    without = f"--replicas {replicas} does not work with {{}}: leave out one of them"
+    refuse((replicas > servers, few), *((given, without.format(name)) for name, given in unfit.items()))
 
 
 def check_store(layout: StoreLayout, serving: Serving) -> None:
-    """Raise UsageError if the ranks of the layout cannot serve its vector so."""
+    """Raise UsageError if the ranks of the layout cannot serve its vector with these settings."""
     consistency, every, delay = serving
     consistency.checked()
     holders, units = len(layout.holders), layout.size // layout.unit
-    if holders < 1:
-        raise UsageError(f"a parameter store needs at least one server, not {holders}")
+    refuse((holders < 1, f"a parameter store needs at least one server, not {holders}"))
     if not layout.on_workers:
         divide(layout.ranks, layout.servers)
-    if holders > units:
-        raise UsageError(f"{holders} servers cannot share {units} parameters; take {units} or fewer")
-    if every < 0 or (every and every > consistency.bound + 1):
-        raise UsageError(
-            f"servers that send after every {every} clocks need workers that may be {every - 1} "
-            f"clocks ahead: take a staleness of {every - 1} or more, or send after every clock"
-        )
-    if delay < 0 or (delay and consistency.name == "ssp"):
-        raise UsageError("a fixed delay is a number of versions, for bsp and async: ssp has clocks of its own")
-    if layout.rows is not None and every:
-        raise UsageError("servers that send without being asked send all: leave out keys, or let them be asked")
+    seldom, keyed = every < 0 or (every and every > consistency.bound + 1), layout.rows is not None and every
+    clocks = f"a broadcast every {every} clocks needs a staleness of {every - 1} or more; or broadcast every clock"
+    versions = "a fixed delay is 0 versions or more, for bsp and async; ssp has a staleness instead"
+    refuse(
+        (holders > units, f"{holders} servers cannot share {units} parameters; take {units} or fewer"),
+        (seldom, clocks),
+        (delay < 0 or (delay and consistency.name == "ssp"), versions),
+        (keyed, "servers that broadcast send all values: leave out the keys, or the broadcasts"),
+    )

@@ -1,13 +1,11 @@
 """The fastest strategy and grid among those that fit into a rank's memory, by predicted examples per second.
 
-    the steps of one rank alone     all-reduce, with and without overlap; ZeRO's stages; servers in rounds; pipelines,
-                                    tensor parallelism and grids of both (fitting.py)
-    other steps                     16-bit gradients; local SGD; gossip; asynchronous servers
+    updates as of one rank     all-reduce, with and without overlap; ZeRO's stages; servers in rounds; pipelines, tensor
+                               parallelism and grids of both (fitting.py)
+    other updates              16-bit gradients; local SGD; gossip; asynchronous servers
 
-Strategies of other steps may need more of them for the same loss. Forecasts of time do not show that; `compare` does.
-"""
+Other updates may need more steps for the same loss: `compare` shows how many; a forecast of time does not."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from hpcdl.errors import UsageError
@@ -16,18 +14,11 @@ from hpcdl.planning.fitting import fits
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.memory import forecast as memory
 from hpcdl.planning.scale_report import duration
-from hpcdl.planning.time_report import Forecast, forecast, rate
-from hpcdl.strategies.workload import Workload
+from hpcdl.planning.step_time import Forecast, Read, forecast_step
+from hpcdl.planning.time_report import rate
 
-SAME = (
-    "train-allreduce",
-    "train-allreduce --overlap",
-    "train-fully-sharded --stage 1",
-    "train-fully-sharded --stage 2",
-    "train-fully-sharded --stage 3",
-    "train-parameter-server",
-    "train-parameter-server --servers-on-workers",
-)
+SAME = ["train-allreduce", "train-allreduce --overlap", *(f"train-fully-sharded --stage {n}" for n in (1, 2, 3))]
+SAME += ["train-parameter-server", "train-parameter-server --servers-on-workers"]
 OTHER = (
     "train-allreduce --compress bfloat16",
     "train-local-sgd --sync-every 8",
@@ -39,7 +30,7 @@ SHOWN = 16
 
 
 class Candidate(NamedTuple):
-    """A command line that fits. bytes: of its largest rank; same_steps: True if it takes the steps of a single rank."""
+    """A line that fits into memory. bytes: on its fullest rank. same_steps: if its updates equal those of one rank."""
 
     bytes: float
     same_steps: bool
@@ -47,19 +38,14 @@ class Candidate(NamedTuple):
 
 
 def program_lines(ranks: int) -> list[tuple[str, bool]]:
-    """Return programs with their own options, and True for each whose steps are those of a single rank."""
+    """Return (program and its own options, True if its updates equal those of one rank) of each strategy."""
     if ranks == 1:
         return [("train-sequential", True)]
     return [(text, True) for text in SAME] + [(text, False) for text in OTHER]
 
 
-def candidates(
-    model: str, ranks: int, room: float, machine: Machine, read: Callable[[str, int], Workload]
-) -> tuple[list[Candidate], list[str]]:
-    """Return the lines that fit into `room` bytes per rank, fastest first, and the reasons against the others.
-
-    model: the options that all lines share. UsageError if the model cannot be made.
-    """
+def candidates(model: str, ranks: int, room: float, machine: Machine, read: Read) -> tuple[list[Candidate], list[str]]:
+    """Return lines that fit into `room` bytes a rank, fastest first, and why others do not. model: shared options."""
     candidates, refused = [], []
     programs = [(f"{text} {model}", same) for text, same in program_lines(ranks)]
     for text, same in [*programs, *((text, True) for text in grid_lines(model, ranks, room, read))]:
@@ -67,7 +53,7 @@ def candidates(
             case = read(text, ranks)
             largest = max(rank.total for rank in memory(case))
             if largest <= room:
-                candidates.append(Candidate(largest, same, forecast(text, case, machine)))
+                candidates.append(Candidate(largest, same, forecast_step(case, machine, line=text)))
             else:
                 refused.append(f"{text} needs {size(largest)} on a rank")
         except UsageError as error:
@@ -77,8 +63,8 @@ def candidates(
     return sorted(candidates, key=lambda each: -each.forecast.parts.rate), refused
 
 
-def grid_lines(model: str, ranks: int, room: float, read: Callable[[str, int], Workload]) -> list[str]:
-    """Return the lines of grids that fit and cut the model."""
+def grid_lines(model: str, ranks: int, room: float, read: Read) -> list[str]:
+    """Return the lines of grids that fit and cut the model; [] if the model has no layers."""
     if ranks == 1:
         return []
     try:
@@ -93,30 +79,22 @@ def grid_lines(model: str, ranks: int, room: float, read: Callable[[str, int], W
 def report(
     candidates: list[Candidate], refused: list[str], ranks: int, model: str, measured: list[float] | None = None
 ) -> list[str]:
-    """Return the table, and the command of the first line. measured: seconds per step of the first lines.
-
-    model: the options that all lines share, which the table leaves out.
-    """
+    """Return the table of lines, without `model`, and the fastest command. measured: seconds a step of the first."""
     if not candidates:
         why = f": {refused[0]}" if refused else ""
         return [f"nothing fits{why}", "take more ranks, more memory, or a smaller --batch-size"]
-    header = ["line", "a step", "examples/s", "steps", "largest rank", *(["measured", "error"] if measured else [])]
-    rows = [header]
+    rows = [["line", "a step", "examples/s", "steps", "largest rank", *(["measured", "error"] if measured else [])]]
     for i, each in enumerate(candidates[:SHOWN]):
         parts = each.forecast.parts
-        cells = [
-            duration(parts.seconds),
-            rate(parts.rate),
-            "same" if each.same_steps else "other",
-            size(each.bytes),
-        ]
+        steps = "same" if each.same_steps else "other"
+        cells = [duration(parts.seconds), rate(parts.rate), steps, size(each.bytes)]
         if measured:
             there = i < len(measured)
             cells += [duration(measured[i]), f"{100 * (parts.seconds / measured[i] - 1):+.0f} %"] if there else ["", ""]
         rows.append([each.forecast.line.replace(f" {model}", ""), *cells])
     lines = [f"{ranks} ranks, {model}", *table(rows)]
     if len(candidates) > SHOWN:
-        lines.append(f"and {len(candidates) - SHOWN} more")
+        lines.append(f"{len(candidates) - SHOWN} more lines fit")
     if refused:
-        lines.append(f"{counted(len(refused), 'line')} cannot be, as {refused[0]}")
-    return [*lines, f"first: mpiexec -n {ranks} hpcdl {candidates[0].forecast.line}"]
+        lines.append(f"{counted(len(refused), 'line')} left out; the first: {refused[0]}")
+    return [*lines, f"the fastest line: mpiexec -n {ranks} hpcdl {candidates[0].forecast.line}"]

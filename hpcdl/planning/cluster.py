@@ -17,8 +17,7 @@
     node_bandwidth: 8e9
     adding: 5e9
     nodes_per_switch: 32
-    oversubscription: 2
-"""
+    oversubscription: 2"""
 
 import dataclasses
 import math
@@ -32,11 +31,9 @@ from hpcdl.errors import UsageError, blamed_on, nearest
 
 @dataclass(frozen=True)
 class Cluster:
-    """latency, bandwidth: between nodes, and with node_ within one. adding: bytes added a second. All positive.
-
-    nodes_per_switch: 0: one switch for all. oversubscription: bandwidth of its nodes' ports together by that of its own
-    port. Raises UsageError.
-    """
+    """The numbers of a cluster, in seconds, bytes, and bytes per second. Raises UsageError for impossible numbers.
+    latency, bandwidth: between nodes; with node_: within a node. adding: bytes added per second. nodes_per_switch: if
+    0, one switch for all. oversubscription: bandwidth of a switch's nodes together / bandwidth of its own port."""
 
     ranks_per_node: int = 1
     latency: float = 2e-6
@@ -62,17 +59,21 @@ class Cluster:
         with blamed_on(f"--cluster {path} cannot be read"):
             content = yaml.safe_load(Path(path).read_text())
         if not isinstance(content, dict):
-            raise UsageError(f"--cluster {path}: it should hold lines as latency: 2e-6")
+            raise UsageError(f"--cluster {path}: the file must hold lines such as latency: 2e-6")
         known = {field.name: field.type for field in dataclasses.fields(cls)}
         values: dict = {}
         for name, value in content.items():
             if name not in known:
-                raise UsageError(f"--cluster {path}: there is no {name!r}{nearest(str(name), known)}")
+                raise UsageError(f"--cluster {path}: there is no entry {name!r}{nearest(str(name), known)}")
             try:  # YAML takes 2e-6 for a text
                 values[name] = int(value) if known[name] in (int, "int") else float(value)
             except (TypeError, ValueError):
                 raise UsageError(f"--cluster {path}: {name} is a number, not {value!r}") from None
         return cls(**values)
+
+    def link(self, near: bool) -> tuple[float, float]:
+        """Return (latency, bandwidth) within a node (near), or between nodes."""
+        return (self.node_latency, self.node_bandwidth) if near else (self.latency, self.bandwidth)
 
     def node(self, rank: int) -> int:
         """Return the node of a rank; ranks fill node after node."""
@@ -83,14 +84,7 @@ class Cluster:
         return -(-ranks // self.ranks_per_node)
 
     def switch(self, rank: int) -> int:
-        """Return the switch of a rank's node."""
         return self.node(rank) // self.nodes_per_switch if self.nodes_per_switch else 0
 
-    @property
-    def switch_bandwidth(self) -> float:
-        """Bandwidth of a switch's port to the other switches."""
-        return self.nodes_per_switch * self.bandwidth / self.oversubscription
-
     def add(self, bytes: float) -> float:
-        """Return the seconds to add `bytes` bytes."""
         return bytes / self.adding

@@ -1,16 +1,14 @@
 """Computing time of a rank: gradients by rows and layer, updates, and the drawing of batches.
 
-    measured      seconds by rows, linear between measurements (machine_sheet.py); on another number of ranks the same,
-                  times the cores' sharing
-    else          max(flops / F, bytes / M) of each operation of each layer (models/work.py); an update moves its
-                  vectors once, a batch its rows twice
+    measured      seconds by rows, linear in between (machine_sheet.py), times ranks per core now / when measured
+    else          the sum of max(flops / F, bytes / M) over the layers' operations (models/work.py); F, M: the machine's
+                  flops and memory; an update reads and writes its vectors, a batch moves its rows twice
 
-A rank computes on one core. Where ranks outnumber a node's cores, computing takes ranks / cores times as long; the
-sleep of --pretend-compute does not.
-"""
+A rank computes on one core. R > C ranks on a node's C cores take R / C times as long to compute, but not to sleep."""
 
 import math
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
 from hpcdl.faults.straggler import parse
@@ -22,8 +20,28 @@ from hpcdl.strategies.workload import Workload
 Seconds = tuple[float, float]  # forward, backward
 
 
+class StepParts(NamedTuple):
+    """Seconds of a step by part (step_time.py). `seconds`: their sum, without messages behind computing (hidden)."""
+
+    compute: float
+    messages: float
+    bubble: float
+    queue: float
+    start: float
+    hidden: float
+    examples: int
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.messages + self.bubble + self.queue + self.start
+
+    @property
+    def rate(self) -> float:
+        return self.examples / self.seconds if self.seconds > 0 else float("inf")
+
+
 class ComputeTime:
-    """Computing times of a workload on a machine. exact: True if measured on the same number of ranks."""
+    """Computing times of a workload on a machine. exact: the machine has measured its model on as many ranks."""
 
     def __init__(self, case: Workload, machine: Machine):
         self.case, self.machine = case, machine
@@ -33,45 +51,37 @@ class ComputeTime:
         self.slowdown = slowest(options.straggler, case.roles.workers)
 
     def _measured(self) -> tuple[MeasuredModel | None, float, bool]:
-        """Return the measurement on the nearest number of ranks, the slowdown from it, and True if it is equal."""
+        """Return the measurement on the nearest number of ranks (or None), the slowdown since then, and `exact`."""
         case, sharing = self.case, self.machine.sharing(self.case.ranks)
-        same = [(section, each) for section in self.machine.measured for each in section.models if self._matches(each)]
+        wanted = case.spec, str(case.options.dtype), case.length, case.options.optimizer
+        key = attrgetter("model", "dtype", "parameters", "optimizer")
+        same = [(section, each) for section in self.machine.measured for each in section.models if key(each) == wanted]
         if not same:
             return None, sharing, False
         section, measurement = min(same, key=lambda each: (abs(each[0].ranks - case.ranks), -each[0].ranks))
         there = max(1.0, section.per_node / self.machine.cores)
         return measurement, sharing / there, section.ranks == case.ranks
 
-    def _matches(self, each: MeasuredModel) -> bool:
-        case = self.case
-        same = (each.model, each.dtype) == (case.spec, str(case.options.dtype))
-        return same and each.parameters == case.length and each.optimizer == case.options.optimizer
-
-    # -- seconds -----------------------------------------------------------------------------------------------------
-
     def layers(self, rows: float) -> list[Seconds]:
-        """Return the seconds (forward, backward) of each layer. UsageError where they are not known."""
+        """Return the seconds (forward, backward) of `rows` rows in each layer. UsageError if they are unknown."""
         measurement = self.measurement
         if measurement is None:
-            return [self._theory(layer, rows) for layer in self._layers()]
+            layers = layers_of(self.case.model)
+            if layers is None:
+                raise UsageError(f"the operations of {self.case.spec} are not counted: measure it (--measure FILE)")
+            return [self._theory(layer, rows) for layer in layers]
         first = next(iter(measurement.rows.values()))
         if not first.layers:
             raise UsageError(
-                f"{self.case.spec} was not measured layer by layer, which {self.case.program} cuts it into: measure it "
-                "anew (--measure), if it is a chain of layers"
+                f"{self.case.program} cuts {self.case.spec} into layers, which were not measured one by one: measure "
+                "again (--measure FILE), if the model is a chain of layers"
             )
         rows_of, count = measurement.rows.items(), len(first.layers)
         curves = [[{n: of.layers[i][k] for n, of in rows_of} for k in (0, 1)] for i in range(count)]
         return [(self.factor * interpolate(a, rows), self.factor * interpolate(b, rows)) for a, b in curves]
 
-    def _layers(self) -> list[Any]:
-        layers = layers_of(self.case.model)
-        if layers is None:
-            raise UsageError(f"nobody has counted what {self.case.spec} computes: measure it (--measure FILE)")
-        return layers
-
     def _theory(self, layer: Any, rows: float) -> Seconds:
-        """Return a layer's seconds by its operations' flops and bytes; rows < 1: a fraction of one row's."""
+        """Return a layer's seconds by the flops and bytes of its operations; rows < 1 take that share of one row's."""
         n, item = max(1, math.ceil(rows)), self.case.dtype.itemsize
         machine, share = self.machine, min(1.0, rows) if rows < 1 else rows / n
         times = [
@@ -81,7 +91,7 @@ class ComputeTime:
         return self.factor * share * times[0], self.factor * share * times[1]
 
     def gradient(self, rows: float) -> Seconds:
-        """Return the seconds (forward, backward) of a gradient, with pretended computing and stragglers."""
+        """Return the seconds (forward, backward) of a gradient, with --pretend-compute and stragglers."""
         forward, backward = self._full_gradient(rows)
         whole = forward + backward
         if self.pretended > whole:
@@ -102,30 +112,24 @@ class ComputeTime:
         return share * whole, (1 - share) * whole
 
     def delayed(self, fraction: float, seconds: float) -> float:
-        """Return the seconds of a fraction of a gradient with pretended computing and stragglers (faults/straggler.py).
-
-        seconds: of the computing itself.
-        """
+        """Return seconds of a fraction of a gradient with --pretend-compute and stragglers. seconds: without these."""
         least = self.pretended * fraction
         return self.slowdown * max(seconds, least) + (self.machine.late if least > seconds else 0.0)
 
     def accumulated(self, rows: float) -> Seconds:
         """Return the seconds (forward, backward) of a gradient in --accumulate parts."""
         parts = max(1, min(self.case.options.accumulate, round(rows) or 1))
-        if self.pretended:  # pretended once a part, as each is a gradient
-            forward, backward = self.gradient(rows / parts)
-            return parts * forward, parts * backward
-        return tuple(parts * each for each in self.gradient(rows / parts))  # type: ignore[return-value]
+        forward, backward = self.gradient(rows / parts)  # pretended once a part, as each is a gradient
+        return parts * forward, parts * backward
 
     def update(self, share: float = 1.0) -> float:
-        """Return the seconds to update this share of the parameters, and to zero the gradient."""
+        """Return the seconds to update this share of the parameters and to zero the gradient."""
         if self.measurement is not None:
             return self.factor * self.measurement.update * share
         vectors = 3 + 1 + 2 * len(self.case.vectors)  # w twice, g; zeros; each vector of the state twice
         return self.factor * share * vectors * self.case.length * self.case.dtype.itemsize / self.machine.memory
 
     def draw(self, rows: float) -> float:
-        """Return the seconds to draw a batch."""
         if self.measurement is not None:
             return self.factor * interpolate({n: of.draw for n, of in self.measurement.rows.items()}, rows)
         return self.factor * 2 * rows * self.case.data.row / self.machine.memory

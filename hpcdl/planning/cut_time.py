@@ -1,95 +1,43 @@
 """Seconds of a step of a partitioned model: pipelines, tensor parallelism, ZeRO's stages, and grids of them.
 
-    messages         a dry run of each rank's step (dry_run.py) records every message: operation and bytes; the last
-                     messages of a step along the data axis are apart
+    messages         a dry run of a rank's step (dry_run.py) records every message: operation and bytes; messages that
+                     end the step along the data axis are counted apart
     tensor t         each layer takes a + b rows / t; undivided it takes a + b rows
-    pipeline p, m    the schedule's own actions (pipeline_time.py) on the actual stages, with a message between two of
-                     them; at least all stages' computing by the cores that they have
-
+    pipeline p, m    the schedule's own actions (pipeline_time.py) on the actual stages, with a message between two
+                     stages; at least the computing of all stages, divided by their number of cores
         equal stages, no messages     step (m + p - 1) / m of a stage's computing; bubble (p-1) / (m+p-1) of the step
-        pipedream                     the slowest stage's forward, backward and update: the pipeline fills but once
-
+        pipedream                     the slowest stage's forward, backward and update: the pipeline fills only once
     data d           stage 0: an all-reduce; 1: reduce-scatter, all-gather; 2 and 3: layer by layer, in the actions
 
-Messages that gather layers while others compute count in full: few networks progress outside of MPI calls. Those of
-stage 1 are all in flight at once, so their latencies overlap.
-"""
+Messages that gather layers during computing count in full: few networks progress outside of MPI calls. The messages of
+ZeRO's stage 1 are all in flight at once, so their latencies overlap."""
 
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from hpcdl.models.balance import balanced, cut_layers
 from hpcdl.models.part import ModelPart
-from hpcdl.planning.compute_time import ComputeTime, Seconds
-from hpcdl.planning.dry_run import CompletedRequest, Peer, SendRequest, cut_of, dry_run_step
+from hpcdl.planning.compute_time import ComputeTime, Seconds, StepParts
+from hpcdl.planning.dry_run import Messages, cut_of, dry_run_step
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup
-from hpcdl.planning.parts import StepParts
 from hpcdl.planning.pipeline_time import last
 from hpcdl.strategies.description import Cut
 from hpcdl.strategies.pipeline_schedules import actions_of
 from hpcdl.strategies.workload import Workload
 
 
-class RecordingPeer(Peer):
-    """A peer that records the messages to it: (operation, bytes)."""
-
-    def __init__(self, rank: int, size: int, device: Any):
-        super().__init__(rank, size, device)
-        self.messages: list[tuple[str, int]] = []
-
-    def _note(self, operation: str, array: Any) -> None:
-        if self.size > 1:
-            self.messages.append((operation, array.nbytes))
-
-    def all_reduce(self, array: Any, *_: Any) -> None:
-        self._note("all_reduce", array)
-
-    def all_gather(self, array: Any) -> None:
-        self._note("all_gather", array)
-
-    def reduce_scatter(self, array: Any) -> Any:
-        self._note("reduce_scatter", array)
-        return super().reduce_scatter(array)
-
-    def ipush(self, array: Any, to: int, tag: int = 0) -> SendRequest:
-        self._note("message", array)
-        return super().ipush(array, to, tag)
-
-    def iall_gather(self, array: Any, *_: Any) -> CompletedRequest:
-        self._note("all_gather", array)
-        return CompletedRequest()
-
-    def ireduce_scatter(self, array: Any, *_: Any) -> CompletedRequest:  # type: ignore[override]
-        self._note("reduce_scatter", array)
-        return CompletedRequest()
-
-    def ibroadcast(self, array: Any, *_: Any) -> CompletedRequest:  # type: ignore[override]
-        self._note("broadcast", array)
-        return CompletedRequest()
-
-    def ireduce(self, array: Any, *_: Any) -> CompletedRequest:  # type: ignore[override]
-        self._note("reduce", array)
-        return CompletedRequest()
-
-
-def messages(case: Workload, rank: int, cut: Cut) -> dict[str, list[tuple[str, int]]]:
+def messages(case: Workload, rank: int, cut: Cut) -> Messages:
     """Return the messages (operation, bytes) of a rank's step, by the axis of the grid."""
-    axes: dict[str, RecordingPeer] = {}
-
-    def make_peer(axis: str, *who: Any) -> RecordingPeer:
-        axes[axis] = RecordingPeer(*who)
-        return axes[axis]
-
-    dry_run_step(case, rank, cut, None, make_peer)
-    return {axis: peer.messages for axis, peer in axes.items()}
+    found: Messages = {}
+    dry_run_step(case, rank, cut, None, found)
+    return found
 
 
 def sequential_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -> float:
-    """Return the seconds of messages one after another."""
+    """Return the seconds of these messages, sent one after another."""
     return sum(getattr(group, operation)(bytes) for operation, bytes in sent_messages)
 
 
@@ -102,7 +50,7 @@ def concurrent_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -
 
 
 def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> StepParts:
-    """Return the parts of a step of a program that cuts the model. start: seconds beyond the other parts."""
+    """Return the seconds of a step by part, if the program cuts the model. start: seconds beyond the other parts."""
     cut = cut_of(case)
     copies, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
@@ -131,7 +79,7 @@ def clipping_seconds(case: Workload, machine: Machine) -> float:
 
 
 def tensor_gradient_seconds(computing: ComputeTime, rows: float, parts: int) -> Seconds:
-    """Return the seconds (forward, backward) of all layers, each cut into `parts`, in --accumulate parts."""
+    """Return the seconds (forward, backward) of `rows` rows, in --accumulate parts, if `parts` ranks share a layer."""
     if parts == 1:
         return computing.accumulated(rows)
     pieces = max(1, min(computing.case.options.accumulate, round(rows)))
@@ -144,7 +92,7 @@ def tensor_gradient_seconds(computing: ComputeTime, rows: float, parts: int) -> 
 def pipeline_parts(
     case: Workload, machine: Machine, computing: ComputeTime, start: float, cut: Cut, data: RankGroup, tensor: RankGroup
 ) -> StepParts:
-    """Return the parts of a pipeline's step; its stages may be cut along tensor and replicated along data."""
+    """Return the parts of a pipeline's step. data, tensor: groups of replicas, of layer parts. start: of an action."""
     copies, stages, parts = cut.shape
     many, once = max(1, cut.microbatches), cut.schedule in ("one batch", "pipedream")
     pieces = max(1, case.options.accumulate) if cut.schedule == "one batch" else 1
@@ -153,7 +101,7 @@ def pipeline_parts(
     sharing = machine.sharing(case.ranks)
     forward, backward = stage_seconds(case, computing, cut, rows)
     ends = [place * parts for place in sorted({0, stages // 2, stages - 1})]
-    sent_messages = [messages(case, rank, cut._replace(microbatches=cut.microbatches)) for rank in ends]
+    sent_messages = [messages(case, rank, cut) for rank in ends]
     ending = 1 if cut.zero == 0 and copies > 1 else 0
     actions = many * cut.chunks * pieces
     on_data = max(sequential_seconds(data, each["data"][: len(each["data"]) - ending]) for each in sent_messages)

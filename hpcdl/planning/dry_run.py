@@ -1,20 +1,19 @@
 """A dry run of one rank's step of a partitioned model, without memory and partners, to find what the rank holds.
 
-Parts, shards, gathered layers and pipeline stages are the code that trains; a `Peer` stands for the other ranks, whose
-messages arrive at once. Arrays have no memory (meta_arrays.py), so that no model is too large.
-
     ranks along                                          data d  pipeline p  tensor t
     train-model-parallel, train-pipeline                 1     all     1
     train-tensor-parallel                                1     1       all
     train-fully-sharded                                  all   1       1        stages 1, 2, 3 of ZeRO
     train-grid                                           d     p       t        stages 0, 1, 2, 3 along data
-"""
+
+Parts, shards, gathered layers and pipeline stages are the code that trains; a `Peer` stands for the other ranks, whose
+messages arrive at once. Arrays have no memory (meta_arrays.py), so no model is too large."""
 
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 from hpcdl.chunks import chunk
 from hpcdl.comm.grid import place
@@ -31,85 +30,79 @@ from hpcdl.strategies.description import Cut
 from hpcdl.strategies.pipeline_schedules import actions_of
 from hpcdl.strategies.workload import Workload
 
+Messages: TypeAlias = dict[str, list[tuple[str, int]]]  # (operation, bytes) by axis of the grid
 ROUNDS = 3  # micro-batches per stage after which PipeDream holds its maximum
 
 
-class CompletedRequest:
-    """The request of a message that has arrived."""
+class PeerRequest:
+    """The request of a message. left: True if the message is complete, as a received one is. answered: True if the
+    partner answers a push; its buffer is then in use until `wait`, else until the second `test`."""
+
+    def __init__(self, left: bool = True, answered: bool = True):
+        self.left, self.answered = left, answered
 
     def wait(self, doze: bool = False) -> None:
-        """Return at once."""
-
-    def test(self) -> bool:
-        """Return True."""
-        return True
-
-
-class SendRequest:
-    """The request of a push, whose buffer stays in use until the partner has received it.
-
-    answered: the partner replies, and the push is complete at `wait`; else at the second `test`.
-    """
-
-    def __init__(self, answered: bool):
-        self.left, self.answered = False, answered
-
-    def wait(self, doze: bool = False) -> None:
-        """Mark the push as complete."""
         self.left = True
 
     def test(self) -> bool:
-        """True if the push is complete; the first test of an unanswered push is False."""
         left, self.left = self.left, self.left or not self.answered
         return left
 
 
-class Peer:
-    """A communicator whose partners answer at once; device: of the vectors that it makes."""
+def recorded(operation: str) -> Callable[..., PeerRequest]:
+    """Return a method of Peer that notes the message as `operation` and returns a complete request."""
 
-    def __init__(self, rank: int, size: int, device: Any):
-        self.rank, self.size, self.device = rank, size, device
+    def method(self: "Peer", array: Any, *_: Any) -> PeerRequest:
+        self.note(operation, array)
+        return PeerRequest()
+
+    return method
+
+
+class Peer:
+    """A communicator whose partners answer at once. messages: gets (operation, bytes) of each. device: of vectors."""
+
+    def __init__(self, rank: int, size: int, device: Any, messages: list[tuple[str, int]]):
+        self.rank, self.size, self.device, self.messages = rank, size, device, messages
+
+    def note(self, operation: str, array: Any) -> None:
+        if self.size > 1:
+            self.messages.append((operation, array.nbytes))
 
     def empty(self, n: int, dtype: Any) -> Any:
-        """Return a vector of n elements."""
         return self.device.empty(n, dtype)
 
-    def all_reduce(self, *_: Any) -> None:
-        """Do nothing: the result counts as present."""
+    def wait(self, *_: Any) -> None:
+        """Return at once."""
 
-    all_gather = wait = all_reduce
+    all_reduce, all_gather, iall_gather = recorded("all_reduce"), recorded("all_gather"), recorded("all_gather")
+    ireduce_scatter, ibroadcast, ireduce = recorded("reduce_scatter"), recorded("broadcast"), recorded("reduce")
 
     def reduce_scatter(self, array: Any) -> Any:
-        """Return this rank's part."""
+        """Return this rank's chunk of the array, without adding."""
+        self.note("reduce_scatter", array)
         flat = array.reshape(-1)
         return flat[chunk(flat.size, self.size, self.rank)]
 
-    def ipush(self, array: Any, to: int, tag: int = 0) -> SendRequest:
+    def ipush(self, array: Any, to: int, tag: int = 0) -> PeerRequest:
         """Return the request of a push; activations (hpcdl/parallel/stage.py) are answered by their gradient."""
-        return SendRequest(answered=tag % len(KINDS) == KINDS.index("F"))
-
-    def iall_gather(self, *_: Any) -> CompletedRequest:
-        """Return a completed request."""
-        return CompletedRequest()
-
-    ibroadcast = ireduce_scatter = ireduce = iall_gather
+        self.note("message", array)
+        return PeerRequest(left=False, answered=tag % len(KINDS) == KINDS.index("F"))
 
 
 class MetaOptimizer:
-    """An optimizer with state vectors of these names that never steps (hpcdl/optim/optimizer.py)."""
+    """An optimizer that never steps, with state vectors of these names (hpcdl/optim/optimizer.py)."""
 
     def __init__(self, names: tuple[str, ...], device: Any, dtype: Any):
         self.names, self.device, self.dtype = names, device, dtype
         self.state: dict[str, Any] = {}
 
     def of_size(self, size: int) -> "MetaOptimizer":
-        """Return a copy with vectors of `size` elements."""
         other = copy.copy(self)
         other.state = {name: self.device.zeros(size, self.dtype) for name in self.names}
         return other
 
     def over(self, part: slice) -> "MetaOptimizer":
-        """Return the optimizer of a slice: itself."""
         return self
 
 
@@ -128,37 +121,33 @@ def cut_of(case: Workload) -> Cut:
 
 
 def dry_run_step(
-    case: Workload,
-    rank: int,
-    cut: Cut | None = None,
-    share: int | None = None,
-    peers: Callable[..., Peer] | None = None,
+    case: Workload, rank: int, cut: Cut | None = None, share: int | None = None, messages: Messages | None = None
 ) -> tuple[Memory, int]:
-    """Run a rank's step; return its peak memory by kind, and the number of parameters that it updates.
-
-    cut: default: that of the program. share: rows of the step; default: the rank's share of a batch. peers: makes the
-    peer of an axis of the grid, peers(axis, rank, size, device), to record messages.
-    """
-    make_peer = peers or (lambda axis, *who: Peer(*who))
+    """Run a rank's step; return its peak memory by kind, and the number of parameters that it updates. cut: by default
+    the program's own. share: rows, by default the rank's share of a batch. messages: gets the messages by axis."""
+    sent: Messages = {} if messages is None else messages
     cut, memory, device = cut or cut_of(case), Memory(), case.device
+
+    def make_peer(axis: str, number: int, size: int) -> Any:
+        return Peer(number, size, device, sent.setdefault(axis, []))
+
     (copies, stages, parts), (d, p, t) = cut.shape, place(rank, cut.shape)
     piped, layers = bool(cut.schedule), None
     if piped:
         layers = cut_layers(case.model, stages * cut.chunks)[p::stages]
-    group = TensorGroup(make_peer("tensor", t, parts, device), cut.sequence) if cut.tensor else None  # type: ignore[arg-type]
+    group = TensorGroup(make_peer("tensor", t, parts), cut.sequence) if cut.tensor else None
     part = ModelPart(case.model, layers, (t, parts), group)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
     rule: Any = MetaOptimizer(case.vectors, device, case.dtype)
-    data: Any = make_peer("data", d, copies, device)
-    shards = Shards(SimpleNamespace(memory=memory, random=None), part, rule, data, cut.zero, cut.owners)
+    who = SimpleNamespace(memory=memory, random=None)
+    shards = Shards(who, part, rule, make_peer("data", d, copies), cut.zero, cut.owners)
     weights, rows = weights_of(shards), case.rows(case.share(d, copies) if share is None else share)
     if not piped:
         for each in rows.split(case.options.accumulate):
             part.forward_backward(weights, each)
     else:
-        line: Any = make_peer("pipeline", p, stages, device)
-        stage = UntimedStage(line, part, weights, case.model, cut.recompute)
+        stage = UntimedStage(make_peer("pipeline", p, stages), part, weights, case.model, cut.recompute)
         if cut.schedule == "one batch":
             for each in rows.split(case.options.accumulate):
                 stage.forward_backward(each)
@@ -168,7 +157,7 @@ def dry_run_step(
             actions = actions_of(cut.schedule, stages, p, cut.microbatches, cut.chunks)
             stage.run(actions, rows.split(cut.microbatches))
     weights.finish()
-    if peers is not None and cut.schedule != "pipedream":  # the end of a step
+    if messages is not None and cut.schedule != "pipedream":  # the end of a step
         shards.reduce_scatter()
         shards.all_gather()
     part.pool.memory = None
@@ -176,7 +165,7 @@ def dry_run_step(
 
 
 def pipedream(case: Workload, stage: Stage, shards: Shards, p: int, stages: int) -> None:
-    """Run the steps that fill the pipeline on stage p; each is a batch of its own (hpcdl/parallel/stash.py)."""
+    """Run the steps that fill the pipeline on stage p; each step is a batch (hpcdl/parallel/stash.py)."""
     stash = Stash(stage, shards, versions=stages - 1 - p)
     steps = min(ROUNDS * stages, case.plan[2])
     for kind, k, _ in actions_of("pipedream", stages, p, steps):

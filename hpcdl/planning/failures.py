@@ -8,8 +8,7 @@
     the best                                        where the expected time is least, found by bisection
 
 Failures come at exponential times, and may hit a restart, too. (Young, "A first order approximation to the optimum
-checkpoint interval", CACM 1974; Daly, "A higher order estimate of the optimum checkpoint interval", FGCS 2006)
-"""
+checkpoint interval", CACM 1974; Daly, "A higher order estimate of the optimum checkpoint interval", FGCS 2006)"""
 
 import math
 
@@ -21,7 +20,7 @@ SHORT = 1e-12
 
 
 def young(between: float, checkpoint: float) -> float:
-    """Return Young's first-order interval, in the unit of M and C."""
+    """Return Young's first-order interval, in the unit of `between` (M) and `checkpoint` (C)."""
     return math.sqrt(2 * checkpoint * between)
 
 
@@ -56,7 +55,7 @@ def optimal_interval(between: float, checkpoint: float, restart: float) -> float
 def simulate_runs(
     work: float, interval: float, between: float, checkpoint: float, restart: float, runs: int, random: Random
 ) -> np.ndarray:
-    """Return the simulated time (runs,) of each run, with failures drawn one by one."""
+    """Return the simulated time of each run (runs,), with failures drawn one by one."""
     segments = max(1, round(work / interval))
     seconds = np.zeros(runs)
     for segment in range(segments):

@@ -2,14 +2,13 @@
 
     for each (d, p, t) with d p t = ranks that can cut the layers
         for stages 0 to 3 of ZeRO, where d > 1        permanent memory: parameters, gradients, optimizer
-        for m = 1, 2, 4, ... micro-batches, and all   temporary memory: activations, with and without recomputation
+        for m = 1, 2, 4, ..., rows micro-batches      temporary memory: activations, with and without recomputation
             the grid fits if the sum of the largest rank is at most the room
 
 Best first: without recomputation (which costs a third more computing), then the smallest idle share of the pipeline,
 (p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent), the lowest stage of ZeRO, the
 fewest stages, the fewest micro-batches. The schedule is 1F1B: a stage has at most p micro-batches in flight, so p + 2
-micro-batches show its maximum. The ranks of the first replica's first and last stage hold most.
-"""
+micro-batches show its maximum. The ranks of the first replica's first and last stage hold most."""
 
 import math
 import re
@@ -20,19 +19,18 @@ from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
 from hpcdl.planning.dry_run import dry_run_step
-from hpcdl.planning.memory import data, resident
+from hpcdl.planning.memory import MASTER, data, resident
 from hpcdl.strategies.description import Cut
 from hpcdl.strategies.workload import Workload
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-MASTER = 4  # bytes of a master weight
 LARGEST = 4096  # ranks
 
 
 class Fit(NamedTuple):
-    """A grid that fits; bytes: of `rank`, which holds most."""
+    """A grid of this (data, pipeline, tensor) shape that fits. stage: of ZeRO. bytes: of `rank`, which holds most."""
 
     shape: tuple[int, int, int]
     stage: int
@@ -43,7 +41,6 @@ class Fit(NamedTuple):
 
     @property
     def idle(self) -> float:
-        """The idle share of the pipeline."""
         return (self.shape[1] - 1) / (self.microbatches + self.shape[1] - 1)
 
     @property
@@ -54,7 +51,6 @@ class Fit(NamedTuple):
 
     @property
     def options(self) -> str:
-        """Options of train-grid."""
         grid = ",".join(f"{axis}={n}" for axis, n in zip(AXES, self.shape, strict=True))
         more = f" --stage {self.stage}" if self.stage else ""
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
@@ -68,24 +64,21 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def shapes(ranks: int) -> Iterator[tuple[int, int, int]]:
-    """Yield all (data, pipeline, tensor) whose product is `ranks`."""
-    for t in range(1, ranks + 1):
-        if ranks % t == 0:
-            for p in range(1, ranks // t + 1):
-                if ranks // t % p == 0:
-                    yield ranks // t // p, p, t
+def shapes(ranks: int) -> list[tuple[int, int, int]]:
+    """Return all (data, pipeline, tensor) whose product is `ranks`."""
+    parts = [t for t in range(1, ranks + 1) if ranks % t == 0]
+    return [(ranks // t // p, p, t) for t in parts for p in parts if ranks // t % p == 0]
 
 
 def microbatch_counts(rows: int) -> list[int]:
     """Return numbers of micro-batches of `rows` rows: powers of two, and one per row."""
-    return sorted({1 << k for k in range(rows.bit_length()) if 1 << k <= rows} | {rows})
+    return sorted({1 << k for k in range(rows.bit_length())} | {rows})
 
 
 def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list[str]]:
-    """Return the grids that fit, best first, and the reasons against the others. half: 16 bit with master weights."""
+    """Return grids that fit into `room`, best first, and errors of shapes. half: 16 bit, master weights. UsageError."""
     if case.ranks > LARGEST:
-        raise UsageError(f"--ranks {case.ranks}: grids of more than {LARGEST:,} ranks are not gone through")
+        raise UsageError(f"--ranks {case.ranks}: grids are searched for at most {LARGEST:,} ranks")
     found, refused = [], []
     beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
     for shape in shapes(case.ranks):
@@ -98,19 +91,20 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
 
 
 def fits_on_grid(case: Workload, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
-    """Yield what fits on a grid of this shape."""
+    """Yield the ways to fit into `room` bytes per rank on a grid of this shape."""
     copies, stages, parts = shape
     share, ends = case.share(0, copies), sorted({0, (stages - 1) * parts})  # ranks of the first and the last stage
     item = case.dtype.itemsize
     stays = {}
-    for zero in reversed(range(1 + 3 * (copies > 1))):  # from what takes least on
-        each = [permanent_bytes(case, rank, PIPELINE._replace(shape=shape, zero=zero), half) for rank in ends]
+    for zero in reversed(range(1 + 3 * (copies > 1))):  # from the least memory on
+        cut = PIPELINE._replace(shape=shape, zero=zero)  # with layers gathered for a step of one row
+        each = [state_bytes(*dry_run_step(case, rank, cut, 1), item, half) for rank in ends]
         if max(each) > room:
             break
         stays[zero] = each
     before: dict[tuple[int, int], float] = {}  # the largest rank's without recomputation
     for recompute in (False, True):
-        for m in reversed(microbatch_counts(share) if stays else []):  # from what takes least on
+        for m in reversed(microbatch_counts(share) if stays else []):  # from the least memory on
             shown = min(m, stages + 2)
             cut = PIPELINE._replace(shape=shape, microbatches=shown, recompute=recompute)
             rows = -(-share // m) * shown
@@ -130,14 +124,8 @@ def fits_on_grid(case: Workload, shape: tuple[int, int, int], room: float, half:
 PIPELINE = Cut((1, 1, 1), schedule="1f1b", microbatches=1, tensor=True)
 
 
-def permanent_bytes(case: Workload, rank: int, cut: Cut, half: bool) -> float:
-    """Return the bytes of a rank's parameters, gradients and optimizer, with layers gathered for a step of one row."""
-    memory, updated = dry_run_step(case, rank, cut, 1)
-    return state_bytes(memory, updated, case.dtype.itemsize, half)
-
-
 def state_bytes(memory: Memory, updated: int, item: int, half: bool) -> float:
-    """Return the bytes of parameters, gradients and optimizer. half: in 16 bit with master weights."""
+    """Return the bytes of parameters, gradients and optimizer. half: in 16 bit, with `updated` master weights."""
     parameters, gradients, optimizer = (memory.peak[kind] for kind in KINDS[:3])
     if not half:
         return float(parameters + gradients + optimizer)

@@ -3,8 +3,7 @@
     error = forecast / measured - 1        of the seconds per step; reported: median and 90th percentile of |error|
 
 Lines with the same number of ranks run in one job, in turns, so that disturbances of the machine affect all of them;
-the median of a line's turns counts. Where ranks outnumber cores, the lines pretend to compute.
-"""
+the median of a line's turns counts. Lines of MATRIX on 3 or 4 ranks, which may outnumber cores, pretend to compute."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,8 +18,7 @@ from hpcdl.formatting import counted, table
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.probe_jobs import Start, run
 from hpcdl.planning.scale_report import duration
-from hpcdl.planning.time_report import Forecast, forecast
-from hpcdl.strategies.workload import Workload
+from hpcdl.planning.step_time import Forecast, Read, forecast_step
 
 FEWEST, MOST = 20, 3000  # steps of a run
 SMALL, LARGE, GPT = "--model mlp:32", "--model mlp:512,512,256", "--data text --model gpt:layers=2,width=64,heads=4"
@@ -34,17 +32,13 @@ MATRIX = [  # ranks, line
     (2, "train-allreduce --model softmax --batch-size 256"),
     (2, f"train-allreduce {LARGE} --batch-size 64 --allreduce ring"),
     (2, f"train-allreduce {LARGE} --batch-size 256 --allreduce tree"),
-    (2, f"train-allreduce {LARGE} --batch-size 128 --allreduce naive"),
-    (2, f"train-allreduce {LARGE} --batch-size 128 --allreduce recursive"),
-    (2, f"train-allreduce {LARGE} --batch-size 128 --allreduce shared"),
+    *((2, f"train-allreduce {LARGE} --batch-size 128 --allreduce {name}") for name in ("naive", "recursive", "shared")),
     (2, f"train-allreduce {LARGE} --batch-size 128 --compress bfloat16"),
     (2, f"train-allreduce {LARGE} --batch-size 128 --overlap --bucket-mib 0.5"),
     (2, f"train-allreduce {GPT} --batch-size 16"),
     (2, f"train-local-sgd {LARGE} --batch-size 128 --sync-every 4"),
     (2, f"train-gossip {LARGE} --batch-size 128"),
-    (2, f"train-fully-sharded {LARGE} --batch-size 128 --stage 1"),
-    (2, f"train-fully-sharded {LARGE} --batch-size 128 --stage 2"),
-    (2, f"train-fully-sharded {LARGE} --batch-size 128 --stage 3"),
+    *((2, f"train-fully-sharded {LARGE} --batch-size 128 --stage {stage}") for stage in (1, 2, 3)),
     (2, f"train-tensor-parallel {LARGE} --batch-size 128"),
     (2, f"train-tensor-parallel {GPT} --batch-size 16"),
     (2, f"train-pipeline {LARGE} --batch-size 128 --microbatches 4 --schedule gpipe"),
@@ -70,7 +64,7 @@ MATRIX = [  # ranks, line
 
 
 class CheckedForecast(NamedTuple):
-    """A forecast with measured seconds per step, one for each turn; failed: why the line could not run, or empty."""
+    """A forecast with measured seconds per step, one for each turn. failed: why the line could not run, or ""."""
 
     forecast: Forecast
     step_seconds: list[float]
@@ -78,25 +72,23 @@ class CheckedForecast(NamedTuple):
 
     @property
     def measured(self) -> float:
-        """Median seconds per step."""
         return statistics.median(self.step_seconds)
 
     @property
     def error(self) -> float:
-        """Relative error of the forecast."""
         return self.forecast.parts.seconds / self.measured - 1
 
 
 def read_matrix(path: str) -> list[tuple[int, str]]:
-    """Return (ranks, line) of a YAML file's list as - "-n 2: train-allreduce". UsageError for another file."""
+    """Return (ranks, line) of each entry of a YAML list, such as - "-n 2: train-allreduce". Raises UsageError."""
     with blamed_on(f"{path} cannot be read"):
         text = Path(path).read_text()
     try:
         lines = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{path}: the file is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(lines, list) or not lines or not all(isinstance(each, str) for each in lines):
-        raise UsageError(f'{path}: it should be a list of lines, as - "-n 2: train-allreduce"')
+        raise UsageError(f'{path}: the file must be a list of lines such as - "-n 2: train-allreduce"')
     return [parse_placement(each) for each in lines]
 
 
@@ -106,14 +98,14 @@ def parse_placement(text: str, ranks: int = 0) -> tuple[int, str]:
 
     match = PLACED.fullmatch(text)
     if match is None and not ranks:
-        raise UsageError(f'{text!r} does not say on how many ranks: write "-n 2: {text}", or give --ranks')
+        raise UsageError(f'{text!r} has no number of ranks: write "-n 2: {text}", or give --ranks')
     if match is not None and not int(match[1]):
         raise UsageError(f"{text!r}: a line runs on 1 rank or more")
     return (int(match[1]), match[2].strip()) if match is not None else (ranks, text.strip())
 
 
 def steps_for(forecast: Forecast, seconds: float) -> int:
-    """Return the number of steps that take about `seconds`."""
+    """Return the number of steps that take about `seconds`, from FEWEST to MOST."""
     return int(min(MOST, max(FEWEST, seconds / max(forecast.parts.seconds, 1e-9))))
 
 
@@ -122,8 +114,8 @@ def measure_forecasts(
 ) -> list[CheckedForecast]:
     """Run each forecast line `repeat` times for about `seconds`. LoneError if ranks cannot be started."""
     answers: dict[int, CheckedForecast] = {}
-    for ranks in sorted({each.ranks for each in forecasts}):
-        places = [i for i, each in enumerate(forecasts) if each.ranks == ranks]
+    for ranks in sorted({each.case.ranks for each in forecasts}):
+        places = [i for i, each in enumerate(forecasts) if each.case.ranks == ranks]
         say(f"running {counted(len(places), 'line')} on {counted(ranks, 'rank')}")
         job = {"lines": [[forecasts[i].line, steps_for(forecasts[i], seconds)] for i in places], "repeat": repeat}
         for i, taken in zip(places, run(ranks, job, start)["runs"], strict=True):
@@ -132,14 +124,12 @@ def measure_forecasts(
     return [answers[i] for i in range(len(forecasts))]
 
 
-def make_forecasts(
-    lines: Sequence[tuple[int, str]], machine: Machine, read: Callable[[str, int], Workload]
-) -> list[Forecast]:
+def make_forecasts(lines: Sequence[tuple[int, str]], machine: Machine, read: Read) -> list[Forecast]:
     """Return a forecast of each line. A UsageError names the line."""
     forecasts = []
     for ranks, text in lines:
         try:
-            forecasts.append(forecast(text, read(text, ranks), machine))
+            forecasts.append(forecast_step(read(text, ranks), machine, line=text))
         except UsageError as error:
             raise UsageError(f"-n {ranks}: {text}: {error}") from None
     return forecasts
@@ -150,7 +140,7 @@ def report(checked: list[CheckedForecast]) -> list[str]:
     rows = [["ranks", "line", "foretold", "measured", "error"]]
     for each in checked:
         cells = ["", each.failed] if each.failed else [duration(each.measured), f"{100 * each.error:+.0f} %"]
-        rows.append([str(each.forecast.ranks), each.forecast.line, duration(each.forecast.parts.seconds), *cells])
+        rows.append([str(each.forecast.case.ranks), each.forecast.line, duration(each.forecast.parts.seconds), *cells])
     lines = table(rows, (0, 1))
     errors = np.abs([each.error for each in checked if not each.failed])
     if errors.size:

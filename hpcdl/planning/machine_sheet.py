@@ -3,7 +3,7 @@
     # site.yaml: seconds, bytes per second, operations per second
     cores: 64                   of a node; a rank computes on one of them
     ranks_per_node: 64          ranks fill node after node; default: cores
-    latency: 2e-6               between nodes, as of cluster.py, which says what else there may be
+    latency: 2e-6               between nodes; this and further optional entries: cluster.py
     bandwidth: 12.5e9
     flops: 5e10                 floating-point operations that a rank reaches
     memory: 1e10                bytes a second that a rank moves where it computes little, as in updates
@@ -12,7 +12,7 @@
     progress: 1                 share of a message's time that overlaps with computing: 1 if the network progresses by
                                 itself, 0 if a core has to
 
-    measured:                   measurements by number of ranks and nodes (measuring.py)
+    measured:                   measurements by number of ranks and nodes (measuring.py); none if written by hand
     - ranks: 2
       nodes: 1
       collectives:              by the name of the operation: bytes and seconds
@@ -23,9 +23,7 @@
       - {model: 'mlp:256', data: digits, dtype: float32, optimizer: momentum, parameters: 19210, update: 1.1e-5,
          rows: {16: {draw: 9e-6, gradient: 2.1e-4, layers: [[3e-5, 9e-5], [1e-5, 2e-5], [1e-5, 0]]}}}
 
-Measurements have priority over values computed from the numbers. A file written by hand leaves `measured` out.
-(Hockney, 1994, for latency and bandwidth; Williams, Waterman and Patterson, "Roofline", CACM 2009, for flops, memory)
-"""
+Measurements take priority over the numbers. (flops, memory: Williams, Waterman, Patterson, "Roofline", CACM 2009)"""
 
 import dataclasses
 import math
@@ -41,6 +39,7 @@ from hpcdl.planning.cluster import Cluster
 
 NEEDED = "cores", "latency", "bandwidth", "flops", "memory", "start"
 LINKS = tuple(field.name for field in dataclasses.fields(Cluster))
+WHOLE = "cores", "ranks_per_node", "nodes_per_switch"
 LARGEST = 10_000_000  # bytes of a file
 Curve = dict[int, float]  # seconds by bytes or rows
 
@@ -76,13 +75,12 @@ class Section(NamedTuple):
 
     @property
     def per_node(self) -> int:
-        """Ranks of the fullest node."""
         return -(-self.ranks // self.nodes)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine. cores, links (cluster.py), ...: as above. Raises UsageError for impossible numbers."""
+    """A machine: the entries of its file, those of cluster.py as `links`. Raises UsageError for impossible numbers."""
 
     cores: int
     links: Cluster
@@ -103,18 +101,14 @@ class Machine:
         if self.progress > 1:
             raise UsageError(f"a machine's progress is a share, at most 1, not {self.progress}")
 
-    # -- queries -----------------------------------------------------------------------------------------------------
-
     def sharing(self, ranks: int) -> float:
-        """Return how many of a job's ranks share a core of their node; 1 if each has its own."""
+        """Return how many of a job's `ranks` ranks share a core of their node; 1 if each has its own."""
         return max(1.0, min(ranks, self.links.ranks_per_node) / self.cores)
 
     def section(self, ranks: int) -> Section | None:
-        """Return the measurements of exactly `ranks` ranks on as many nodes as they take now, or None."""
+        """Return the measurements of `ranks` ranks on the number of nodes that they take, or None."""
         nodes = self.links.nodes(ranks)
         return next((each for each in self.measured if (each.ranks, each.nodes) == (ranks, nodes)), None)
-
-    # -- files -------------------------------------------------------------------------------------------------------
 
     @classmethod
     def read(cls, path: str) -> "Machine":
@@ -123,11 +117,11 @@ class Machine:
         with blamed_on(f"{source} cannot be read"), open(path, "rb") as file:
             text = file.read(LARGEST + 1)
         if len(text) > LARGEST:
-            raise UsageError(f"{source} has more than {LARGEST:,} bytes, and should be a few lines")
+            raise UsageError(f"{source} has more than {LARGEST:,} bytes, but a machine file has a few lines")
         try:
             content = yaml.safe_load(text.decode())
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise UsageError(f"{source}: this is no YAML: {' '.join(str(error).split())}") from None
+            raise UsageError(f"{source}: the file is not valid YAML: {' '.join(str(error).split())}") from None
         try:
             return cls.of(content)
         except UsageError as error:
@@ -137,49 +131,50 @@ class Machine:
     def of(cls, content: Any) -> "Machine":
         """Return the machine of a file's content. Raises UsageError."""
         if not isinstance(content, dict):
-            raise UsageError("it should hold lines as latency: 2e-6")
+            raise UsageError("the file must hold lines such as latency: 2e-6")
         fields = [field.name for field in dataclasses.fields(cls) if field.name != "links"]
         for name in content:
             if name not in (*fields, *LINKS):
-                raise UsageError(f"there is no {name!r}{nearest(str(name), (*fields, *LINKS))}")
+                raise UsageError(f"there is no entry {name!r}{nearest(str(name), (*fields, *LINKS))}")
         missing = [name for name in NEEDED if name not in content]
         if missing:
-            raise UsageError(f"it does not say {', '.join(missing)}")
-        values = {name: as_number(value, name) for name, value in content.items() if name != "measured"}
-        for name in ("cores", "ranks_per_node", "nodes_per_switch"):
-            if name in values and values[name] != int(values[name]):
-                raise UsageError(f"{name} is a whole number, not {values[name]}")
-        links: dict[str, Any] = {
-            "ranks_per_node": max(1, int(values["cores"])),
-            "node_latency": values["latency"],
-            "node_bandwidth": values["bandwidth"],
+            raise UsageError(f"the file lacks {', '.join(missing)}")
+        values: dict[str, Any] = {
+            name: as_integer(value, name, 0) if name in WHOLE else as_number(value, name)
+            for name, value in content.items()
+            if name != "measured"
         }
+        links = {"ranks_per_node": max(1, values["cores"])}
+        links |= {"node_latency": values["latency"], "node_bandwidth": values["bandwidth"]}
         links |= {name: values[name] for name in LINKS if name in values}
-        links |= {name: int(links[name]) for name in ("ranks_per_node", "nodes_per_switch") if name in links}
-        more: dict[str, Any] = {name: values[name] for name in fields if name in values} | {
-            "cores": int(values["cores"])
-        }
+        more = {name: values[name] for name in fields if name in values}
         sections = tuple(read_section(each) for each in as_list(content.get("measured") or [], "measured"))
         return cls(links=Cluster(**links), measured=sections, **more)
 
     def write(self, path: str) -> None:
-        """Write the machine into a file, atomically. Raises UsageError where it cannot be written."""
+        """Write the machine into a file, atomically. Raises UsageError if it cannot be written."""
         fields = [field.name for field in dataclasses.fields(self) if field.name not in ("links", "measured")]
-        content: dict[str, Any] = {name: rounded(getattr(self, name)) for name in fields}
-        content |= {name: rounded(value) for name, value in dataclasses.asdict(self.links).items() if value != math.inf}
-        content["measured"] = [describe_section(each) for each in self.measured]
+        content: dict[str, Any] = {name: getattr(self, name) for name in fields}
+        content |= {name: value for name, value in dataclasses.asdict(self.links).items() if value != math.inf}
+        content = rounded(content | {"measured": self.measured})
         with blamed_on(f"--measure {path} cannot be written"), atomic_write(Path(path)) as file:
             header = "# seconds, bytes per second, operations per second (hpcdl plan time --measure)\n"
             file.write((header + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=118)).encode())
 
 
-def rounded(value: float) -> float | int:
-    """Return the value with four digits, more than any measurement has."""
-    return value if isinstance(value, int) else float(f"{value:.4g}")
+def rounded(value: Any) -> Any:
+    """Return the value as YAML data; numbers have four digits, more than any measurement is worth."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def as_number(value: Any, name: str, least: float = 0.0) -> float:
-    """Return a number of a file; YAML takes 2e-6 for a text. UsageError if it is none, or too small."""
+    """Return a number of a file; YAML reads 2e-6 as a text. UsageError for another value, or a number below `least`."""
     try:
         result = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):
@@ -190,7 +185,7 @@ def as_number(value: Any, name: str, least: float = 0.0) -> float:
 
 
 def as_integer(value: Any, name: str, least: int = 1) -> int:
-    """Return an integer of a file; UsageError if it is none, or too small."""
+    """Return an integer of a file; UsageError for another value, or an integer below `least`."""
     result = as_number(value, name, least)
     if result != int(result):
         raise UsageError(f"{name} is a whole number, not {value!r}")
@@ -198,47 +193,39 @@ def as_integer(value: Any, name: str, least: int = 1) -> int:
 
 
 def as_list(value: Any, name: str) -> list:
-    """Return a list of a file; UsageError if it is none."""
+    """Return a list of a file; UsageError for another value."""
     if not isinstance(value, list):
         raise UsageError(f"{name} is a list, not {value!r}")
     return value
 
 
 def as_entries(value: Any, name: str, wanted: tuple[str, ...] = ()) -> dict:
-    """Return a dictionary of a file with the `wanted` entries; UsageError if it is none, or an entry is missing."""
+    """Return a dictionary of a file; UsageError for another value, or if a `wanted` entry is missing."""
     missing = [each for each in wanted if not isinstance(value, dict) or each not in value]
     if not isinstance(value, dict) or missing:
-        lacks = f" lacks {', '.join(missing)}" if missing else " should be entries, as 4096: 1e-5"
+        lacks = f" lacks {', '.join(missing)}" if missing else " must hold entries such as 4096: 1e-5"
         raise UsageError(f"{name}{lacks}")
     return value
 
 
 def read_section(content: Any) -> Section:
-    """Return the section of a file's content."""
+    """Return the section of an entry of `measured` in a file. Raises UsageError."""
     section = as_entries(content, "measured", ("ranks", "nodes"))
-    collectives = {
-        str(name): {
-            as_integer(n, f"bytes of {name}", 0): as_number(s, name) for n, s in as_entries(curve, str(name)).items()
-        }
-        for name, curve in as_entries(section.get("collectives") or {}, "collectives").items()
-    }
+    collectives: dict[str, Curve] = {}
+    for name, curve in as_entries(section.get("collectives") or {}, "collectives").items():
+        known = as_entries(curve, str(name)).items()
+        collectives[str(name)] = {as_integer(n, f"bytes of {name}", 0): as_number(s, name) for n, s in known}
     if empty := [name for name, curve in collectives.items() if not curve]:
-        raise UsageError(f"{empty[0]} of collectives has no number")
-    programs = {
-        str(name): as_number(s, name) for name, s in as_entries(section.get("programs") or {}, "programs").items()
-    }
+        raise UsageError(f"{empty[0]} of collectives has no measurement, such as 4096: 1e-5")
+    starts = as_entries(section.get("programs") or {}, "programs")
+    programs = {str(name): as_number(s, name) for name, s in starts.items()}
     models = [read_model(each) for each in as_list(section.get("models") or [], "models")]
-    return Section(
-        as_integer(section["ranks"], "ranks"),
-        as_integer(section["nodes"], "nodes"),
-        collectives,
-        programs,
-        models,
-    )
+    ranks, nodes = (as_integer(section[name], name) for name in ("ranks", "nodes"))
+    return Section(ranks, nodes, collectives, programs, models)
 
 
 def read_model(content: Any) -> MeasuredModel:
-    """Return the measured model of a file's content."""
+    """Return the measured model of an entry of `models` in a file. Raises UsageError."""
     names = "model", "data", "dtype", "optimizer"
     entry = as_entries(content, "models", (*names, "parameters", "update", "rows"))
     name = str(entry["model"])
@@ -249,49 +236,18 @@ def read_model(content: Any) -> MeasuredModel:
         if any(len(pair) != 2 for pair in pairs):
             raise UsageError(f"layers of {name} are pairs of seconds, forward and backward")
         layers = [(as_number(a, "forward"), as_number(b, "backward")) for a, b in pairs]
-        rows[as_integer(n, "rows")] = RowTimes(
-            as_number(of["draw"], "draw"), as_number(of["gradient"], "gradient"), layers
-        )
+        draw, gradient = (as_number(of[each], each) for each in ("draw", "gradient"))
+        rows[as_integer(n, "rows")] = RowTimes(draw, gradient, layers)
     if not rows or len({len(each.layers) for each in rows.values()}) > 1:
-        raise UsageError(f"rows of {name} are one or more, each with as many layers")
+        raise UsageError(f"rows of {name} must be one or more measurements of the same number of layers")
     model, data, dtype, optimizer = (str(entry[name]) for name in names)
     count, update = as_integer(entry["parameters"], "parameters"), as_number(entry["update"], "update")
     return MeasuredModel(model, data, dtype, optimizer, count, update, rows)
 
 
-def describe_section(section: Section) -> dict[str, Any]:
-    """Return a section in the form of a file."""
-    models = [
-        each._asdict()
-        | {
-            "update": rounded(each.update),
-            "rows": {
-                n: {
-                    "draw": rounded(of.draw),
-                    "gradient": rounded(of.gradient),
-                    "layers": [[rounded(a), rounded(b)] for a, b in of.layers],
-                }
-                for n, of in each.rows.items()
-            },
-        }
-        for each in section.models
-    ]
-    curves = {name: {n: rounded(s) for n, s in curve.items()} for name, curve in section.collectives.items()}
-    programs = {name: rounded(s) for name, s in section.programs.items()}
-    return {
-        "ranks": section.ranks,
-        "nodes": section.nodes,
-        "collectives": curves,
-        "programs": programs,
-        "models": models,
-    }
-
-
 def interpolate(curve: Curve, at: float) -> float:
-    """Return the seconds at `at` bytes or rows, linear between measurements.
-
-    Constant below the first; beyond the last extrapolated from the last two; above a single one in proportion.
-    """
+    """Return the seconds at `at` bytes or rows: linear between measurements, constant below the first, beyond the last
+    extrapolated from the last two. Above a single measurement the seconds grow in proportion."""
     known = sorted(curve)
     if at <= known[0]:
         return curve[known[0]]

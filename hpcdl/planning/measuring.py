@@ -3,36 +3,33 @@
     links          ping-pong of the first two ranks of a node, and of the first ranks of nodes (machine/network.py)
     collectives    each operation at some lengths, repeatedly, through the communicator that trains
     models         drawing a batch, a gradient, each layer's forward and backward, an update; all ranks at once
-    programs       a short training of a small model by each; the time missing in its forecast is its `start`
 
-The mean of a whole loop counts, for ranks that share a core then wait for each other as in training; of several loops
-the first quartile counts, for other load only makes them longer.
-"""
+A loop gives the mean of its turns, since ranks that share a core wait for each other as in training. A measurement is
+the first quartile of several loops, since other load only makes loops longer."""
 
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.comm.overlap import Overlap, buckets
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import inside
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.reduce import add_into
-from hpcdl.machine.network import LinkSpeed, measure_links
-from hpcdl.machine.threads import threads
+from hpcdl.machine.network import LONG, LinkSpeed, measure_links
+from hpcdl.machine.threads import Threads
 from hpcdl.models import for_data
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.part import ModelPart
-from hpcdl.planning.machine_sheet import Curve, MeasuredModel, RowTimes, Section
+from hpcdl.planning.machine_sheet import Curve, MeasuredModel, RowTimes, Section, rounded
 from hpcdl.planning.message_time import COMPRESSED, UNSHARED
 from hpcdl.random import Random
 from hpcdl.runs.options import Options
@@ -46,54 +43,35 @@ NAP = 0.004  # seconds of the sleep whose lateness is measured
 TRIAL = "mlp:256,128"  # on digits, to measure `progress`
 
 
-class MachineMeasurement(NamedTuple):
-    """The measurements of a job, equal on all ranks; None for what could not be measured."""
-
-    section: Section
-    cores: int
-    near: LinkSpeed | None
-    far: LinkSpeed | None
-    adding: float
-    flops: float
-    memory: float
-    late: float
-    progress: float | None
-
-
-def measure(
-    comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operations: Sequence[str]
-) -> MachineMeasurement:
-    """Measure the machine. lines: options of each model with the rows of its gradients; operations: collectives."""
+def measure(comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operations: Sequence[str]) -> dict[str, Any]:
+    """Measure the machine; return a section and the numbers of its sheet, in the form of JSON, equal on all ranks.
+    lines: (options, numbers of rows) of each model. The numbers near and far are [latency, bandwidth] of links within
+    and between nodes; None: not measured."""
     node = ranks_of_node(comm)
-    leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
     nodes = comm.allreduce(int(node.rank == 0))
     firsts = [rank for rank in comm.allgather(comm.rank if node.rank == 0 else -1) if rank >= 0]
     seconds = comm.allgather(comm.rank if node.rank == 1 else -1)
     there = min(comm.allgather(cores(node)))
     near = [rank for rank in (0, *(each for each in seconds if each >= 0))][:2]
-    close = measure_links(comm, near) if len(near) == 2 and near[1] < node_size(comm, node) else []
+    close = measure_links(comm, near) if len(near) == 2 and near[1] < comm.bcast(node.size) else []
     far = measure_links(comm, firsts[:2]) if nodes > 1 else []
-    if leaders != MPI.COMM_NULL:
-        leaders.Free()
     node.Free()
-    with threadpool_limits(threads(comm)):
+    with Threads(comm):
         collectives = measure_collectives(comm, operations)
         models = [measure_model(comm, options, rows) for options, rows in lines]
-        adding, flops, memory = measure_rates(comm)
-        late, progress = measure_late(comm), measure_progress(comm)
-    section = Section(comm.size, nodes, collectives, {}, models)
-    return MachineMeasurement(
-        section, there, close[0] if close else None, far[0] if far else None, adding, flops, memory, late, progress
-    )
+        rates = measure_rates(comm) | {"late": measure_late(comm), "progress": measure_progress(comm)}
+    links = {name: link_numbers(speeds[0]) if speeds else None for name, speeds in (("near", close), ("far", far))}
+    return {"section": rounded(Section(comm.size, nodes, collectives, {}, models)), "cores": there, **links, **rates}
 
 
-def node_size(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
-    """Return the size of rank 0's node."""
-    return int(comm.bcast(node.size))
+def link_numbers(link: LinkSpeed) -> list[float]:
+    """Return [latency, bandwidth] of a link; the latency is subtracted from the long message's time."""
+    passing = LONG / link.bandwidth - link.latency
+    return [link.latency, LONG / passing if passing > 0 else link.bandwidth]
 
 
 def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> float:
-    """Return the seconds of a turn on the slowest rank: the first quartile of the loops' means. Collective."""
+    """Return the seconds of a `turn` on the slowest rank: the first quartile of the loops' means. Collective."""
     turn()
     begun = time.perf_counter()
     turn()
@@ -109,16 +87,13 @@ def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> f
     return float(comm.allreduce(float(np.quantile(means, 0.25)), MPI.MAX))
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
 def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str, Curve]:
     """Return the seconds by bytes of each of these operations. Collective."""
     curves: dict[str, Curve] = {}
     if world.size == 1:
         return curves
     for name in [each for each in names if each not in MESSAGES]:
-        with activity.inside(f"all-reduce by {name}"):
+        with inside(f"all-reduce by {name}"):
             comm = Communicator(world, name)
             curves[name] = {}
             for size in SIZES:
@@ -128,7 +103,7 @@ def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str,
             comm.free()
     comm = Communicator(world, "auto")
     for name in [each for each in names if each in MESSAGES]:
-        with activity.inside(f"measure {name}"):
+        with inside(f"measure {name}"):
             curves[name] = {size: timed(world, operation(comm, name, size)) for size in SIZES}
             if name == "message":  # a turn is a round trip
                 curves[name] = {size: seconds / 2 for size, seconds in curves[name].items()}
@@ -137,7 +112,7 @@ def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str,
 
 
 def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
-    """Return a function that runs a collective of `size` bytes once."""
+    """Return a function that runs the operation `name` on `size` bytes once."""
     vector, other = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     if name in COMPRESSED:
@@ -149,16 +124,11 @@ def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
         return lambda: getattr(comm, name)(vector)
 
     def rally() -> None:
-        """Send back and forth between pairs of ranks."""
+        """Send the vector to the partner, and get it back."""
         partner = comm.rank ^ 1
-        if partner >= comm.size:
-            return
-        if comm.rank < partner:
-            comm.push(vector, partner)
-            comm.wait(vector, partner)
-        else:
-            comm.wait(vector, partner)
-            comm.push(vector, partner)
+        turns: Any = (comm.push, comm.wait) if comm.rank < partner else (comm.wait, comm.push)
+        for turn in turns if partner < comm.size else ():
+            turn(vector, partner)
 
     def exchange() -> None:
         requests = [comm.iwait(other, left), comm.ipush(vector, right)]
@@ -169,11 +139,8 @@ def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
     return rally if name == "message" else exchange
 
 
-# -- computing ---------------------------------------------------------------------------------------------------------
-
-
 def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) -> MeasuredModel:
-    """Measure a model's gradients by rows and an update. Collective. Raises UsageError like a training."""
+    """Measure a model's gradients by rows (wanted), and an update. Collective. Raises UsageError like a training."""
     data: Any = open_data(
         options.data, comm=comm, dtype=options.dtype, seed=options.seed, validation=options.validation
     )
@@ -186,7 +153,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
         g[:] = 0
         optimizer.update(w, g, scale=1.0)
 
-    with activity.inside(f"measure {options.model}"):
+    with inside(f"measure {options.model}"):
         took = timed(comm, update)
         rows = {}
         for n in sorted({max(1, min(each, data.examples // size)) for each in wanted}):
@@ -202,7 +169,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
 
 
 def drawing(batches: Any) -> float:
-    """Return the seconds to draw a batch, the first quartile of some."""
+    """Return the seconds to draw a batch: the first quartile of up to DRAWN draws."""
     taken = []
     for _ in range(DRAWN):
         begun = time.perf_counter()
@@ -214,7 +181,7 @@ def drawing(batches: Any) -> float:
 
 
 def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: float) -> list[tuple[float, float]]:
-    """Return the seconds (forward, backward) of each layer, scaled to a gradient's seconds `whole`. Collective."""
+    """Return the seconds (forward, backward) of each layer, scaled to the sum `whole`; [] if unknown. Collective."""
     try:
         part = ModelPart(model)
     except UsageError:
@@ -243,13 +210,13 @@ def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: flo
     return [(float(a), float(b)) for a, b in taken]
 
 
-def measure_rates(comm: MPI.Intracomm) -> tuple[float, float, float]:
+def measure_rates(comm: MPI.Intracomm) -> dict[str, float]:
     """Return bytes added, flops of a matrix product, and bytes moved, per second and rank. Collective."""
     a, b = np.zeros(1 << 18, np.float32), np.zeros(1 << 18, np.float32)
     added = timed(comm, lambda: add_into(a, b))
     m = np.ones((64, 64), np.float32)  # as small as those of layers here
     product = timed(comm, lambda: m @ m)
-    return a.nbytes / added, 2 * 64**3 / product, 3 * a.nbytes / added
+    return {"adding": a.nbytes / added, "flops": 2 * 64**3 / product, "memory": 3 * a.nbytes / added}
 
 
 def measure_late(comm: MPI.Intracomm) -> float:

@@ -6,12 +6,11 @@
     interpreter    Python, its libraries and MPI, as this process has them before any data
 
     float32 (or float64)       as the strategy holds it
-    16 bit, master weights     parameters, gradients, activations: 2 bytes an element; optimizer: 4 bytes an element,
-                               and 4 more for each parameter that this rank updates
+    16 bit, master weights     2 bytes an element of parameters, gradients, activations, buffers; 4 bytes an element of
+                               optimizer, and 4 more for each parameter that this rank updates
 
-A strategy says beside its loop what a rank holds (hpcdl/strategies/description.py). Of a model that is cut, a dry run
-of a step on arrays without memory (dry_run.py) finds it: chunks, shards and schedules are the code that trains.
-"""
+A strategy declares what a rank holds (strategies/description.py), or cuts the model: then a dry run finds it
+(dry_run.py)."""
 
 import contextlib
 import functools
@@ -26,12 +25,11 @@ from hpcdl.strategies.workload import Workload
 
 OTHER_KINDS = "buffers", "data", "interpreter"
 MASTER = 4  # bytes of a master weight
-SCRATCH = 1 << 20  # bytes of a rank, for vectors outside of the node's shared memory
 ALL_REDUCES = "train-allreduce", "train-svrg", "train-local-sgd", "train-sgld"
 
 
 class RankMemory(NamedTuple):
-    """The memory of a rank: bytes by kind, those of OTHER_KINDS included; updated: number of parameters it updates."""
+    """The memory of a rank: bytes by kind, OTHER_KINDS included. updated: number of parameters that it updates."""
 
     rank: int
     role: str
@@ -59,23 +57,18 @@ def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
         role, memory, updated = case.roles.of(rank), Memory(), 0
         if role != "data server":
             training = rank if role == "parameter server" else rank - len(case.roles.data_servers)
-            memory, updated = rank_memory(case, training)
+            if case.strategy.held is None:
+                memory, updated = dry_run_step(case, training)
+            else:
+                case.strategy.held(case, training, memory)
+                updated = case.length
         more = dict(zip(OTHER_KINDS, (buffers(case, rank), data(case, rank, role), interpreter), strict=True))
         forecasts.append(RankMemory(rank, role, {kind: float(memory.peak[kind]) for kind in KINDS} | more, updated))
     return forecasts
 
 
-def rank_memory(case: Workload, rank: int) -> tuple[Memory, int]:
-    """Return the memory of a training rank, and the number of parameters that it updates."""
-    if case.strategy.held is None:
-        return dry_run_step(case, rank)
-    memory = Memory()
-    case.strategy.held(case, rank, memory)
-    return memory, case.length
-
-
 def buffers(case: Workload, rank: int) -> float:
-    """Return the bytes of receive buffers for an all-reduce of all parameters (hpcdl/comm/allreduce); 0 elsewhere."""
+    """Return the bytes of receive buffers for an all-reduce of all parameters (hpcdl/comm/allreduce); 0 without one."""
     options, size, item = case.options, case.size, case.dtype.itemsize
     if case.program not in ALL_REDUCES or size == 1:
         return 0.0
@@ -86,13 +79,13 @@ def buffers(case: Workload, rank: int) -> float:
 
 
 def scratch(algorithm: str, length: int, rank: int, size: int) -> float:
-    """Return the elements of a rank's receive buffer for a vector of `length`; auto: like ring; NaN: unknown."""
-    power = 1 << (size.bit_length() - 1)
+    """Return how many elements a rank's receive buffer has for a vector of `length`; auto: like ring; NaN: unknown."""
+    power, own = 1 << (size.bit_length() - 1), float(chunks(length, size)[0].stop)
     return {
         "naive": float(length) if rank == 0 else 0.0,
         "direct": float(size * length),
-        "ring": float(chunks(length, size)[0].stop),
-        "auto": float(chunks(length, size)[0].stop),
+        "ring": own,
+        "auto": own,
         "tree": float(length) if rank % 2 == 0 and rank + 1 < size else 0.0,
         "recursive": float(sum(part.stop - part.start for part in chunks(length, power)[: max(1, power // 2)])),
         "shared": 0.0,
@@ -101,7 +94,7 @@ def scratch(algorithm: str, length: int, rank: int, size: int) -> float:
 
 
 def data(case: Workload, rank: int, role: str) -> float:
-    """Return the bytes of rows and two batches; under placement shared rank 0 has all rows of its node."""
+    """Return the bytes of a rank's rows and two batches. If data are shared, the first rank with data has all."""
     shape, options = case.data, case.options
     row = shape.row + shape.target
     batch = 2 * case.share(0, len(case.roles.workers)) * (math.prod(shape.features) * case.dtype.itemsize + 8)
@@ -120,9 +113,7 @@ def data(case: Workload, rank: int, role: str) -> float:
 @functools.cache
 def resident() -> float:
     """Return the bytes of this process at the first call: numpy, Numba, HDF5 and MPI, without data.
-
-    Not its peak, in which Linux counts the memory of the process that started it.
-    """
+    This is not the peak, in which Linux counts the memory of the process that started this one."""
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         return float(file.read().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

@@ -24,11 +24,8 @@ from hpcdl.strategies.workload import Workload
 SHOWN = 16  # most printed ranks and grids
 
 
-# -- named configurations --------------------------------------------------------------------------------------------
-
-
 def configurations() -> list[str]:
-    """Return the table of configurations: parameters as counted and on a slide, at 16 bytes each."""
+    """Return the table of configurations: parameters as counted and as on a slide, at 16 bytes each."""
     rows = [["model", "layers", "width", "heads", "counted", "x 16 bytes", "slide's", "x 16 bytes", "slide's"]]
     for name, each in CONFIGURATIONS.items():
         count = each.parameters
@@ -41,7 +38,7 @@ def configurations() -> list[str]:
 
 
 def configuration(name: str) -> list[str]:
-    """Return the table of a configuration's layers, equal blocks together. UsageError for an unknown one."""
+    """Return the table of a configuration's layers, equal blocks together. UsageError for an unknown name."""
     if name not in CONFIGURATIONS:
         raise UsageError(
             f"--model {name} is none of the named configurations ({', '.join(CONFIGURATIONS)}); for another model "
@@ -59,25 +56,11 @@ def configuration(name: str) -> list[str]:
     return table(rows)
 
 
-# -- ranks -----------------------------------------------------------------------------------------------------------
-
-
 def rank_ranges(ranks: Sequence[int]) -> str:
     """Return ranks in the form "0-2, 5"."""
-    ranges = []
-    for _, run in itertools.groupby(enumerate(ranks), lambda each: each[1] - each[0]):
-        own = [rank for _, rank in run]
-        ranges.append(f"{own[0]}-{own[-1]}" if len(own) > 1 else f"{own[0]}")
-    return ", ".join(ranges)
-
-
-def group_ranks(ranks: list[RankMemory]) -> list[tuple[list[int], RankMemory]]:
-    """Group ranks of equal memory: (ranks, one of them)."""
-    groups: dict[tuple, tuple[list[int], RankMemory]] = {}
-    for rank in ranks:
-        key = rank.role, *(size(value) for value in rank.bytes.values()), rank.updated
-        groups.setdefault(key, ([], rank))[0].append(rank.rank)
-    return list(groups.values())
+    runs = itertools.groupby(enumerate(ranks), lambda each: each[1] - each[0])
+    own = [[rank for _, rank in run] for _, run in runs]
+    return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else f"{each[0]}" for each in own)
 
 
 def workload_report(case: Workload) -> list[str]:
@@ -88,27 +71,27 @@ def workload_report(case: Workload) -> list[str]:
     text = f"{case.program} on {counted(case.ranks, 'rank')}, {case.spec}, {counted(case.length, 'parameter', ',')}"
     lines = [f"{text}, {case.dtype}, batch of {case.plan[0]:,}"]
     rows = [["ranks", "role", *KINDS, *OTHER_KINDS, "all", "16 bit"]]
-    groups = group_ranks(ranks)
+    same: dict[tuple, tuple[list[int], RankMemory]] = {}
+    for rank in ranks:
+        key = rank.role, *(size(value) for value in rank.bytes.values()), rank.updated
+        same.setdefault(key, ([], rank))[0].append(rank.rank)
+    groups = list(same.values())
     for own, rank in groups:
         half = sum(value for value in rank.half(item).values() if not math.isnan(value))
         cells = [size(rank.bytes[kind]) for kind in (*KINDS, *OTHER_KINDS)]
         rows.append([rank_ranges(own), rank.role, *cells, size(rank.total), size(half)])
     lines += table(rows, (0, 1))
     if not few:
-        lines.append(f"of {case.ranks} ranks these are the first, one in the middle and the last")
+        lines.append(f"shown of {case.ranks} ranks: the first two, one in the middle, the last two")
     return [*lines, difference(groups)]
 
 
 def difference(groups: list[tuple[list[int], RankMemory]]) -> str:
-    """Return a sentence about the kinds of memory in which ranks differ."""
+    """Return a sentence on the kinds of memory in which the ranks differ."""
     if len(groups) == 1:
-        return "all ranks hold the same"
-    first = groups[0][1]
-    kinds = [
-        kind
-        for kind in (*KINDS, *OTHER_KINDS)
-        if any(size(rank.bytes[kind]) != size(first.bytes[kind]) for _, rank in groups)
-    ]
+        return "all ranks hold the same amounts of memory"
+    shown = {kind: {size(rank.bytes[kind]) for _, rank in groups} for kind in (*KINDS, *OTHER_KINDS)}
+    kinds = [kind for kind, sizes in shown.items() if len(sizes) > 1]
     return f"ranks differ in {', '.join(kinds) or 'how many parameters they update'}"
 
 
@@ -128,23 +111,9 @@ class ComparedMemory(NamedTuple):
         return self.forecast / self.measured - 1
 
 
-def run_options(run: str, options_class: type, trust: Iterable[str] = ()) -> Any:
-    """Return the options of the run in a folder, without output. Raises UsageError.
-
-    trust: names of code in the options that may be called, as by --trust.
-    """
-    options = resumed(run, kinds_of(options_class)) | {"out": "none", "resume": ""}
-    for name, value in options.items():
-        refuse_untrusted(names_of(name, value), str(config_of(run)), trust)
-    return options_class(**options)
-
-
 def compare_run(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload, list[ComparedMemory]]:
-    """Compare the forecast of a run, from its options, with the `memory_bytes_per_rank` that it has measured.
-
-    trust: names of code in its options that may be called, as by --trust. UsageError if the folder has no summary with
-    measurements, or the program is unknown.
-    """
+    """Compare a run's forecast, by its options, with its measured `memory_bytes_per_rank`. trust: names of code in the
+    options that may be called, as by --trust. UsageError without measurements, or for an unknown program."""
     summary: dict[str, Any] = summary_of(folder)
     measured = summary.get("memory_bytes_per_rank")
     if not isinstance(measured, dict) or set(measured) != set(KINDS):
@@ -154,14 +123,13 @@ def compare_run(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload
         raise UsageError(f"{folder}: no program trains by the strategy {summary['strategy']!r}")
     ranks = int(summary["ranks"])
     command = read_command(1, f"-n {ranks}: {program}", {}, ranks)
-    options = run_options(str(folder), command.training.strategy.options_class, trust)
-    case = Workload(command.training.strategy, options, ranks)
-    found = [
-        ComparedMemory(rank.rank, kind, rank.bytes[kind], float(measured[kind][rank.rank]))
-        for rank in forecast(case)
-        for kind in KINDS
-    ]
-    return case, found
+    options_class = command.training.strategy.options_class
+    options = resumed(str(folder), kinds_of(options_class)) | {"out": "none", "resume": ""}
+    for name, value in options.items():
+        refuse_untrusted(names_of(name, value), str(config_of(str(folder))), trust)
+    case = Workload(command.training.strategy, options_class(**options), ranks)
+    each = itertools.product(forecast(case), KINDS)
+    return case, [ComparedMemory(of.rank, kind, of.bytes[kind], float(measured[kind][of.rank])) for of, kind in each]
 
 
 def run_report(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
@@ -174,14 +142,11 @@ def run_report(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
     return [f"{folder}: {case.program} on {counted(case.ranks, 'rank')}, {case.spec}", *table(rows, (0, 1)), largest]
 
 
-# -- grids -----------------------------------------------------------------------------------------------------------
-
-
 def grid_report(case: Workload, fitting: list[Fit], refused: list[str], room: int, half: bool) -> list[str]:
     """Return the table of grids that fit, best first, and the command of the first."""
     precision = "16 bit with master weights" if half else str(case.dtype)
     text = f"{case.spec}, {counted(case.length, 'parameter', ',')}, {precision}, {case.options.optimizer}"
-    lines = [f"{text}: {counted(len(fitting), 'grid')} of {case.ranks} ranks with {size(room)} each"]
+    lines = [f"{text}: {counted(len(fitting), 'grid')} of {case.ranks} ranks fit into {size(room)} a rank"]
     if not fitting:
         return [*lines, "nothing fits: take more ranks, more memory, or a smaller --batch-size"]
     rows = [["data", "pipeline", "tensor", "stage", "micro-batches", "recompute", "idle", "largest rank"]]
@@ -190,8 +155,8 @@ def grid_report(case: Workload, fitting: list[Fit], refused: list[str], room: in
         rows.append([*cells, f"{100 * fit.idle:.0f} %", size(fit.bytes)])
     lines += table(rows, ())
     if len(fitting) > SHOWN:
-        lines.append(f"and {len(fitting) - SHOWN} more")
+        lines.append(f"{len(fitting) - SHOWN} more grids fit")
     if refused:
-        lines.append(f"{counted(len(refused), 'grid')} cannot be, as {refused[0]}")
+        lines.append(f"{counted(len(refused), 'grid')} left out; the first: {refused[0]}")
     options = f"--model {case.spec} --optimizer {case.options.optimizer} --batch-size {case.plan[0]}"
-    return [*lines, f"first: mpiexec -n {case.ranks} hpcdl train-grid {options} {fitting[0].options}"]
+    return [*lines, f"the first grid: mpiexec -n {case.ranks} hpcdl train-grid {options} {fitting[0].options}"]

@@ -1,18 +1,17 @@
-"""Seconds of messages within a group of ranks: as measured on as many ranks, else by the links.
+"""Seconds of messages within a group of ranks: as measured on as many ranks, else by the links (L, B, a: cluster.py).
 
     all-reduce          its algorithm's steps (collective_time.py); direct: (N-1) K/B + L + (N-1) K/a; shared: of one
-                        node, as hierarchical; mpi and auto: the best that there is
+                        node, as hierarchical; mpi and auto: the fastest algorithm
     compressed          2 (L + (N-1)/N K/2/B), and each chunk added N - 1 times
     reduce-scatter      (N-1) (L + K/N/B + K/N/a)
     all-gather          (N-1) (L + K/N/B)
-    broadcast, reduce   ceil(log2 N) (L + K/B), and as much adding
+    broadcast, reduce   ceil(log2 N) (L + K/B); a reduce adds K/a each time
     message             L + K/B
     exchange            of each rank with k others at once: L + k K/B + k K/a
-    service             S servers, n bytes pushed at each and m pulled: s = n/B + n/a + update/S + start of a server;
-                        of a worker that is alone, whose port all n and m pass, 2 L + max(s, S n/B) + S m/B
+    service             S servers, n bytes pushed to each and m pulled: s = n/B + n/a + update/S + start on a server;
+                        2 L + max(s, S n/B) + S m/B for a lone worker, whose port all n and m pass
 
-A group takes every `stride`-th rank, so a node holds fewer of it. Groups side by side share the cores.
-"""
+A group takes every `stride`-th rank, so a node holds fewer of its ranks. Groups side by side share the cores."""
 
 import dataclasses
 import math
@@ -24,17 +23,15 @@ from hpcdl.planning import collective_time
 from hpcdl.planning.machine_sheet import Machine, interpolate
 from hpcdl.strategies.description import Call, Service
 
-BEST_OF = "auto", "mpi"  # what takes the best of several algorithms
+BEST_OF = "auto", "mpi"  # take the fastest of several algorithms
 CHOICES = "recursive", "ring", "tree", "hierarchical"
 COMPRESSED = "float16", "bfloat16"
-UNSHARED = "elsewhere"  # auto, of vectors that no other rank can reach
+UNSHARED = "elsewhere"  # auto, of vectors outside of the node's shared memory
 
 
 class RankGroup:
-    """`size` ranks of a job of `job` ranks, `stride` apart; algorithm: of its all-reduces.
-
-    shared: True if reduced vectors lie in the node's shared memory (`comm.empty`), as gradients do.
-    """
+    """`size` ranks of a job of `job` ranks, `stride` apart. algorithm: of all-reduces. shared: True if reduced vectors
+    lie in the node's shared memory (`comm.empty`), as gradients do."""
 
     def __init__(
         self, machine: Machine, size: int, stride: int = 1, job: int = 0, algorithm: str = "auto", shared: bool = True
@@ -48,24 +45,22 @@ class RankGroup:
         if self.section is not None and (self.section.nodes == 1) != self.inside:
             self.section = None
         self.beside = machine.sharing(self.job) / machine.sharing(size)  # other groups on the same cores
-
-    @property
-    def latency(self) -> float:
-        """Latency of the slowest link."""
-        return self.links.node_latency if self.inside else self.links.latency
-
-    @property
-    def bandwidth(self) -> float:
-        """Bandwidth of the slowest link, which the ranks of a node share equally."""
-        return self.links.node_bandwidth if self.inside else self.links.bandwidth
+        self.latency, self.bandwidth = self.links.link(self.inside)  # of the slowest link, which a node's ranks share
 
     def measured_seconds(self, name: str, bytes: float) -> float | None:
-        """Return the seconds by measurements; None if there are none."""
+        """Return the measured seconds, interpolated; None if there are no measurements."""
         curve = self.section.collectives.get(name) if self.section is not None else None
         return None if curve is None else interpolate(curve, bytes) * self.beside
 
+    def seconds(self, name: str, bytes: float, formula: float, times: float = 1) -> float:
+        """Return the measured seconds * `times`, or `formula` without measurements; 0 for a single rank."""
+        if self.size == 1:
+            return 0.0
+        measured = self.measured_seconds(name, bytes)
+        return formula if measured is None else measured * times
+
     def all_reduce(self, bytes: float, algorithm: str = "") -> float:
-        """Return the seconds of an all-reduce of `bytes` bytes. UsageError for an unknown algorithm."""
+        """Return the seconds of an all-reduce of `bytes` bytes by `algorithm` or the group's. UsageError if unknown."""
         name = algorithm or self.algorithm
         if self.size == 1:
             return 0.0
@@ -87,52 +82,39 @@ class RankGroup:
 
     def compressed(self, bytes: float, kind: str) -> float:
         """Return the seconds of an all-reduce in 16 bits. bytes: of the vector in float32."""
-        if self.size == 1:
-            return 0.0
-        measured = self.measured_seconds(kind, bytes)
-        if measured is not None:
-            return measured
         part = (self.size - 1) / self.size * bytes / 2
-        return 2 * (self.latency + part / self.bandwidth) + self.links.add(2 * part)
+        return self.seconds(kind, bytes, 2 * (self.latency + part / self.bandwidth) + self.links.add(2 * part))
 
     def reduce_scatter(self, bytes: float) -> float:
         """Return the seconds of a reduce-scatter. bytes: of all ranks' chunks."""
-        measured = self.measured_seconds("reduce_scatter", bytes)
         part = bytes / self.size
         step = self.latency + part / self.bandwidth + self.links.add(part)
-        return (self.size - 1) * step if measured is None or self.size == 1 else measured
+        return self.seconds("reduce_scatter", bytes, (self.size - 1) * step)
 
     def all_gather(self, bytes: float) -> float:
         """Return the seconds of an all-gather. bytes: of all ranks' chunks."""
-        measured = self.measured_seconds("all_gather", bytes)
         step = self.latency + bytes / self.size / self.bandwidth
-        return (self.size - 1) * step if measured is None or self.size == 1 else measured
+        return self.seconds("all_gather", bytes, (self.size - 1) * step)
 
     def broadcast(self, bytes: float) -> float:
-        """Return the seconds of a broadcast."""
         return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth)
 
     def reduce(self, bytes: float) -> float:
-        """Return the seconds of a reduction to one rank."""
         return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth + self.links.add(bytes))
 
     def message(self, bytes: float) -> float:
-        """Return the seconds of a message between two ranks."""
-        measured = self.measured_seconds("message", bytes) if self.size > 1 else 0.0
-        return self.latency + bytes / self.bandwidth if measured is None else measured
+        return self.seconds("message", bytes, self.latency + bytes / self.bandwidth)
 
     def exchange(self, bytes: float, partners: float) -> float:
         """Return the seconds if each rank exchanges with `partners` ranks at once and adds what it receives."""
-        if self.size == 1 or not partners:
+        if not partners:
             return 0.0
-        measured = self.measured_seconds("exchange", bytes)
-        if measured is not None:
-            return measured * partners
-        return self.latency + partners * (bytes / self.bandwidth + self.links.add(bytes))
+        formula = self.latency + partners * (bytes / self.bandwidth + self.links.add(bytes))
+        return self.seconds("exchange", bytes, formula, partners)
 
 
 def call_seconds(case: Any, machine: Machine, call: Call) -> float:
-    """Return the seconds of one of these calls in a training (Workload) by those who take part."""
+    """Return the seconds of a call of the communicator, among the ranks that take part. case: the Workload."""
     group = RankGroup(machine, call.ranks or case.size, 1, case.ranks, case.options.allreduce)
     if call.operation in COMPRESSED:
         return group.compressed(call.bytes, call.operation)
@@ -141,13 +123,9 @@ def call_seconds(case: Any, machine: Machine, call: Call) -> float:
     return group.all_reduce(call.bytes) if call.operation == "all_reduce" else group.message(call.bytes)
 
 
-def service_seconds(
-    group: RankGroup, service: Service, update: float = 0.0, start: float = 0.0
-) -> tuple[float, float, float]:
-    """Return the seconds of a server's work for one push, of its answer, and of a worker that is alone.
-
-    update: of a server's slice. start: of a push beyond its parts.
-    """
+def service_seconds(group: RankGroup, service: Service, update: float = 0.0, start: float = 0.0) -> tuple[float, ...]:
+    """Return the seconds of a server's work for one push, of its answer, and of a round trip of a lone worker.
+    update: seconds to update a server's slice. start: further seconds of each push."""
     answer, push = (max(0.0, group.message(n) - group.latency) for n in (service.pulled, service.pushed))
     serving = push + group.links.add(service.pushed) + start
     if not service.rounds:  # the updates of a round are one

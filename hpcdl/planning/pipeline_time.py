@@ -1,12 +1,10 @@
 """Seconds of a pipeline's step, by the actions of its schedule, on all replicas at once.
 
-    F of stage s, micro-batch i     begins when s is free, and F of s - 1, i has come
-    B of stage s, micro-batch i     begins when s is free, and B of s + 1, i has come; takes twice as long
+    F of stage s, micro-batch i     begins when s is free, and F of s - 1, i has arrived
+    B of stage s, micro-batch i     begins when s is free, and B of s + 1, i has arrived
 
-p stages of N / p replicas; after the last B the replicas' all-reduce of K / p. Without noise and messages a step takes
-(m + p - 1) / m of its computing, and (p - 1) / (m + p - 1) of it is idle.
-(Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019)
-"""
+p stages, m micro-batches: without noise and messages a step takes (m + p - 1) / m of its computing, and (p - 1) / (m +
+p - 1) of it is idle. (Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019)"""
 
 from typing import Any
 
@@ -14,11 +12,8 @@ import numpy as np
 
 
 def last(plan: list[list[Any]], forward: np.ndarray, backward: np.ndarray, message: float) -> np.ndarray:
-    """Return the seconds (replicas,) after which the last stage ends.
-
-    forward, backward: (replicas, chunks * stages) seconds of a micro-batch, chunk c of stage s at c * stages + s, as in
-    the model. message: seconds of a message between stages.
-    """
+    """Return the seconds (replicas,) after which all stages have ended. plan: their actions. message: seconds of one.
+    forward, backward: (replicas, chunks * stages) seconds of a micro-batch, of chunk c of stage s at c * stages + s."""
     stages, (replicas, parts) = len(plan), forward.shape
     free = np.zeros((stages, replicas))
     done: dict[tuple[str, int, int], np.ndarray] = {}  # kind, chunk of the model, micro-batch
@@ -42,6 +37,6 @@ def last(plan: list[list[Any]], forward: np.ndarray, backward: np.ndarray, messa
                 at[stage] += 1
                 left -= 1
         if left == before:
-            raise ValueError("the schedule waits for itself")
+            raise ValueError("the schedule is deadlocked: each stage waits for another one")
     ended: np.ndarray = free.max(axis=0)
     return ended

@@ -1,13 +1,12 @@
 """Jobs that measure the machine or run lines for some steps; each rank: `python -m hpcdl.planning.probe_jobs JOB`.
 
-    parent    run(ranks, job)      starts ranks by mpiexec or --launcher, and waits for the output of rank 0
-    ranks     {"models": [[line, [rows, ...]], ...]}      measures the model of each line (measuring.py)
-              {"operations": [...]}                           measures these collectives
-              {"lines": [[line, steps], ...], "repeat": 3}    runs each line `repeat` times, in turns; seconds per step
+    parent    run(ranks, job)     starts ranks by mpiexec or --launcher, and waits for the output of rank 0
+    ranks     {"models": [[line, [rows, ...]], ...], "operations": [...]}     measure the models of the lines, and these
+                                                                              collectives (measuring.py)
+              {"lines": [[line, steps], ...], "repeat": 3}                    run each line `repeat` times, in turns
 
-Job and answer are JSON, on the command line and in the last line of the output: no shared file system is needed. The
-answer for a line that cannot run is the reason.
-"""
+Job and answer are JSON, on the command line and in the last line of the output, so no shared file system is needed. The
+answer for a line is its seconds per step, one for each turn, or the reason why it cannot run."""
 
 import json
 import shlex
@@ -28,19 +27,19 @@ Start = Callable[[int, list[str]], subprocess.CompletedProcess]  # (ranks, argum
 
 
 def run(ranks: int, job: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
-    """Start `ranks` ranks on a job; return their answer. LoneError, one line, if there is none."""
+    """Start `ranks` ranks on a job; return their answer. LoneError, with a line of their output, if they give none."""
     done = (start or make_starter(""))(ranks, ["-m", "hpcdl.planning.probe_jobs", json.dumps(job)])
     answers = [text.partition(ANSWER)[2] for text in done.stdout.splitlines() if ANSWER in text]  # a label before it
     if done.returncode or not answers:
         output = [text for text in (done.stderr + done.stdout).splitlines() if text.strip()]
-        message = next((text for text in output if "error:" in text), output[-1] if output else "they said nothing")
-        raise LoneError(f"{ranks} ranks that were to measure ended with status {done.returncode}: {line(message)}")
+        message = next((text for text in output if "error:" in text), output[-1] if output else "no output")
+        raise LoneError(f"a measuring job of {ranks} ranks ended with status {done.returncode}: {line(message)}")
     answer: dict[str, Any] = json.JSONDecoder().raw_decode(answers[-1])[0]
     return answer
 
 
 def make_starter(launcher: str) -> Start:
-    """Return a function that starts ranks. launcher: a command that takes -n RANKS; "": the mpiexec of this Python."""
+    """Return a function that starts ranks. launcher: a command that takes -n RANKS; "": this Python's mpiexec."""
     try:
         words = shlex.split(launcher) or [mpiexec()]
     except ValueError as error:
@@ -61,7 +60,7 @@ def make_starter(launcher: str) -> Start:
 
 
 def communicate(process: subprocess.Popen) -> tuple[str, str]:
-    """Return the output and the errors of a process; on a signal end the process, then this one."""
+    """Return the output and the errors of a process; on a signal end first the process, then this one."""
     while True:
         try:
             out, errors = process.communicate(timeout=POLL_SECONDS)
@@ -78,56 +77,31 @@ def communicate(process: subprocess.Popen) -> tuple[str, str]:
     return out, errors
 
 
-# -- on the ranks ------------------------------------------------------------------------------------------------------
-
-
 def main() -> None:
-    """Do the job of one rank."""
-    with start_mpi():
-        answer_questions()
-
-
-def answer_questions() -> None:
     """Measure and train as the job says; rank 0 prints the answer."""
-    from mpi4py import MPI
+    with start_mpi():
+        from mpi4py import MPI
 
-    from hpcdl.launch.command_lines import read_command
-    from hpcdl.launch.program import ended
-    from hpcdl.machine.world import check_world
+        from hpcdl.launch.command_lines import read_command
+        from hpcdl.launch.option_parser import parse
+        from hpcdl.launch.program import ended
+        from hpcdl.machine.world import check_world
+        from hpcdl.planning.measuring import measure
 
-    world = MPI.COMM_WORLD
-    with ended("plan", world.rank):
-        check_world(world)
-        job, answer = json.loads(sys.argv[1]), {}  # type: dict[str, Any], dict[str, Any]
-        if "models" in job:
-            answer["measured"] = measure_machine(world, read_command, job["models"], job["operations"])
-        if "lines" in job:
-            answer["runs"] = run_lines(world, read_command, job["lines"], job.get("repeat", 1))
-        if world.rank == 0:
-            print(ANSWER + json.dumps(answer), flush=True)
-
-
-def measure_machine(world: Any, read: Callable, lines: list, operations: list) -> dict[str, Any]:
-    """Return the machine as measured by these ranks, in the form of JSON."""
-    from hpcdl.launch.option_parser import parse
-    from hpcdl.planning.machine_sheet import describe_section
-    from hpcdl.planning.measuring import measure
-
-    wanted = []
-    for text, rows in lines:
-        command = read(1, f"-n {world.size}: {text}", {}, world.size)
-        wanted.append((command.options(parse, "--out=none"), set(rows)))
-    measurement = measure(world, wanted, operations)
-    links = {name: link and link_numbers(link) for name, link in (("near", measurement.near), ("far", measurement.far))}
-    return measurement._asdict() | links | {"section": describe_section(measurement.section)}
-
-
-def link_numbers(link: Any) -> list[float]:
-    """Return latency and bandwidth of a link; the latency is taken out of the long message's time."""
-    from hpcdl.machine.network import LONG
-
-    passing = LONG / link.bandwidth - link.latency
-    return [link.latency, LONG / passing if passing > 0 else link.bandwidth]
+        world = MPI.COMM_WORLD
+        with ended("plan", world.rank):
+            check_world(world)
+            job, answer = json.loads(sys.argv[1]), {}  # type: dict[str, Any], dict[str, Any]
+            if "models" in job:
+                lines = []
+                for text, rows in job["models"]:
+                    command = read_command(1, f"-n {world.size}: {text}", {}, world.size)
+                    lines.append((command.options(parse, "--out=none"), set(rows)))
+                answer["measured"] = measure(world, lines, job["operations"])
+            if "lines" in job:
+                answer["runs"] = run_lines(world, read_command, job["lines"], job.get("repeat", 1))
+            if world.rank == 0:
+                print(ANSWER + json.dumps(answer), flush=True)
 
 
 def without_length(words: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
@@ -11,18 +11,15 @@ from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.step_simulation import Simulated, StepWork, simulate
 from hpcdl.random import Random
 
+Results: TypeAlias = list[list[Simulated | str]]  # by strategy and number of ranks
 RUNS = 200  # of a job with failures
 HOUR = 3600.0
 
 
-def simulate_all(
-    texts: list[str], cluster: Cluster, work: StepWork, sizes: list[int], steps: int
-) -> list[list[Simulated | str]]:
-    """Simulate each strategy on each number of ranks; a text is the reason why it cannot run.
-
-    Raises UsageError if a strategy runs on none of the sizes.
-    """
-    results: list[list[Simulated | str]] = []
+def simulate_all(texts: list[str], cluster: Cluster, work: StepWork, sizes: list[int], steps: int) -> Results:
+    """Simulate each strategy on each number of ranks; a strategy that cannot run gives the reason as a text.
+    Raises UsageError if a strategy runs on none of these numbers."""
+    results: Results = []
     for text in texts:
         line: list[Simulated | str] = []
         for ranks in sizes:
@@ -36,8 +33,8 @@ def simulate_all(
     return results
 
 
-def table(results: list[list[Simulated | str]], sizes: list[int]) -> list[str]:
-    """Return lines of a table: seconds of a step, of messages, of waiting, and the share of computing."""
+def table(results: Results, sizes: list[int]) -> list[str]:
+    """Return the table: seconds of a step, of messages, of waiting, the share of computing, and staleness."""
     lines = [f"{'strategy':44}{'ranks':>9}{'a step':>12}{'messages':>12}{'waiting':>12}{'computing':>11}{'stale':>9}"]
     for line in results:
         for ranks, each in zip(sizes, line, strict=True):
@@ -61,17 +58,15 @@ def duration(seconds: float) -> str:
 def checkpoint_table(
     sizes: list[int], cluster: Cluster, hours: float, checkpoint: float, restart: float, work: float
 ) -> list[str]:
-    """Return lines of a table: checkpoint intervals by Young, Daly and the optimum, with the optimum's cost, simulated.
-
-    hours: mean time between failures of a node. checkpoint, restart: seconds. work: hours of the job without failures.
-    """
+    """Return the table of checkpoint intervals by Young, Daly and the optimum, whose cost is also simulated.
+    hours: mean time between failures of a node. checkpoint, restart: seconds. work: hours of the job without these."""
     lines = [f"{'ranks':>9}{'fails every':>14}{'Young':>11}{'Daly':>11}{'best':>11}{'costs':>9}{'simulated':>18}"]
     for ranks in sizes:
         between = hours * HOUR / cluster.nodes(ranks)
         interval = failures.optimal_interval(between, checkpoint, restart)
         expected = failures.slowdown(interval, between, checkpoint, restart)
         if expected > 100:
-            lines.append(f"{ranks:>9,}{duration(between):>14}  a job that fails so often does not come to its end")
+            lines.append(f"{ranks:>9,}{duration(between):>14}  a job that fails so often never ends")
             continue
         segments = max(1, round(work * HOUR / interval))
         taken = failures.simulate_runs(segments * interval, interval, between, checkpoint, restart, RUNS, Random(0))
@@ -83,19 +78,15 @@ def checkpoint_table(
     return lines
 
 
-def write(path: Path, results: list[list[Simulated | str]], about: dict[str, Any]) -> None:
+def write(path: Path, results: Results, about: dict[str, Any]) -> None:
     """Write all numbers as JSON. about: further entries."""
-    lines = [
-        each._asdict() | {"waiting": each.waiting, "efficiency": each.efficiency}
-        for line in results
-        for each in line
-        if not isinstance(each, str)
-    ]
+    there = [each for line in results for each in line if not isinstance(each, str)]
+    lines = [each._asdict() | {"waiting": each.waiting, "efficiency": each.efficiency} for each in there]
     with blamed_on(f"--json {path} cannot be written"), atomic_write(path) as file:
         file.write(json.dumps(about | {"simulated": lines}, indent=1).encode())
 
 
-def curves(results: list[list[Simulated | str]]) -> list[tuple[str, list[float], list[float]]]:
-    """Return each strategy's name, and the ranks and seconds of the sizes that it runs on."""
+def curves(results: Results) -> list[tuple[str, list[float], list[float]]]:
+    """Return each strategy's name, the numbers of ranks on which it runs, and its seconds of a step on each."""
     there = [[each for each in line if not isinstance(each, str)] for line in results]
     return [(of[0].strategy, [each.ranks for each in of], [each.seconds for each in of]) for of in there]

@@ -3,14 +3,13 @@
     p ranks, t(p) seconds of a step          strong: the batch is the same        weak: the batch grows with p
     speed-up                                 S = t(1) / t(p)                      S = p t(1) / t(p)
     efficiency                               S / p                                S / p
-    Amdahl         t(p) = a + b / p          s = a / (a + b), S <= 1 / s          s' of each, or from the fit
-    Karp-Flatt     e = (1/S - 1/p) / (1 - 1/p)     rises with p where more than a serial part holds back
-    Gustafson      S = p - s' (p - 1)              s' = serial part of the time that p ranks take
+    Amdahl         t(p) = a + b / p                s = a / (a + b), the serial part of the time of one rank; S <= 1 / s
+    Karp-Flatt     e = (1/S - 1/p) / (1 - 1/p)     rises with p if more than a serial part limits the speed-up
+    Gustafson      S = p - s' (p - 1)              s' = the serial part of the time that p ranks take
 
-Without a run on one rank the smallest, of q ranks, stands for it: S(q) = q. Fits are by least squares of relative
-errors, t(p) by a + b / p, neither below 0 (strong), and p - S by s' (p - 1) (weak). The interval of a prediction is
-that of one more run, 95 %, by Student's t with the residuals of the runs; two sizes leave none.
-
+Without a run on one rank, the smallest, on q ranks, takes its place: S(q) = q. Fits are by least squares of relative
+errors: t(p) by a + b / p, neither below 0 (strong), and p - S by s' (p - 1) (weak). The interval of a prediction is the
+95 % interval of one more run, by Student's t with the residuals of the runs; a run on each of two sizes gives none.
 (Amdahl, AFIPS 1967; Gustafson, "Reevaluating Amdahl's law", CACM 1988; Karp and Flatt, "Measuring parallel processor
 performance", CACM 1990)
 
@@ -18,8 +17,7 @@ Losses are the seconds of all ranks beyond those of the smallest run for the sam
 
     communication    inside the communicator, not blocked       imbalance    blocked while a rank had more to compute
     bubble           a pipeline's idle share                    idle         blocked otherwise
-    slower           computing that takes longer than before    data, rest   waiting for batches; unknown
-"""
+    slower           computing that takes longer than before    data, rest   waiting for batches; unknown"""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +41,7 @@ NEAR = 0.01  # relative difference of batches that count as equal
 
 
 class ScalingRun(NamedTuple):
-    """A run: ranks, seconds and examples of a step, and seconds by rank and activity."""
+    """A run. step, batch: seconds and examples of a step. Arrays: seconds by rank. bubble: share of all seconds."""
 
     folder: str
     ranks: int
@@ -55,16 +53,15 @@ class ScalingRun(NamedTuple):
     idle: np.ndarray
     data: np.ndarray
     bubble: float
-    noise_scale: float | None
+    noise_scale: float | None  # None: not measured
 
     @property
     def seconds(self) -> float:
-        """Seconds of all ranks together."""
         return self.ranks * self.step * self.steps
 
 
 class Size(NamedTuple):
-    """Results for a number of ranks; interval: of a predicted speed-up. None: not defined for this size."""
+    """Results on `ranks` ranks. karp_flatt (fraction), gustafson (speed-up): None for 1. interval: of a prediction."""
 
     ranks: int
     step: float
@@ -75,15 +72,12 @@ class Size(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        """Speed-up per rank."""
         return self.speed_up / self.ranks
 
 
 class Scaling(NamedTuple):
-    """The scaling of a training.
-
-    serial: Amdahl's s (strong) or Gustafson's s' (weak). limit: of the speed-up. lost: by ranks, shares of all seconds.
-    """
+    """The scaling of a training. serial: Amdahl's s (strong) or Gustafson's s' (weak). limit: upper bound of the
+    speed-up. lost: losses by number of ranks and name, as shares of all ranks' seconds."""
 
     weak: bool
     serial: float
@@ -94,79 +88,58 @@ class Scaling(NamedTuple):
     lost: dict[int, dict[str, float]]
 
 
-def read(folder: str | Path) -> ScalingRun:
+def read(path: str | Path) -> ScalingRun:
     """Read a run's summary. UsageError if it lacks an entry, or the run took no step."""
-    summary = summary_of(folder, *NEEDED, *PER_RANK)
+    summary = summary_of(path, *NEEDED, *PER_RANK)
     lists: list[Any] = [summary[name] for name in PER_RANK]
     if not all(isinstance(each, list) and len(each) == summary["ranks"] and None not in each for each in lists):
-        raise UsageError(
-            f"{folder}: its summary does not know what each rank spent; take runs that were not broken off"
-        )
+        raise UsageError(f"{path}: the seconds of some ranks are missing or do not fit; give uninterrupted runs")
     if not (summary["steps"] > 0 and summary["seconds"] > 0):
-        raise UsageError(f"{folder}: a run without a step says nothing of scaling")
+        raise UsageError(f"{path}: the run took no step; give runs with steps")
     compute, communication, idle = (np.array(each, float) for each in lists)
     noise = summary.get("noise_scale")
     data = [each or 0.0 for each in summary.get("data_seconds_per_rank") or [0.0] * summary["ranks"]]
-    return ScalingRun(
-        str(folder),
-        int(summary["ranks"]),
-        summary["seconds"] / summary["steps"],
-        float(summary["batch_size"]),
-        int(summary["steps"]),
-        compute,
-        communication,
-        idle,
-        np.array(data, float),
-        float(summary.get("idle_share") or 0.0),
-        noise if isinstance(noise, float) else None,
-    )
+    ranks, steps, step = int(summary["ranks"]), int(summary["steps"]), summary["seconds"] / summary["steps"]
+    bubble, scale = float(summary.get("idle_share") or 0.0), noise if isinstance(noise, float) else None
+    spent = compute, communication, idle, np.array(data, float)
+    return ScalingRun(str(path), ranks, step, float(summary["batch_size"]), steps, *spent, bubble, scale)
 
 
 def scaling(folders: Sequence[str | Path], further: int = 2) -> Scaling:
     """Return the scaling of these runs. further: number of predicted sizes, each twice the one before.
-
-    UsageError for fewer than two sizes, and for runs of different trainings.
-    """
-    refuse_others(folders)
+    UsageError for fewer than two sizes, and for runs of different trainings."""
+    for key in SAME:
+        values = {str(summary_of(folder).get(key)) for folder in folders}
+        if len(values) > 1:
+            raise UsageError(f"the runs differ in {key} ({' and '.join(sorted(values))}): give runs of one training")
     runs = sorted((read(folder) for folder in folders), key=lambda run: run.ranks)
     if len({run.ranks for run in runs}) < 2:
-        raise UsageError("scaling needs runs on at least two numbers of ranks, as 1, 2 and 4")
+        raise UsageError("scaling needs runs on at least two numbers of ranks, such as 1, 2 and 4")
     weak = is_weak(runs)
     first = runs[0].ranks
-    base = float(np.mean([run.step for run in runs if run.ranks == first]))
-    times = {
-        p: float(np.mean([run.step for run in runs if run.ranks == p])) for p in dict.fromkeys(r.ranks for r in runs)
-    }
-    if weak:
-        serial, predict = gustafson_fit(runs, base, first)
-    else:
-        serial, predict = amdahl_fit(runs)
-    sizes = [describe_size(p, t, speed_up(p, t, base, first, weak), serial, weak) for p, t in times.items()]
+    numbers = dict.fromkeys(run.ranks for run in runs)
+    times = {p: float(np.mean([run.step for run in runs if run.ranks == p])) for p in numbers}
+    base = times[first]
+    serial, predict = gustafson_fit(runs, base, first) if weak else amdahl_fit(runs)
+
+    def speed_up(ranks: int, step: float) -> float:
+        """Return the speed-up by the module's formula; infinite for a time of 0 or less."""
+        return (ranks if weak else first) * base / step if step > 0 else math.inf
+
+    sizes = [describe_size(p, t, speed_up(p, t), serial, weak) for p, t in times.items()]
     predicted = []
     for k in range(1, further + 1):
         p = runs[-1].ranks * 2**k
         t, low, high = predict(p)
-        bounds = None
-        if low is not None and high is not None:
-            bounds = speed_up(p, high, base, first, weak), speed_up(p, low, base, first, weak)
-        predicted.append(describe_size(p, t, speed_up(p, t, base, first, weak), serial, weak)._replace(interval=bounds))
-    limit = math.inf if weak else speed_up(1, predict(FOREVER)[0], base, first, weak)
+        bounds = None if low is None or high is None else (speed_up(p, high), speed_up(p, low))
+        predicted.append(describe_size(p, t, speed_up(p, t), serial, weak)._replace(interval=bounds))
+    limit = math.inf if weak else speed_up(1, predict(FOREVER)[0])
     lost = {run.ranks: losses(run, runs[0], weak) for run in runs}
     return Scaling(weak, serial, limit, runs, sizes, predicted, lost)
 
 
-def refuse_others(folders: Sequence[str | Path]) -> None:
-    """Raise UsageError for runs of different strategies, models or data."""
-    values_by_name = {name: {str(summary_of(folder).get(name)) for folder in folders} for name in SAME}
-    for name, values in values_by_name.items():
-        if len(values) > 1:
-            raise UsageError(
-                f"these runs differ in {name} ({' and '.join(sorted(values))}): scaling is of one training"
-            )
-
-
 def is_weak(runs: Sequence[ScalingRun]) -> bool:
-    """True if the batch grows with the ranks; UsageError if it neither grows so nor stays the same."""
+    """True if the batch grows in proportion to the ranks, False if it stays the same; UsageError if neither."""
 
     def alike(values: list[float]) -> bool:
         return max(values) - min(values) <= NEAR * max(values)
@@ -175,36 +148,29 @@ def is_weak(runs: Sequence[ScalingRun]) -> bool:
         return False
     if alike([run.batch / run.ranks for run in runs]):
         return True
-    batches = ", ".join(f"{run.batch:g} on {run.ranks}" for run in runs)
-    raise UsageError(
-        f"batches of {batches} ranks: give runs of one --batch-size (strong), or one --batch-per-rank (weak)"
-    )
-
-
-def speed_up(ranks: int, step: float, base: float, first: int, weak: bool) -> float:
-    """Return the speed-up as in the table above; infinite for a time of 0 or less."""
-    return (ranks if weak else first) * base / step if step > 0 else math.inf
+    many = ", ".join(f"{run.batch:g} on {run.ranks}" for run in runs)
+    raise UsageError(f"batch sizes vary: {many} ranks; give one --batch-size (strong) or one --batch-per-rank (weak)")
 
 
 def describe_size(ranks: int, step: float, speed: float, serial: float, weak: bool) -> Size:
-    """Return the results for a number of ranks; a single rank has no serial fractions."""
+    """Return the results for a number of ranks; karp_flatt and gustafson are None for a single rank."""
     if ranks == 1:
         return Size(ranks, step, speed, None, None)
     karp_flatt = (1 / speed - 1 / ranks) / (1 - 1 / ranks)
-    # Of a strong run, the same serial seconds as a part of the time on p ranks.
+    # Strong scaling: the serial seconds stay the same, as a share of the time on p ranks.
     own = (ranks - speed) / (ranks - 1) if weak else serial / (serial + (1 - serial) / ranks)
     return Size(ranks, step, speed, karp_flatt, ranks - own * (ranks - 1))
 
 
 def student(degrees: int) -> float | None:
-    """Return Student's t; None without a degree of freedom."""
+    """Return Student's t, two-sided 95 %; None without a degree of freedom."""
     if degrees < 1:
         return None
     return STUDENT[degrees - 1] if degrees <= len(STUDENT) else MANY + 3 / degrees
 
 
 def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
-    """Fit t(p) = a + b / p: (s, function from ranks to (seconds, low, high))."""
+    """Fit t(p) = a + b / p; return s and a function from ranks to (seconds, low, high)."""
     p, t = (np.array([getattr(run, name) for run in runs], float) for name in ("ranks", "step"))
     x = np.stack([1 / t, 1 / (p * t)], 1)  # relative errors: (a + b / p) / t is to be 1
     (a, b), *_ = np.linalg.lstsq(x, np.ones(len(t)), rcond=None)
@@ -215,9 +181,8 @@ def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
         a, b = (0.0, only) if column == 1 else (only, 0.0)
         x = x[:, column : column + 1]
     residuals = 1 - (a / t + b / (p * t))
-    scale, factor = student(len(t) - free), 0.0
-    if scale is not None:
-        factor = math.sqrt(float(residuals @ residuals) / (len(t) - free))
+    scale = student(len(t) - free)
+    factor = 0.0 if scale is None else math.sqrt(float(residuals @ residuals) / (len(t) - free))
     inverse = np.linalg.inv(x.T @ x)
 
     def predict(ranks: int) -> tuple[float, float | None, float | None]:
@@ -233,7 +198,7 @@ def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
 
 
 def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[float, Any]:
-    """Fit S = p - s' (p - q), q the fewest ranks: (s', function from ranks to (seconds, low, high))."""
+    """Fit S = p - s' (p - q), q the fewest ranks; return s' and a function from ranks to (seconds, low, high)."""
     larger = [run for run in runs if run.ranks > first]
     each = np.array([(run.ranks - run.ranks * base / run.step) / (run.ranks - first) for run in larger])
     weights = np.array([(run.ranks - first) ** 2 / run.ranks**2 for run in larger])  # relative to S = p
@@ -255,7 +220,7 @@ def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[
 
 
 def losses(run: ScalingRun, first: ScalingRun, weak: bool) -> dict[str, float]:
-    """Return the shares of all ranks' seconds; useful: computing of the smallest run for the same examples."""
+    """Return losses as shares of all ranks' seconds. `useful` is the smallest run's computing for as many examples."""
     examples = run.steps * run.batch / (first.steps * first.batch)
     useful = min(float(run.compute.sum()), float(first.compute.sum()) * examples)
     bubble = min(run.bubble * run.seconds, float(run.idle.sum()))
@@ -277,7 +242,7 @@ def losses(run: ScalingRun, first: ScalingRun, weak: bool) -> dict[str, float]:
 
 def report(result: Scaling) -> list[str]:
     """Return the tables of speed-ups, fits, predictions and losses."""
-    kind = "weak scaling, the batch grows with the ranks" if result.weak else "strong scaling, one batch on all"
+    kind = "weak scaling, the batch grows with the ranks" if result.weak else "strong scaling, all with one batch size"
     lines = [f"{counted(len(result.runs), 'run')}: {kind}"]
     rows = [["ranks", "ms a step", "speed-up", "efficiency", "Karp-Flatt", "Gustafson", "95 % interval"]]
     rows += [size_row(size, "") for size in result.sizes] + [size_row(size, " foretold") for size in result.predicted]
@@ -288,16 +253,14 @@ def report(result: Scaling) -> list[str]:
         limit = f": no more than {result.limit:,.1f} times one rank" if result.serial > 0 else ""
         lines.append(f"serial fraction {result.serial:.4f} (Amdahl, least squares){limit}")
     above = [size for size in result.sizes if size.speed_up > 1.02 * size.ranks]
-    lines += [f"super-linear on {counted(size.ranks, 'rank')}: what each works on may fit a cache" for size in above]
+    lines += [f"super-linear on {counted(size.ranks, 'rank')}: a rank's data may fit its cache" for size in above]
     names = [*next(iter(result.lost.values()))]
     shares = [["ranks", *names]]
     shares += [[str(p), *(f"{100 * each[name]:.1f} %" for name in names)] for p, each in result.lost.items()]
     lines += ["where the seconds of all ranks went", *table(shares)]
     for run in result.runs:
-        if run.noise_scale is not None:
-            lines.append(
-                f"{run.folder}: noise scale {run.noise_scale:,.0f}; batches beyond it (now {run.batch:g}) bring little"
-            )
+        if (noise := run.noise_scale) is not None:
+            lines.append(f"{run.folder}: noise scale {noise:,.0f}; larger batches bring little (now {run.batch:g})")
     return lines
 
 

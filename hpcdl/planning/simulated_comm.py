@@ -4,15 +4,14 @@
     the next event    a rank whose requests are complete runs to its next yield; its messages occupy ports for times by
                       the cluster (cluster.py); its additions take time
 
-No values are sent: a vector is one element with stride 0. The simulation runs the algorithm's own steps; the formulas
-of collective_time.py are tested against it. A message takes about 40 us here; the ring on 1,000 ranks, with 2 million
-messages, more than a minute.
-"""
+No values are sent: a vector is one element with stride 0. The formulas of collective_time.py are tested against the
+simulation. It takes about 40 us per message: the ring on 1,000 ranks, with 2 million messages, more than a minute."""
 
 import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from hpcdl.planning.cluster import Cluster
 
 
 class SimulatedRequest:
-    """One side of a message; completed: the time of its completion there, or None."""
+    """One side of a message. completed: the time at which the message is complete on that side; None: not yet."""
 
     __slots__ = ("completed", "waits")
 
@@ -52,13 +51,13 @@ class SimulatedComm:
         return len(self.simulation.ranks)
 
     def Isend(self, vector: np.ndarray, to: int, tag: int = 0) -> SimulatedRequest:
-        """Send; the request is complete when the port is free again."""
+        """Send the vector; the request is complete when the sender's port is free again."""
         request = SimulatedRequest()
         self.simulation.schedule(self.rank.now, self.simulation.send, self.rank.number, to, tag, vector.nbytes, request)
         return request
 
     def Irecv(self, vector: np.ndarray, source: int, tag: int = 0) -> SimulatedRequest:
-        """Receive; the request is complete when the message has arrived."""
+        """Receive a message; the request is complete when the message has arrived."""
         request = SimulatedRequest()
         self.simulation.receive(self.rank.number, source, tag, request, self.rank.now)
         return request
@@ -66,9 +65,7 @@ class SimulatedComm:
 
 class Simulation:
     """An all-reduce of `size` elements of `itemsize` bytes on `ranks` ranks, which begin at the times `start`.
-
-    seconds: end of each rank, after `run`. sent: bytes and messages of each rank.
-    """
+    seconds: the end of each rank, after `run`. sent: (bytes, messages) of each rank. Without `start` all begin at 0."""
 
     def __init__(self, cluster: Cluster, ranks: int, size: int, itemsize: int = 4, start: np.ndarray | None = None):
         self.cluster, self.size, self.dtype = cluster, size, np.dtype(f"f{itemsize}")
@@ -86,7 +83,7 @@ class Simulation:
         """Run an algorithm's generator on each rank; return the end time of each, from time 0."""
         vector = np.lib.stride_tricks.as_strided(np.zeros(1, self.dtype), (self.size,), (0,))
         for rank in self.ranks:
-            rank.steps = steps(SimulatedComm(self, rank), vector, self._adding(rank))
+            rank.steps = steps(SimulatedComm(self, rank), vector, partial(self.add, rank))
             self.schedule(rank.now, self.resume, rank)
         while self.events:
             now, _, happens, what = heapq.heappop(self.events)
@@ -95,14 +92,10 @@ class Simulation:
             raise ValueError(f"rank {int(np.isnan(self.seconds).argmax())} waits for a message that nobody sends")
         return self.seconds
 
-    def _adding(self, rank: SimulatedRank) -> Callable:
-        def add(into: np.ndarray, values: np.ndarray) -> None:
-            rank.now += self.cluster.add(into.nbytes)
-
-        return add
+    def add(self, rank: SimulatedRank, into: np.ndarray, values: np.ndarray) -> None:
+        rank.now += self.cluster.add(into.nbytes)
 
     def schedule(self, time: float, happens: Callable, *what: Any) -> None:
-        """Schedule an event."""
         heapq.heappush(self.events, (time, next(self.order), happens, what))
 
     def resume(self, now: float, rank: SimulatedRank) -> None:
@@ -119,7 +112,7 @@ class Simulation:
         self.seconds[rank.number] = rank.now
 
     def complete(self, request: SimulatedRequest, at: float) -> None:
-        """Complete a request; its rank resumes if it waits for no other."""
+        """Complete a request; the rank that waits for it resumes if it waits for no other request."""
         request.completed, rank = at, request.waits
         if rank is not None:
             rank.missing -= 1
@@ -131,15 +124,13 @@ class Simulation:
         """Send a message as soon as its ports are free."""
         self.sent[source] += bytes, 1
         cluster, inside = self.cluster, self.cluster.node(source) == self.cluster.node(to)
-        latency = cluster.node_latency if inside else cluster.latency
-        bandwidth = cluster.node_bandwidth if inside else cluster.bandwidth
+        latency, bandwidth = cluster.link(inside)
         kind, ends = ("rank", (source, to)) if inside else ("node", (cluster.node(source), cluster.node(to)))
         ports: list[tuple[tuple, float]] = [(("out", kind, ends[0]), bandwidth), (("in", kind, ends[1]), bandwidth)]
         switches = cluster.switch(source), cluster.switch(to)
         if switches[0] != switches[1]:
-            ports += [
-                ((way, "switch", at), cluster.switch_bandwidth) for way, at in zip(("out", "in"), switches, strict=True)
-            ]
+            wide = cluster.nodes_per_switch * cluster.bandwidth / cluster.oversubscription
+            ports += [((way, "switch", at), wide) for way, at in zip(("out", "in"), switches, strict=True)]
         for port, wide in ports:  # each port is busy for the time of its messages, in any order
             self.free[port] = max(now, self.free.get(port, 0.0)) + bytes / wide
         left = self.free[ports[0][0]]
@@ -148,7 +139,6 @@ class Simulation:
         self.schedule(arrival, self.deliver, source, to, tag)
 
     def deliver(self, now: float, source: int, to: int, tag: int) -> None:
-        """Deliver a message."""
         waiting = self.expected.get((to, source, tag))
         if waiting:
             self.complete(waiting.popleft(), now)
@@ -156,7 +146,6 @@ class Simulation:
             self.arrived.setdefault((to, source, tag), deque()).append(now)
 
     def receive(self, to: int, source: int, tag: int, request: SimulatedRequest, now: float) -> None:
-        """Post a receive."""
         there = self.arrived.get((to, source, tag))
         if there:
             request.completed = max(now, there.popleft())

@@ -3,23 +3,22 @@
     c(r, t)          seconds that rank r computes in step t: the mean times what the distribution draws
     allreduce        T(t+1) = max_r (T(t) + c(r, t)) + the all-reduce        all wait for the slowest
     local            likewise, after H steps each: the sum of H draws varies less than H times one
-    gossip           T_r(t+1) = max over r and its neighbours of (T_j(t) + c(j, t)) + its messages
+    gossip           T_r(t+1) = max over j, r or a neighbour, of (T_j(t) + c(j, t)) + its messages
     servers, bsp     as allreduce, with the service of W workers, one after the other
     servers, ssp K   a closed queue (kernels/queues.py), in which none is more than K clocks ahead of the slowest
     servers, async   the same, without a bound
 
-A strategy says itself what it sends in a step (hpcdl/strategies/description.py), and message_time.py how long that
-takes. Ring and exponential graphs: neighbours r +- 1, and r + 2^j of one j a step (Assran et al., "Stochastic gradient
-push", ICML 2019). All begin a step's computing as soon as they may; nothing overlaps with it. Draws are keyed by (seed,
-step), so that strategies are compared on the same ones. A distribution has the mean 1:
+The messages of a step are those that the strategy declares (hpcdl/strategies/description.py); message_time.py gives
+their seconds. Neighbours on a ring: r +- 1; on an exponential graph: r + 2^j, for one j in each step (Assran et al.,
+"Stochastic gradient push", ICML 2019). No message overlaps with computing. Draws are keyed by (seed, step), so that
+strategies are compared on the same draws. A distribution has the mean 1:
 
-    none | lognormal:sigma=0.1 | exponential | pareto:alpha=3 | slow:ranks=1,factor=2     the first ranks, always
-"""
+    none | lognormal:sigma=0.1 | exponential | pareto:alpha=3 | slow:ranks=1,factor=2     the first ranks, always"""
 
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -62,17 +61,17 @@ class Noise(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> "Noise":
-        """Parse a distribution. Raises UsageError."""
+        """Parse a distribution as lognormal:sigma=0.1. Raises UsageError."""
         name, settings = parse_spec("straggler", text, NOISES)
         sigma, alpha = settings.get("sigma", 0.0), settings.get("alpha", 3.0)
         if not (0 <= sigma < 10 and 1 < alpha < math.inf):
-            raise UsageError(f"--straggler {text}: sigma is from 0 to 10, alpha more than 1, where a mean is known")
+            raise UsageError(f"--straggler {text}: sigma is at least 0 and less than 10, and alpha greater than 1")
         if settings.get("ranks", 0) < 0 or not 0 < settings.get("factor", 1.0) < math.inf:
-            raise UsageError(f"--straggler {text}: ranks are 0 or more, and factor a positive number")
+            raise UsageError(f"--straggler {text}: ranks is 0 or more, and factor a positive number")
         return cls(name, settings)
 
     def draw(self, random: Random, step: int, ranks: int) -> np.ndarray:
-        """Draw each rank's factor on the mean computing time of this step, float32 (ranks,)."""
+        """Draw the factor of each rank on the mean computing time of this step, float32 (ranks,)."""
         keyed = random("straggler", step)
         if self.name == "lognormal":
             sigma = self.settings["sigma"]
@@ -90,7 +89,7 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step: seconds of computing, bytes of the gradient, and the distribution of computing time."""
+    """The work of a step: mean seconds of computing and their distribution, bytes of the gradient. seed: of draws."""
 
     compute: float
     bytes: float
@@ -98,11 +97,11 @@ class StepWork:
     seed: int = 0
 
 
-class Simulated(NamedTuple):
-    """A simulated strategy: seconds of a step, of mean computing, and of messages.
+Means: TypeAlias = tuple[float, ...]  # of a simulated strategy, in the order of `Simulated`
 
-    staleness: of parameter servers, in updates.
-    """
+
+class Simulated(NamedTuple):
+    """A simulated strategy: seconds of a step, of mean computing, of messages. staleness: of servers, in updates."""
 
     strategy: str
     ranks: int
@@ -118,19 +117,14 @@ class Simulated(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        """Share of a step in which a rank computes."""
         return self.compute / self.seconds
 
 
 def read_strategy(text: str) -> tuple[str, dict[str, Any]]:
     """Parse a strategy as allreduce:algorithm=tree or servers:consistency=ssp,staleness=4. Raises UsageError."""
     name, settings = parse_spec("strategy", text, STRATEGIES)
-    known = {
-        "algorithm": collective_time.ALGORITHMS,
-        "topology": TOPOLOGIES,
-        "consistency": CONSISTENCIES,
-        "schedule": SCHEDULES,
-    }
+    known = {"algorithm": collective_time.ALGORITHMS, "topology": TOPOLOGIES}
+    known |= {"consistency": CONSISTENCIES, "schedule": SCHEDULES}
     for key, names in known.items():
         if key in settings and settings[key] not in names:
             raise UsageError(f"{text}: {key} is one of {', '.join(names)}, not {settings[key]!r}")
@@ -139,12 +133,12 @@ def read_strategy(text: str) -> tuple[str, dict[str, Any]]:
         if settings.get(key, smallest) < smallest:
             raise UsageError(f"{text}: {key} is at least {smallest}, not {settings[key]}")
     if settings.get("staleness") and settings["consistency"] != "ssp":
-        raise UsageError(f"{text}: a staleness is that of consistency=ssp")
+        raise UsageError(f"{text}: staleness needs consistency=ssp")
     return name, settings
 
 
 def step_at_scale(name: str, settings: dict[str, Any], bytes: float, ranks: int) -> tuple[Any, StepCost]:
-    """Return the training of a vector of so many bytes on `ranks` workers, and its step, as its strategy says."""
+    """Return a training (like Workload) of a vector of `bytes` bytes on `ranks` workers, and the cost of its step."""
     options: Any
     if name == "allreduce":
         strategy, options = all_reduce.STRATEGY, all_reduce.AllReduceOptions(allreduce=settings["algorithm"])
@@ -173,10 +167,12 @@ def simulate(text: str, cluster: Cluster, work: StepWork, ranks: int, steps: int
         return pipeline(text, settings, machine, work, ranks, steps, random)
     case, step = step_at_scale(name, settings, work.bytes, ranks)
     if step.service is not None:
-        return simulate_servers(text, RankGroup(machine, case.size), step.service, work, steps, random)
+        group = RankGroup(machine, case.size)
+        return Simulated(text, ranks, *simulate_servers(group, step.service, work, steps, random))
     messages = sum(call.times * call_seconds(case, machine, call) for call in step.calls)
     if name == "gossip":
-        return simulate_gossip(text, case.options.topology, messages, work, ranks, steps, random)
+        graph = case.options.topology
+        return Simulated(text, ranks, *simulate_gossip(graph, messages, work, ranks, steps, random))
     every = settings.get("every", 1)
     rounds, slowest, own = max(1, steps // every), 0.0, 0.0
     for each in range(rounds):
@@ -187,10 +183,8 @@ def simulate(text: str, cluster: Cluster, work: StepWork, ranks: int, steps: int
     return Simulated(text, ranks, slowest / done + messages, own / done, messages)
 
 
-def simulate_gossip(
-    text: str, graph: str, messages: float, work: StepWork, ranks: int, steps: int, random: Random
-) -> Simulated:
-    """Simulate gossip: a rank waits for its neighbours of the step, and they for theirs."""
+def simulate_gossip(graph: str, messages: float, work: StepWork, ranks: int, steps: int, random: Random) -> Means:
+    """Return means per step of gossip: a rank waits for its neighbours of the step. messages: their seconds."""
     levels = max(1, math.ceil(math.log2(max(2, ranks))))
     now, own = np.zeros(ranks), 0.0
     for step in range(steps):
@@ -199,40 +193,36 @@ def simulate_gossip(
         ready = now + taken
         offsets = (1, -1) if graph == "ring" else (2 ** (step % levels) % ranks,)
         now = np.maximum.reduce([ready, *(np.roll(ready, offset) for offset in offsets)]) + messages
-    return Simulated(text, ranks, float(now.max()) / steps, own / steps, messages)
+    return float(now.max()) / steps, own / steps, messages
 
 
-def simulate_servers(
-    text: str, group: RankGroup, service: Service, work: StepWork, steps: int, random: Random
-) -> Simulated:
-    """Simulate the workers of parameter servers."""
-    workers = service.workers
+def simulate_servers(group: RankGroup, service: Service, work: StepWork, steps: int, random: Random) -> Means:
+    """Return means per step of the workers of parameter servers; without rounds, also their staleness."""
+    many = service.workers
     serving, answer, alone = service_seconds(group, service)
     if service.rounds:
         slowest = own = 0.0
         for step in range(steps):
-            taken = work.noise.draw(random, step, workers)
+            taken = work.noise.draw(random, step, many)
             slowest, own = slowest + float(taken.max()), own + float(taken.mean(dtype=np.float64))
-        seconds = slowest * work.compute / steps + alone + (workers - 1) * (serving + answer)
-        return Simulated(text, workers, seconds, own * work.compute / steps, alone)
-    if 8 * workers * steps > MOST:
-        raise UsageError(
-            f"{workers:,} workers and {steps:,} steps: a queue of so many is not simulated; take fewer steps"
-        )
-    taken = np.empty((workers, steps), np.float64)
+        seconds = slowest * work.compute / steps + alone + (many - 1) * (serving + answer)
+        return seconds, own * work.compute / steps, alone
+    if 8 * many * steps > MOST:
+        raise UsageError(f"{many:,} workers with {steps:,} steps each are too many to simulate: give fewer --steps")
+    taken = np.empty((many, steps), np.float64)
     for step in range(steps):
-        taken[:, step] = work.noise.draw(random, step, workers)
+        taken[:, step] = work.noise.draw(random, step, many)
     taken *= work.compute
     own = float(taken.mean())
     taken += alone - (2 * group.latency + serving + answer)  # at the worker's own port, beside the servers'
     ended, stale = queue(taken, (serving + answer) / 2, group.latency, service.bound)
-    return Simulated(text, workers, ended / steps, own, alone, stale)
+    return ended / steps, own, alone, stale
 
 
 def pipeline(
     text: str, settings: dict[str, Any], machine: Machine, work: StepWork, ranks: int, steps: int, random: Random
 ) -> Simulated:
-    """Simulate a pipeline's replicas and their all-reduce; work.compute: of a whole step on one rank of a stage."""
+    """Simulate a pipeline's replicas and their all-reduce. work.compute: seconds of a step on one rank of a stage."""
     stages, many = settings["stages"], settings["microbatches"]
     if ranks % stages:
         raise UsageError(f"{text}: {ranks} ranks are not a multiple of {stages} stages")

@@ -2,70 +2,68 @@
 
     step = compute + messages + bubble + queue + start
 
-    compute     a gradient of the rank's rows, of the slowest rank, and the update (compute_time.py)
-    messages    those that are not hidden behind computing (message_time.py)
+    compute     a gradient of the slowest rank's rows, and the update (compute_time.py)
+    messages    seconds of messages that are not hidden behind computing (message_time.py)
     bubble      a pipeline's stage waits for others (cut_time.py)
     queue       a worker waits for others at the servers' ports
     start       drawing a batch, and what a step of this program costs beyond the other parts
 
-What a strategy computes and sends in a step, it says itself (hpcdl/strategies/description.py: StepCost, Cut). Here that
-becomes seconds:
+The parts follow from what the strategy declares of a step (hpcdl/strategies/description.py: Cut, or StepCost):
 
-    calls       one after another; hidden_by: of the time that overlaps with that computing the share `progress` of the
-                machine is hidden
+    calls       one after another; the machine's share `progress` of their overlap with `hidden_by` is hidden
     buckets     bucket i begins when it is complete and bucket i - 1 has arrived
     service     of parameter servers (message_time.py): in rounds W - 1 other workers come first; else a closed queue
-                (kernels/queues.py)
 
-A step is what `--steps` counts; of async servers it is one worker's. (Li et al., "PyTorch distributed", VLDB 2020)
-"""
+A step is what `--steps` counts; of async servers it is one worker's. (Li et al., "PyTorch distributed", VLDB 2020)"""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.queues import queue
 from hpcdl.models.model import layers_of
-from hpcdl.planning.compute_time import ComputeTime
+from hpcdl.planning.compute_time import ComputeTime, StepParts
 from hpcdl.planning.cut_time import cut_parts
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup, call_seconds, service_seconds
-from hpcdl.planning.parts import StepParts
 from hpcdl.strategies.description import StepCost
 from hpcdl.strategies.workload import Workload
 
 ASLEEP = " asleep"  # suffix for programs that pretend to compute: ranks wake late, and leave their cores to others
+Read: TypeAlias = Callable[[str, int], Workload]  # (line, ranks) -> workload
 QUEUED = 64  # simulated steps of a queue, after as many that fill it
 
 
-class StepForecast(NamedTuple):
-    """The forecast of a step. exact: True if the machine has measured the model on the same number of ranks."""
+class Forecast(NamedTuple):
+    """The forecast of a line's step. exact: the machine has measured the model on this number of ranks."""
 
+    line: str
+    case: Workload
     parts: StepParts
     exact: bool
 
 
-def forecast_step(case: Workload, machine: Machine, start: float | None = None) -> StepForecast:
-    """Return the forecast of a workload's step. start: seconds; default: of the machine. UsageError if unknown."""
+def forecast_step(case: Workload, machine: Machine, start: float | None = None, line: str = "") -> Forecast:
+    """Return the forecast of a workload's step; UsageError if there is none. start: seconds; None: the machine's."""
     refuse_unknown(case)
     computing = ComputeTime(case, machine)
     start = start_seconds(case, machine) if start is None else start
     if case.strategy.step is None:
-        return StepForecast(cut_parts(case, machine, computing, start), computing.exact)
-    step = case.strategy.step(case)
-    return StepForecast(
-        (served_parts if step.service else parts_of)(case, machine, computing, start, step), computing.exact
-    )
+        parts = cut_parts(case, machine, computing, start)
+    else:
+        step = case.strategy.step(case)
+        parts = (served_parts if step.service else parts_of)(case, machine, computing, start, step)
+    return Forecast(line, case, parts, computing.exact)
 
 
 def refuse_unknown(case: Workload) -> None:
-    """Raise UsageError for a workload without a forecast of time."""
+    """Raise UsageError if there is no forecast of time for the workload."""
     if not (case.strategy.step or case.strategy.cut):
-        raise UsageError(f"of {case.program} no time is known")
+        raise UsageError(f"there is no forecast of the time of {case.program}")
     if case.options.device != "cpu":
-        raise UsageError("--device cuda: no time is known of a GPU; leave it out")
+        raise UsageError("--device cuda: there is no forecast of the time on a GPU; leave the option out")
 
 
 def start_seconds(case: Workload, machine: Machine) -> float:
@@ -95,7 +93,7 @@ def calibrate_start(case: Workload, machine: Machine, seconds: float) -> float:
 
 
 def parts_of(case: Workload, machine: Machine, computing: ComputeTime, start: float, step: StepCost) -> StepParts:
-    """Return the parts of a step whose ranks all compute, and call each other."""
+    """Return the parts of a step in which all ranks compute and communicate with each other."""
     forward, backward = computed(computing, step)
     each = [call.times * call_seconds(case, machine, call) for call in step.calls]
     alone, hidden = sum(each), 0.0
@@ -118,7 +116,7 @@ def computed(computing: ComputeTime, step: StepCost) -> tuple[float, float]:
 def bucket_ready_times(
     case: Workload, computing: ComputeTime, cut: Sequence[slice], rows: float, forward: float, backward: float
 ) -> list[float]:
-    """Return the seconds after which each bucket's gradient is complete."""
+    """Return the seconds after which the gradient of each bucket is complete. cut: the buckets' slices."""
     done, total = 0.0, 1.0
     slices = dict(case.model.layout.layer_slices)
     names = [layer.name for layer in layers_of(case.model) or []]
@@ -135,7 +133,7 @@ def bucket_ready_times(
 
 
 def exposed_seconds(ready: list[float], each: list[float], computed: float) -> float:
-    """Return the seconds of the buckets' all-reduces, one by one, after computing has ended."""
+    """Return how many seconds the buckets' all-reduces, one after another, go on after computing has ended."""
     now = 0.0
     for complete, seconds in zip(ready, each, strict=True):
         now = max(complete, now) + seconds
@@ -146,9 +144,8 @@ def served_parts(case: Workload, machine: Machine, computing: ComputeTime, start
     """Return the parts of a step of workers that share the servers' ports."""
     service, group = step.service, RankGroup(machine, case.size, 1, case.ranks, case.options.allreduce)
     assert service is not None
-    serving, answer, alone = service_seconds(
-        group, service, step.updates * computing.update(1 / service.servers), start
-    )
+    updating = step.updates * computing.update(1 / service.servers)
+    serving, answer, alone = service_seconds(group, service, updating, start)
     compute, draw = sum(computed(computing, step)), computing.draw(step.drawn)
     if service.rounds:
         waits = (service.workers - 1) * (serving + answer)
@@ -157,5 +154,7 @@ def served_parts(case: Workload, machine: Machine, computing: ComputeTime, start
     half = (serving + answer) / 2
     whole, first = (queue(taken[:, :n], half, group.latency, service.bound)[0] for n in (2 * QUEUED, QUEUED))
     cycle = (whole - first) / QUEUED
-    parts = StepParts(compute, alone, 0.0, max(0.0, cycle - compute - draw - alone), draw, 0.0, step.examples)
-    return parts.per_worker(service.workers) if service.apart else parts
+    at_once = service.workers if service.apart else 1  # workers that take steps of their own: a step is any worker's
+    waits = max(0.0, cycle - compute - draw - alone)
+    computing_each, messages, queued, drawing = (each / at_once for each in (compute, alone, waits, draw))
+    return StepParts(computing_each, messages, 0.0, queued, drawing, 0.0, step.examples)

@@ -1,4 +1,4 @@
-"""Reader of runs' summaries, for plans from measurements."""
+"""Reader of runs' summaries, for plans from measurements and for rooflines."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ NAME = "summary.json"
 
 
 def summary_of(folder: str | Path, *entries: str) -> dict[str, Any]:
-    """Return the summary of the run in a folder. UsageError if it, or one of `entries`, is missing."""
+    """Return the summary of a run's folder. UsageError if it is missing or damaged, or lacks one of `entries`."""
     path = Path(folder, NAME)
     if not path.is_file():
         raise UsageError(f"{folder} is no folder of a run that has ended ({NAME} is missing)")
@@ -20,8 +20,7 @@ def summary_of(folder: str | Path, *entries: str) -> dict[str, Any]:
         summary = parse_json(text)
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}") from None
-    needed = "strategy", "ranks", *entries
-    if not isinstance(summary, dict) or any(summary.get(name) is None for name in needed):
-        missing = [name for name in needed if not isinstance(summary, dict) or summary.get(name) is None]
-        raise UsageError(f"{path} lacks what a plan needs: {', '.join(missing)}; train again with this version")
-    return summary
+    known: dict[str, Any] = summary if isinstance(summary, dict) else {}
+    if missing := [name for name in ("strategy", "ranks", *entries) if known.get(name) is None]:
+        raise UsageError(f"{path} lacks {', '.join(missing)}; train again with this version")
+    return known

@@ -3,15 +3,13 @@
     1. models, links and collectives, on each number of ranks of the given lines
     2. a short training of a small model by each program; the time missing in its forecast is the program's `start`
 
-A machine measured on one node has all ranks on it; add ranks_per_node and the links between nodes for forecasts on more
-nodes.
-"""
+For forecasts on several nodes, add ranks_per_node and the links between nodes to a sheet measured on one node."""
 
 import dataclasses
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hpcdl.errors import LoneError, UsageError
@@ -22,7 +20,7 @@ from hpcdl.planning.machine_sheet import Machine, Section, read_section
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.message_time import UNSHARED
 from hpcdl.planning.probe_jobs import Start, run
-from hpcdl.planning.step_time import ASLEEP, calibrate_start, program_name, refuse_unknown
+from hpcdl.planning.step_time import ASLEEP, Read, calibrate_start, program_name, refuse_unknown
 from hpcdl.strategies.description import SMALL
 from hpcdl.strategies.workload import Workload
 
@@ -31,11 +29,9 @@ AT_ONCE = 8  # most measuring ranks per core
 STEPS, REPEAT = 200, 3  # of a program's small training
 NAP, NAPS = 4, 50  # milliseconds of a pretended gradient, and steps
 
-Read = Callable[[str, int], Workload]  # (line, ranks) -> workload
-
 
 def small_line(case: Workload, name: str) -> str:
-    """Return the line of the small training for a program's `start`. name: step_time.program_name."""
+    """Return the line of the small training for a program's `start`. name: by step_time.program_name."""
     strategy, (_, _, mode) = case.strategy, name.removesuffix(ASLEEP).partition(" ")
     own = {each: shlex.quote(getattr(case.options, each)) for each in ("data", "model")}
     more = [strategy.small.format(ranks=case.ranks, widths=",".join(["16"] * max(4, case.ranks)), **own)]
@@ -68,26 +64,18 @@ def operations_of(case: Workload) -> set[str]:
 
 
 def survey(
-    lines: Iterable[tuple[str, int]],
-    read: Read,
-    start: Start | None = None,
-    cores: int = 0,
-    say: Callable = print,
-    whole: bool = True,
+    lines: list[tuple[str, int]], read: Read, start: Start | None, cores: int, say: Callable = print, whole: bool = True
 ) -> Machine:
-    """Measure what forecasts of these lines (line, ranks) need. say: prints progress.
-
-    cores: of this machine, to refuse too many ranks; 0: no limit. whole: measure all collectives, for other lines, too.
-    UsageError, LoneError.
-    """
+    """Measure what forecasts of these (line, ranks) need. say: prints progress. cores: more than AT_ONCE ranks per core
+    are refused; 0: no limit. whole: measure all collectives, for other lines, too. Raises UsageError, LoneError."""
     operations: set[str] = set()
     wanted: dict[int, dict[str, tuple[str, set[int]]]] = {}
     small: dict[int, dict[str, str]] = {}  # lines of small trainings, by ranks and program
     for text, ranks in lines:
         if cores and ranks > AT_ONCE * cores:
             raise UsageError(
-                f"{ranks:,} ranks are not started on {cores} cores to measure them: give --machine FILE.yaml, a data "
-                "sheet, or --launcher, which starts them on other hosts"
+                f"{ranks:,} ranks are too many to measure on {cores} cores: give a data sheet, --machine FILE.yaml, or "
+                "a --launcher that starts ranks on other hosts"
             )
         case = read(text, ranks)
         refuse_unknown(case)
@@ -115,7 +103,7 @@ def survey(
 
 
 def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> None:
-    """Add a line's model to those to measure, once for all lines of the same model."""
+    """Add the numbers of rows that a line needs to the numbers that are measured for its model (models)."""
     options = case.options
     key = repr((case.spec, options.data, options.dtype, options.optimizer))
     before = models.get(key, (text, set()))
@@ -123,29 +111,27 @@ def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> N
 
 
 def machine_of(answers: dict[int, dict[str, Any]]) -> Machine:
-    """Return the machine of measurements by number of ranks, without the programs' starts."""
+    """Return the machine by the answers of jobs, by number of ranks, without the `start` of programs."""
     measurements = [each["measured"] for _, each in sorted(answers.items())]
     near = next((each["near"] for each in measurements if each["near"]), None)
     far = next((each["far"] for each in measurements if each["far"]), None)
     inside, between = near or far, far or near
     if between is None or inside is None:
-        raise LoneError("no two ranks have measured a link between them")
+        raise LoneError("the measuring jobs have not measured a link between two ranks")
     sections = tuple(read_section(each["section"]) for each in measurements)
     most = max(each.per_node for each in sections)
-    first = measurements[0]
+    one = measurements[0]
     (latency, bandwidth), (node_latency, node_bandwidth) = between, inside
     on_node = most if far else ON_ONE_NODE
-    links = Cluster(on_node, latency, bandwidth, node_latency, node_bandwidth, first["adding"])
+    links = Cluster(on_node, latency, bandwidth, node_latency, node_bandwidth, one["adding"])
     links = no_faster(links, [each for each in sections if each.nodes == 1])
     progress = [each["progress"] for each in measurements if each["progress"] is not None]
     late = max(each["late"] for each in measurements)
-    return Machine(
-        first["cores"], links, first["flops"], first["memory"], 0.0, late, min(progress, default=1.0), sections
-    )
+    return Machine(one["cores"], links, one["flops"], one["memory"], 0.0, late, min(progress, default=1.0), sections)
 
 
 def no_faster(links: Cluster, inside: list[Section]) -> Cluster:
-    """Limit links within a node to the rate of long messages: a ping-pong's best turn may be a jump of the clock."""
+    """Limit the bandwidth within a node to twice that of long messages: the best ping-pong may be a clock's jump."""
     curves = [each.collectives["message"] for each in inside if "message" in each.collectives]
     reached = max((longest / curve[longest] for curve in curves for longest in [max(curve)]), default=math.inf)
     near = min(links.node_bandwidth, 2 * reached)
@@ -154,7 +140,7 @@ def no_faster(links: Cluster, inside: list[Section]) -> Cluster:
 
 
 def with_starts(machine: Machine, runs: dict[int, tuple[dict[str, str], list]], read: Read) -> Machine:
-    """Return the machine with each program's start, from seconds per step of the small trainings, in order of names."""
+    """Return the machine with each program's `start`, from runs: lines by name, seconds per step in order of names."""
     sections: list[Section] = []
     starts: list[float] = []
     for section in machine.measured:

@@ -1,11 +1,10 @@
-"""The command line of a job, as a supervisor reads it: launcher, hosts, ranks, program, folder; and another one of it.
+"""The command line of a job, as a supervisor reads and changes it: launcher, hosts, ranks, program, folder.
 
-    mpiexec -n 8 -hosts a:4,b:4 hpcdl train-allreduce --lr 0.1 --out runs/a        as told
-    mpiexec -n 4 -hosts a:4 hpcdl train-allreduce --lr 0.1 --resume runs/a --out runs/a
+    mpiexec -n 8 -hosts a:4,b:4 hpcdl train-allreduce --lr 0.1 --out runs/a                 as the user wrote it
+    mpiexec -n 4 -hosts a:4 hpcdl train-allreduce --lr 0.1 --resume runs/a --out runs/a     after the loss of host b
 
-Programs that can be gone on with are those that train into a folder, search and compare. What starts them is left as it
-stands (env, srun with its options, python -m hpcdl, python scripts/train_allreduce.py), but for ranks and hosts.
-"""
+Programs that train into a folder, `search` and `compare` can be resumed. The words before the program are kept (env,
+srun with its options, python -m hpcdl, python scripts/train_allreduce.py), except the number of ranks and the hosts."""
 
 import dataclasses
 import re
@@ -13,6 +12,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdl.checkpoint.rollback import folder_of
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.plugins import names_in_line
 from hpcdl.programs import TRAINS, files
@@ -21,18 +21,18 @@ LAUNCHERS = re.compile(r"(mpiexec|mpirun|orterun|prterun)([.-]\w+)*|srun")
 RANKS = re.compile(r"(-n|-np|--n|--np|--ntasks)(?:=?(\d+))?")
 HOST_LISTS = ("-hosts", "-host", "--hosts", "--host", "-H")
 HOST_FILES = ("-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile")
-WHOLE = {  # programs of many runs, which know from their folder what was asked for; what may be told them again
+WHOLE = {  # programs of many runs, whose folder records their options -> options that a restart repeats
     "search": ("progress", "time-limit"),
     "compare": ("progress",),
     "train-ensemble": ("progress", "time-limit"),
 }
-ASKED = {"train-ensemble": "ensemble.yaml"}  # the file of it, where it is not config.yaml
-NOT_AGAIN = {"--initial": 1, "--resume": 1, "--out": 1, "--force": 0}  # how many values they have
+ASKED = {"train-ensemble": "ensemble.yaml"}  # the file that records a program's options, if not config.yaml
+NOT_AGAIN = {"--initial": 1, "--resume": 1, "--out": 1, "--force": 0}  # a restart leaves these out; numbers of values
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host of a launcher's list; slots: how many ranks it takes, 0 where that is not said."""
+    """A host in a launcher's list. slots: how many ranks it takes; 0: unknown."""
 
     name: str
     slots: int = 0
@@ -43,7 +43,7 @@ class Host:
 
 @dataclass(frozen=True)
 class JobLine:
-    """words: all of them; begin: where the program's own begin, after its name; program: as train-allreduce."""
+    """A command line. words: all its words. begin: index of the word after the program's name. program: that name."""
 
     words: tuple[str, ...]
     begin: int
@@ -51,7 +51,7 @@ class JobLine:
 
     @classmethod
     def read(cls, words: list[str]) -> "JobLine":
-        """Raises UsageError where it starts no program that can be gone on with, or its folder is not told."""
+        """Parse a line. Raises UsageError if it starts no program that can be resumed, or names no folder."""
         for at, word in enumerate(words):
             name = Path(word).name
             if name == "hpcdl" and at + 1 < len(words):
@@ -62,29 +62,23 @@ class JobLine:
                 continue
             trains = program.startswith(TRAINS) and program != "train-kmeans"
             if not trains and program not in WHOLE:
-                raise UsageError(f"{program} cannot be gone on with; supervise starts train-..., search and compare")
+                raise UsageError(f"{program} cannot be resumed; supervise starts train-..., search and compare")
             line = cls(tuple(words), begin, program)
-            line.refuse()
+            if line.folder is None:
+                raise UsageError(f"give {program} an --out FOLDER, from whose files the job can be resumed")
+            if program == "search" and line.option("only") is not None:
+                raise UsageError("search --only trains one trial: start the command again, or search --resume")
             return line
         said = " ".join(words[:6])
-        raise UsageError(f"{said!r} starts no program of hpcdl; write it as: supervise -- mpiexec -n 4 hpcdl NAME ...")
-
-    def refuse(self) -> None:
-        """Raise UsageError where a supervisor cannot know what becomes of it."""
-        if self.folder is None:
-            raise UsageError(f"give {self.program} an --out FOLDER: from what lies there a job is gone on with")
-        if self.program == "search" and self.option("only") is not None:
-            raise UsageError("search --only is one job of many; start its command again, or search --resume")
-
-    # -- the program's options ---------------------------------------------------------------------------------------
+        raise UsageError(f"{said!r} starts no program of hpcdl; write supervise -- mpiexec -n 4 hpcdl NAME ...")
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The words of the program."""
+        """The words after the program's name: its options."""
         return self.words[self.begin :]
 
     def option(self, name: str) -> str | None:
-        """The value of one of its options, the last one where it is told twice; None where it is not told."""
+        """Return the value of an option of the program, the last one if it is given twice; None if it is not given."""
         found = None
         for at, word in enumerate(self.own):
             if word == f"--{name}" and at + 1 < len(self.own):
@@ -95,42 +89,36 @@ class JobLine:
 
     @property
     def trusted(self) -> list[str]:
-        """What a restart is to trust (hpcdl/plugins.py): what the line names or trusts.
-
-        Where the line trusts a file, the last is the run's own folder, which repeats the names of that file.
-        """
+        """The values of --trust for a restart (hpcdl/plugins.py): all code and files that the line names or trusts. If
+        a file is among them, the run's folder, whose files repeat names in that file, is added last."""
         texts = [shlex.join(self.own), *self.own, *(word.partition("=")[2] for word in self.own)]
         found = [*dict.fromkeys(name for text in texts for _, name in names_in_line(text))]
         return [*dict.fromkeys([*found, *([str(self.folder)] if any(":" not in each for each in found) else [])])]
 
     @property
     def folder(self) -> Path | None:
-        """The folder that it writes; None where that is not told."""
+        """The folder into which the job writes; None if the options name none."""
         out, resume = self.option("out"), self.option("resume")
-        if out in ("auto", "none"):
-            return None
         if out:
-            return Path(out)
-        if resume:
-            return Path(resume).parent if Path(resume).is_file() else Path(resume)
-        return None
+            return None if out in ("auto", "none") else Path(out)
+        return folder_of(resume) if resume else None
 
     @property
     def asked(self) -> Path:
-        """The file of its folder in which it keeps what was asked for."""
+        """The file, in the job's folder, that records the options of the job."""
         assert self.folder is not None
         return self.folder / ASKED.get(self.program, "config.yaml")
 
     @property
     def goes_on(self) -> bool:
-        """Whether it goes on with what its folder holds."""
+        """True if --resume names the job's own folder, or a checkpoint in it."""
         resume, folder = self.option("resume"), self.folder
         if not resume or folder is None:
             return False
         return folder.resolve() in (Path(resume).resolve(), Path(resume).resolve().parent)
 
     def from_checkpoint(self, checkpoint: Path) -> "JobLine":
-        """The same, going on with the run in its folder from a checkpoint there, or from what the folder holds."""
+        """Return the line that resumes the run from a checkpoint in its folder; a job of many runs, from its folder."""
         if self.program in WHOLE:
             again = {name: self.option(name) for name in WHOLE[self.program]}
             own = [f"--{name}={value}" for name, value in again.items() if value is not None]
@@ -142,11 +130,10 @@ class JobLine:
         return self._with_own([*own, "--resume", str(checkpoint), "--out", str(self.folder)])
 
     def anew(self) -> "JobLine":
-        """The same, from the beginning, in a folder in which there is nothing to replace."""
+        """Return the line without --force, to begin anew in a folder that holds nothing to replace."""
         return self._with_own(self._without({"--force": 0}))
 
     def _without(self, names: dict[str, int]) -> list[str]:
-        """The program's words without these options, of which each has so many values."""
         own, left = [], 0
         for word in self.own:
             name, equals, _ = word.partition("=")
@@ -161,17 +148,15 @@ class JobLine:
     def _with_own(self, own: list[str]) -> "JobLine":
         return dataclasses.replace(self, words=(*self.words[: self.begin], *own))
 
-    # -- the launcher's ----------------------------------------------------------------------------------------------
-
     @property
     def launcher(self) -> int | None:
-        """Where the launcher stands among the words; None where the program is started alone."""
+        """The index of the launcher among the words; None if the program is started without a launcher."""
         places = (at for at, word in enumerate(self.words[: self.begin]) if LAUNCHERS.fullmatch(Path(word).name))
         return next(places, None)
 
     @property
     def _program(self) -> int:
-        """Where what the launcher starts begins: at hpcdl, or at the python before that or before a script."""
+        """The index of the word that the launcher starts: hpcdl, or the python before it or before a script."""
         names = [Path(word).name for word in self.words[: self.begin]]
         least = -1 if self.launcher is None else self.launcher
         pythons = [at for at, name in enumerate(names) if at > least and re.fullmatch(r"python[\d.]*", name)]
@@ -180,7 +165,7 @@ class JobLine:
 
     @property
     def _places(self) -> list[tuple[int, int, int]]:
-        """Of each word that says how many ranks: where it stands, how many words it takes, and the number."""
+        """The options that tell the number of ranks, each as (index of first word, number of words, ranks)."""
         found, start = [], self.launcher
         for at in range(len(self.words) if start is None else start + 1, self._program):
             match = RANKS.fullmatch(self.words[at])
@@ -192,11 +177,11 @@ class JobLine:
 
     @property
     def ranks(self) -> int | None:
-        """How many ranks are started; None where that is not told, or told for several programs."""
+        """The number of ranks to start; None if the line does not tell it, or tells it for several programs."""
         return self._places[0][2] if len(self._places) == 1 else None
 
     def with_ranks(self, ranks: int) -> "JobLine":
-        """The same on so many ranks, where it tells how many."""
+        """Return the line with another number of ranks. It must tell a number already: `self.ranks` is not None."""
         ((at, length, _),) = self._places
         flag = RANKS.fullmatch(self.words[at])
         assert flag is not None
@@ -209,7 +194,6 @@ class JobLine:
 
     @property
     def _hosts_at(self) -> int | None:
-        """Where the option that names the hosts stands."""
         start = self.launcher
         if start is None or Path(self.words[start]).name == "srun":  # Slurm knows which nodes are there
             return None
@@ -218,7 +202,7 @@ class JobLine:
 
     @property
     def hosts(self) -> list[Host]:
-        """The hosts that the launcher is told, each once; [] where it is told none. Raises UsageError."""
+        """The hosts in the launcher's options, each once; [] without such an option. Raises UsageError."""
         at = self._hosts_at
         if at is None:
             return []
@@ -236,7 +220,7 @@ class JobLine:
         return [Host(name, number) for name, number in found.items()]
 
     def on_hosts(self, hosts: list[Host]) -> "JobLine":
-        """The same on these hosts alone, with as many ranks as they take."""
+        """Return the line on these hosts alone, with as many ranks as the hosts take, but no more than now."""
         at, before = self._hosts_at, self.hosts
         assert at is not None
         flag = self.words[at] if self.words[at] in HOST_LISTS else "--host"
@@ -248,11 +232,11 @@ class JobLine:
         return line.with_ranks(max(1, min(self.ranks, most)))
 
     def starting(self, *program: str) -> list[str]:
-        """The launcher's words, with another program."""
+        """Return the words before the program, followed by those of another program."""
         return [*self.words[: self._program], *program]
 
 
 def slots(line: list[str]) -> int:
-    """Of a line of a file of hosts, as "a slots=4" or "a:4", how many ranks the host takes; 0: it does not say."""
+    """Return how many ranks a host takes, from a line of a host file such as "a slots=4" or "a:4"; 0: unknown."""
     match = re.search(r"(?:slots\s*=\s*|:)(\d+)", " ".join(line))
     return int(match[1]) if match else 0

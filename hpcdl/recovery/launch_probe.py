@@ -1,11 +1,9 @@
-"""On how many ranks, and on which hosts, a launcher can still start a job that may have lost some of them.
+"""Find the hosts and the number of ranks on which a launcher can still start a job, after a loss of some of them.
 
-    hosts of its list        each is asked, side by side, for a trivial program; those that do not run it are left out
-    ranks                    all are tried; else the most that can be started are found by halving, not below a least
+    hosts    start a trivial program on each host of the list, in parallel; leave out the hosts where it fails
+    ranks    try all ranks; if they cannot be started, find the largest number that can, by bisection from a minimum
 
-Who is asked is the launcher itself, with the job's own options: whatever it needs to reach a host (ssh, Slurm, a
-daemon) has to work.
-"""
+A probe uses the launcher itself, with the job's own options: whatever the launcher needs to reach a host must work."""
 
 import contextlib
 import ctypes
@@ -18,25 +16,26 @@ from typing import Any
 
 from hpcdl.errors import reason
 from hpcdl.formatting import counted
-from hpcdl.recovery.launch_command import Host, JobLine
+from hpcdl.recovery.launch_command import JobLine
 
-PROBE = 60.0  # seconds in which a launcher starts a trivial program, or is taken to be unable to
+PROBE = 60.0  # seconds within which a launcher must start a trivial program
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 class GivenUp(Exception):
-    """Why a job is not started again."""
+    """Raised if a job is not restarted; the text says why."""
 
 
 def startable(told: JobLine, least: int, say: Callable[[str], object]) -> JobLine:
-    """The line on the hosts that are there, with the most ranks that can be started; least 0: as it was told.
-
-    Raises GivenUp where these are fewer than `least`.
-    """
+    """Return the line `told` on the hosts that answer, with the most ranks that can be started; unchanged if `least` is
+    0. Raises GivenUp if fewer than `least` ranks can be started. say: prints a text."""
     if not least or told.ranks is None:
         return told
     line, hosts = told, told.hosts
-    there = answering(told, hosts) if len(hosts) > 1 else hosts
+    there = hosts
+    if len(hosts) > 1:
+        answers = ended_well([told.on_hosts([host]).with_ranks(1).starting("true") for host in hosts])
+        there = [host for host, answer in zip(hosts, answers, strict=True) if answer]
     if len(there) < len(hosts):
         gone = ", ".join(host.name for host in hosts if host not in there)
         if not there:
@@ -47,7 +46,7 @@ def startable(told: JobLine, least: int, say: Callable[[str], object]) -> JobLin
     if most >= least and starts(line):
         return line
     if most <= least or not starts(line.with_ranks(least)):
-        raise GivenUp(f"{counted(least, 'rank')} cannot be started any more (--min-ranks)")
+        raise GivenUp(f"{counted(least, 'rank')} cannot be started any more, and --min-ranks allows no fewer")
     low, high = least, most  # the first can be started, the last cannot
     while high - low > 1:
         middle = (low + high) // 2
@@ -56,18 +55,12 @@ def startable(told: JobLine, least: int, say: Callable[[str], object]) -> JobLin
 
 
 def starts(line: JobLine) -> bool:
-    """Whether the launcher can start a trivial program on these ranks."""
+    """True if the launcher can start a trivial program on the ranks of this line."""
     return ended_well([line.starting("true")])[0]
 
 
-def answering(line: JobLine, hosts: list[Host]) -> list[Host]:
-    """The hosts on which the launcher can start a trivial program."""
-    lines = [line.on_hosts([host]).with_ranks(1).starting("true") for host in hosts]
-    return [host for host, well in zip(hosts, ended_well(lines), strict=True) if well]
-
-
 def ended_well(lines: list[list[str]]) -> list[bool]:
-    """Which of some commands end with status 0 in time; they run side by side. Raises GivenUp where there is none."""
+    """Run the commands side by side; return for each if it ends with status 0 in time. GivenUp if one cannot start."""
     quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
         started = [subprocess.Popen(each, start_new_session=True, preexec_fn=follow_us, **quiet) for each in lines]
@@ -86,17 +79,17 @@ def ended_well(lines: list[list[str]]) -> list[bool]:
 
 
 def follow_us() -> None:
-    """In the process that becomes the launcher: SIGTERM when the supervisor is gone, however it went."""
+    """Ask the kernel, in a child before its exec, to send this child SIGTERM if the supervisor ends, even if killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """What a launcher leaves behind here becomes this process's own, by which `end_orphans` knows it."""
+    """Become the parent of processes that a launcher leaves on this host, so that `end_orphans` finds them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_orphans(others: set[int]) -> None:
-    """End all children of this process but `others`, and theirs: a launcher leaves what reaches hosts that are lost."""
+    """Kill this process's children except `others`, and their children: a launcher leaves its links to lost hosts."""
     while found := children() - others:
         for each in found:
             with contextlib.suppress(OSError):
@@ -105,7 +98,7 @@ def end_orphans(others: set[int]) -> None:
 
 
 def children() -> set[int]:
-    """The processes whose parent this one is."""
+    """Return the process ids of this process's children."""
     found = set()
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError, ValueError, IndexError):

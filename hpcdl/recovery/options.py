@@ -1,4 +1,4 @@
-"""Options that several programs have, whose runs can outlive a rank."""
+"""Options of several programs whose runs can outlive a rank."""
 
 from dataclasses import dataclass
 
@@ -9,5 +9,5 @@ from hpcdl.runs.options import Options, option
 class SurvivingOptions(Options):
     """The options of a program whose ranks may be lost (ulfm_recovery.py)."""
 
-    survive: int = option(0, "ranks that may be lost: the others go on, under mpiexec --with-ft ulfm of Open MPI")
-    respawn: bool = option(False, "with --survive: start as many ranks anew as are lost, which join the others")
+    survive: int = option(0, "number of ranks that may be lost; the others go on (mpiexec --with-ft ulfm of Open MPI)")
+    respawn: bool = option(False, "with --survive: start a new rank for each lost one, to join the others")

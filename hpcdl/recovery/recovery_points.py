@@ -1,19 +1,14 @@
-"""What ranks go on from whose vectors are their own: the last step after which all that are left had met.
+"""Recovery of ranks with vectors of their own: they continue from the last step after which all survivors had met.
 
-    local SGD, H = 3     |--o--o--O--o--o--O--o--x             O: an average of all; what is after it is kept
-    rank 0               |--o--o--O--o--o--O--o--o             gone at x: all go back to the last O that all have
+    local SGD, H = 3     |--o--o--O--o--o--O--o--x             O: an average of all; the state after it is kept
+    rank 0               |--o--o--O--o--o--O--o--o             x: lost; all go back to the last O that all have
     rank 1               |--o--o--O--o--o--O--o
 
-A replica, or a rank's momentum, is nowhere else: it is gone with its rank, and those that are left go on with theirs.
-Ranks that do steps of their own are not equally far, and where an exchange has failed on one rank it may have come to
-its end on another. So each rank keeps a copy of what it has at its last two anchors, the steps after which all ranks
-have met. Nobody comes to an anchor before all have come to the one before: of their two, all that are left have one in
-common. From the last such one on the run is that of the smaller world, and the steps behind it are done again.
-
-Where a strategy lets ranks meet seldom (local SGD: each synchronization), these are its anchors. Where it never does
-(gossip), each step is one. The ranks meet in the run's small message at each anchor, so that the losses up to it are
-known to all.
-"""
+A replica, or a rank's momentum, is lost with its rank; the survivors continue with theirs. Ranks are not equally far,
+and an exchange that failed on one rank may have ended on another. So each rank keeps copies of its state at its last
+two anchors, the steps after which all ranks have met. No rank reaches an anchor before all have reached the one before,
+so the survivors have an anchor in common, and repeat the steps after it. Anchors are the steps after which the strategy
+lets ranks meet (local SGD: each synchronization), or all steps if it never does (gossip)."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -35,36 +30,27 @@ DEEP = 2  # anchors that are kept
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where a run was after a step, and this rank's vectors by name, on the host, as a checkpoint has them."""
+    """A rank's state after a step. progress: of the run. vectors: by name, on the host, as a checkpoint has them."""
 
     progress: Progress
     vectors: dict[str, np.ndarray]
 
 
 class Anchors:
-    """The last anchors of one rank, the newest one at the end; for all legs of a run."""
+    """The last anchors of one rank, `kept` for all legs of a run, the newest last."""
 
     def __init__(self) -> None:
         self.kept: list[Anchor] = []
 
     def follow(self, run: "Run") -> None:
-        """A leg has begun: where it begins all have met. Raises AgreedError for what cannot be copied."""
+        """Begin a leg; the first begins with an anchor. Raises AgreedError for vectors that no rank can copy alone."""
         if strange := [name for name, each in run.state.tracked.items() if not isinstance(each, Same | PerRank)]:
-            raise AgreedError(f"--survive: {' and '.join(strange)} cannot be kept by each rank by itself")
+            raise AgreedError(f"--survive: a rank alone cannot keep a copy of {' and '.join(strange)}")
         if not self.kept:
             self.keep(run)
 
-    def passed(self, run: "Run") -> None:
-        """A step has come to its end, with its boundary."""
-        if self.after(run):
-            self.keep(run)
-
-    def after(self, run: "Run") -> bool:
-        """Whether the run's last step is an anchor."""
-        return run.held.synchronized is None or run.held.synchronized(run.step)
-
     def keep(self, run: "Run") -> None:
-        """Copy what this rank has; the oldest anchor's memory is used again."""
+        """Copy this rank's state as the newest anchor; the oldest anchor's memory is reused."""
         room = self.kept.pop(0).vectors if len(self.kept) == DEEP else {}
         with averaged(run.held, lambda: run.over):
             for name, vector in run.state.tracked.items():
@@ -75,24 +61,19 @@ class Anchors:
         self.kept.append(Anchor(run.progress, room))
 
     def go_back(self, run: "Run", left: MPI.Intracomm) -> int:
-        """Let the run be as far as at the last anchor that all ranks of `left` have; collective over them.
-
-        Returns how many steps the furthest of them had done since.
-        """
+        """Go back to the last anchor that all ranks of `left` have; collective. Return how many steps are repeated."""
         known = left.allgather((run.step, [each.progress.step for each in self.kept]))
         common = set.intersection(*(set(steps) for _, steps in known))
         if not common:  # ranks that do not meet between two anchors, which would be a mistake of the strategy's
-            raise TrainingError("the ranks that are left have no step in common to go on from")
+            raise TrainingError("the surviving ranks have no step in common from which they can continue")
         self.kept = [each for each in self.kept if each.progress.step == max(common)][-1:]
         anchor = self.kept[0].progress
-        run.progress = replace(anchor, seconds=run.seconds)  # which have been spent
+        run.progress = replace(anchor, seconds=run.seconds)  # repeated steps take time, too
         run.bounded = run.progress
         return max(step for step, _ in known) - anchor.step
 
     def give_back(self, run: "Run", joined: int = 0) -> None:
-        """Into the vectors of a leg that begins, what this rank had; the last `joined` ranks, which had nothing, take
-        what a neighbour had. Collective.
-        """
+        """Load this rank's vectors into a new leg. The last `joined` ranks, all new, take a neighbour's. Collective."""
         comm = run.comm
         old = comm.size - joined
         for name, vector in run.state.tracked.items():
@@ -107,5 +88,5 @@ class Anchors:
 
 
 def neighbour(rank: int, old: int) -> int:
-    """From whom a new rank takes what it begins with: of `old` ranks that have it, the one before it on the ring."""
+    """Return from which of the first `old` ranks a new rank takes its state: from the one before it on their ring."""
     return (rank - 1) % old

@@ -1,23 +1,19 @@
-"""What ranks go on from when servers or workers of replicated slices are gone: what those that are left hold together.
+"""Recovery from lost servers or workers of replicated slices: ranks continue from what the survivors hold together.
 
-    who is left says     servers: of each slice that they hold the pushes that they have; workers: those acknowledged
-    of each slice        the server, or else who of its replicas has followed furthest, speaks for it
-    of each worker       a push that all slices have is applied to all; one that some lack is dropped from all
-    a new store          of the servers that are left, on which the slices are cut anew, with as many replicas again
+    survivors tell       servers: the pushes that they have of each slice they hold; workers: their acknowledged pushes
+    of each slice        the server, or else the replica that has followed furthest, speaks for it
+    of each worker       a push that all slices have is applied to all; a push that some lack is dropped from all
+    a new store          of the surviving servers, on which the slices are cut anew, with as many replicas again
 
-    consistency    where workers go on                                  what a worker that is gone had not pushed
-    bsp            all after the last whole round                       the round is done again, by those that are left
-    ssp            each after its last push that is on all slices       is added to the next pushes of those
+    consistency    where workers continue                               what a lost worker had not pushed
+    bsp            all after the last whole round                       the survivors repeat the round
+    ssp            each after its last push that is on all slices       is added to the survivors' next pushes
     async          whoever asks gets the steps that nobody has pushed   is given out again
 
-So each step is made of the examples that it is made of when nobody is gone, and each push is applied to all slices once
-or to none. What was acknowledged is on all servers of its slice, and so on one that is left: where all of them are gone
-at once, the run is over.
-
-The first of the servers that are left runs the run. That of rank 0 notes after each step how far the run is, for those
-that hold replicas of its slice (OnServers.note): a step that it had not noted is scored and saved again by who
-takes its place, and recorded once.
-"""
+So each step has the same examples as without a loss, and each push is applied to all slices once or to none. An
+acknowledged push is on all servers of its slice; if all of these are lost at once, the run is over. The first surviving
+server leads the run. After each step rank 0 sends the replicas of its slice a note on how far the run is
+(OnServers.note): its successor scores and saves a step without a note again, and records it once."""
 
 import json
 from dataclasses import replace
@@ -32,7 +28,7 @@ from hpcdl.formatting import counted
 from hpcdl.kernels.device import CPU
 from hpcdl.parameter_server.clocks import ClockProgress
 from hpcdl.parameter_server.parameter_store import ParameterStore
-from hpcdl.parameter_server.replication import PendingPush, SliceReplica, commit, vectors
+from hpcdl.parameter_server.replication import PendingPush, SliceReplica, commit
 from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.parameter_server.slice_state import SliceState
 from hpcdl.recovery.survivor import Handover, Survivor
@@ -42,11 +38,11 @@ from hpcdl.runs.progress import Progress
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
-SERVER = 1 << 40  # that of a slice is further than any that follows it
+SERVER = 1 << 40  # how far a slice's server has followed: further than any replica
 
 
 class WorkShare(NamedTuple):
-    """From step `first` on a worker has part `part` of `parts` of each batch; an orphan: of this step alone."""
+    """A worker's share: piece `part` of `parts` of each batch from step `first` on; an orphan: of step `first` only."""
 
     first: int
     part: int
@@ -54,20 +50,24 @@ class WorkShare(NamedTuple):
 
 
 class WorkDivision(NamedTuple):
-    """Who computes what, by the ranks of workers. shares: each from its first step on. orphans: what a worker adds to
-    its next push, of workers that are gone. begun: the clocks at which it began."""
+    """The division of batches; all fields by rank of worker. shares: its shares, by their first steps. orphans: shares
+    of lost workers, which it adds to its next push. begun: the clock at which the worker began."""
 
     shares: dict[int, list[WorkShare]]
     orphans: dict[int, list[WorkShare]]
     begun: dict[int, int]
 
-    def again(self, pushed: dict[int, int], left: list[int]) -> "WorkDivision":
-        """Among the workers that are left, where each had made so many pushes.
+    @classmethod
+    def begun_by(cls, store: ParameterStore, step: int) -> "WorkDivision":
+        """Return the division at the begin of a store: each worker gets a part of each batch; async: whole batches."""
+        parts = len(store.clients) if store.consistency.clocked else 1
+        shares = {rank: [WorkShare(0, number % parts, parts)] for number, rank in enumerate(store.clients)}
+        return cls(shares, {}, dict.fromkeys(store.clients, step))
 
-        Batches that somebody has begun stay divided as they are: what those that are gone had not pushed of them is
-        dealt out to the others.
-        """
-        ahead = max(*pushed.values(), *(of[-1].first for of in self.shares.values()))  # some who had begun may be gone
+    def again(self, pushed: dict[int, int], left: list[int]) -> "WorkDivision":
+        """Return the division among the workers `left`. pushed: number of pushes of each worker. Batches that were
+        begun stay divided: pieces that lost workers had not pushed are dealt out to the workers left."""
+        ahead = max(*pushed.values(), *(of[-1].first for of in self.shares.values()))  # a lost one may have begun more
         waiting = {each: self.orphans.get(each, []) if pushed[each] == self.begun[each] else [] for each in pushed}
         adopted = [each for rank in pushed if rank not in left for each in waiting[rank]]
         for rank in [each for each in pushed if each not in left]:
@@ -80,11 +80,11 @@ class WorkDivision(NamedTuple):
         return WorkDivision(shares, orphans, {rank: pushed[rank] for rank in left})
 
     def only(self, left: list[int]) -> "WorkDivision":
-        """Of these workers, where each computes whole batches."""
+        """Return the division for these workers, which compute whole batches."""
         return WorkDivision({rank: self.shares[rank] for rank in left}, {}, {rank: self.begun[rank] for rank in left})
 
     def numbered(self, numbers: dict[int, int]) -> "WorkDivision":
-        """The same under other numbers of the ranks."""
+        """Return the division with ranks renumbered. numbers: old rank -> new rank."""
 
         def under(of: dict[int, Any]) -> dict[int, Any]:
             return {numbers[rank]: each for rank, each in of.items()}
@@ -93,15 +93,13 @@ class WorkDivision(NamedTuple):
 
 
 def share_at(shares: list[WorkShare], step: int) -> WorkShare:
-    """Of the shares of a worker that of a step."""
+    """Return the share of a worker at a step."""
     return next(each for each in reversed(shares) if each.first <= step)
 
 
 class Known(NamedTuple):
-    """What a rank that is left knows: of a worker `clock`, its pushes that are acknowledged (-1: it is none).
-
-    slices: of each slice that a server holds how far it has followed, and the pushes that it has of each client.
-    """
+    """What a surviving rank knows. ready: it has a store. clock: acknowledged pushes of a worker; -1: a server. slices:
+    of a server, by slice: how far it has followed, and each client's number of pushes. spent: costs of this leg."""
 
     rank: int
     ready: bool
@@ -111,25 +109,21 @@ class Known(NamedTuple):
 
 
 class ServedSurvivor(Survivor):
-    """Of one rank, for all legs of a run with servers. store: of this leg, once all slices have their replicas.
-
-    progress: of the store whose place the next one takes. division: of the batches. servers: how many there are.
-    signalled: whether a rank has had a signal.
-    """
+    """One rank's part of all legs of a run with servers. store: this leg's, once all slices have replicas. progress: of
+    the last store; None: none. division: of batches. servers: their number. signalled: a rank has had a signal."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.store: ParameterStore | None = None
+        self.store: Any = None  # ParameterStore
         self.progress: ClockProgress | None = None
-        self.division: WorkDivision | None = None
+        self.division: Any = None  # WorkDivision
         self.servers = 0
         self.signalled = False
 
     def refuse(self, run: "Run") -> None:
         if "{ranks}" in run.data.order:
-            raise AgreedError(
-                "--replicas: the rows of a worker would be gone with it; take --placement shared or streamed"
-            )
+            what = "the rows of a lost worker would be lost, too; take --placement shared or streamed"
+            raise AgreedError(f"--replicas: {what}")
 
     def follow(self, run: "Run") -> None:
         super().follow(run)
@@ -137,29 +131,23 @@ class ServedSurvivor(Survivor):
         run.signalled |= self.signalled
 
     def begin(self, store: ParameterStore) -> None:
-        """All slices have their replicas: from now on ranks can be outlived."""
-        assert self.run is not None
-        if self.division is None:
-            parts = store.clients if store.consistency.clocked else range(1)
-            shares = {
-                rank: [WorkShare(0, number % len(parts), len(parts))] for number, rank in enumerate(store.clients)
-            }
-            self.division = WorkDivision(shares, {}, dict.fromkeys(store.clients, self.run.step))
+        """Begin the work of a leg: all slices of `store` have their replicas, and from now on ranks may be lost."""
+        self.division = self.division or WorkDivision.begun_by(store, self.run.step)
         self.store = store
 
     def adapt(self, options: Any) -> Any:
         return replace(options, replicas=min(options.replicas, self.servers), servers=self.servers)
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm | None) -> tuple[MPI.Intracomm, list[int]]:
-        """As `Survivor` has it; raises TrainingError, on all that are left, where a slice is gone, or all workers."""
+        """As `Survivor.hand_over`. Raises TrainingError, on all survivors, if a slice is lost, or all workers are."""
         run = self.run
-        assert run is not None and before is not None  # nobody is started anew beside servers
+        assert before is not None  # nobody is started anew beside servers
         folder, batch = run.folder, run.batch
         known = {each.rank: each for each in left.allgather(self.known(before.rank))}
-        gone = self.told([rank for rank in range(before.size) if rank not in known])
+        lost = [rank for rank in range(before.size) if rank not in known]
+        gone = self.told(lost)
         if not all(each.ready for each in known.values()):
             raise TrainingError(f"{gone} before the first step: start the run again")
-        assert self.store is not None and self.division is not None
         speakers = speakers_of(known, len(self.store.slices), f"{gone}; {folder.kept()}")
         workers = [rank for rank, each in known.items() if each.clock >= 0]
         if not workers:
@@ -189,37 +177,21 @@ class ServedSurvivor(Survivor):
             clocks = {numbers[each]: whole[each] for each in workers}
             served = state.clocks.progress(losses)._replace(of_client=clocks, counted=step)
             spent = [known[rank].spent if rank in known else {} for rank in range(before.size)]
-            self.found = Checkpoint(vectors_of_all, self._attributes(progress, note["sent"], spent))
-            handover = Handover(
-                replace(progress, stopped=note["reason"]),
-                False,
-                note["saved"],
-                None if folder.path is None else str(folder.path),
-                batch,
-                note["known"],
-                note["fresh"],
-            )
+            epoch, legs = progress.step / run.per_epoch, run.legs.so_far(progress, spent)
+            about = {"epoch": epoch, "batch": batch, "legs": legs, "sent": note["sent"]}
+            self.found = Checkpoint(vectors_of_all, progress.attributes() | about)
+            ended, path = replace(progress, stopped=note["reason"]), folder.path and str(folder.path)
+            handover = Handover(ended, False, note["saved"], path, batch, note["known"], note["fresh"])
             facts = handover, served, note["signalled"]
         self.handover, self.progress, self.signalled = comm.bcast(facts)
-        assert self.handover is not None
         clocked, division = self.store.consistency.clocked, self.division
         self.division = (division.again(whole, workers) if clocked else division.only(workers)).numbered(numbers)
         self.servers = len(servers)
-        self.losses.append(
-            {
-                "step": self.handover.progress.step,
-                "redone": 0,
-                "ranks": [rank for rank in range(before.size) if rank not in known],
-                "left": comm.size,
-                "servers": len(servers),
-                "workers": len(workers),
-                "pushes_kept": kept,
-            }
-        )
-        return comm, self.losses[-1]["ranks"]
+        self.losses.append({"step": self.handover.progress.step, "redone": 0, "ranks": lost, "left": comm.size})
+        self.losses[-1] |= {"servers": len(servers), "workers": len(workers), "pushes_kept": kept}
+        return comm, lost
 
     def known(self, rank: int) -> Known:
-        """What this rank knows."""
         store, slices = self.store, {}
         if store is not None and store.serves:
             for which in (rank, *store.server.replicas.of):
@@ -230,8 +202,7 @@ class ServedSurvivor(Survivor):
         return Known(rank, store is not None, clock, slices, self.spent())
 
     def held(self, which: int) -> tuple[SliceState, dict[int, PendingPush]]:
-        """A slice that this server holds, and of it the pushes that are not applied."""
-        assert self.store is not None
+        """Return slice number `which`, which this server holds, and the pushes to it that are not applied yet."""
         server = self.store.server
         if which == self.store.comm.rank:
             return server, server.copies.pending
@@ -239,18 +210,17 @@ class ServedSurvivor(Survivor):
         return replica, replica.pending
 
     def _gather(self, comm: MPI.Intracomm, spoken: list[int], speakers: list[int]) -> dict[str, np.ndarray]:
-        """On rank 0 the whole vectors, as a checkpoint names them; spoken: the slices that this rank sends."""
-        assert self.store is not None
+        """Return the whole vectors on rank 0, by names in a checkpoint; spoken: the slices that this rank sends."""
         slices, whole = self.store.slices, {}
         for which in spoken if comm.rank > 0 else ():
-            for vector in vectors(self.held(which)[0]):
+            for vector in self.held(which)[0].vectors:
                 comm.Send(vector, 0)
         if comm.rank == 0:
             mine = self.held(0)[0]
             names = ["parameters", *(f"optimizer/{name}" for name in mine.update.state)]
             whole = {name: CPU.empty(slices[-1].stop, mine.values.dtype) for name in names}
             for which, rank in enumerate(speakers):
-                here = vectors(self.held(which)[0]) if rank == 0 else []
+                here = self.held(which)[0].vectors if rank == 0 else []
                 for number, name in enumerate(names):
                     if here:
                         whole[name][slices[which]] = here[number]
@@ -259,11 +229,10 @@ class ServedSurvivor(Survivor):
         return whole
 
     def _noted(self) -> dict:
-        """On who runs the run from now on: how far it is, as its lead has noted it last."""
+        """Return how far the run is, by its leading server's last note. Called on the rank that leads from now on."""
         run, state = self.run, self.held(0)[0]
-        assert run is not None
         notes = state.copies.notes if isinstance(state, SliceServer) else state.notes  # type: ignore
-        found = [json.loads(noted) for _, noted in notes.entries]
+        found = [json.loads(noted) for _, noted in notes]
         first = self.handover
         since, fresh = (run.legs.first, []) if first is None else (first.recorded, first.fresh)
         steps = dict(enumerate(fresh, since + 1))
@@ -273,21 +242,9 @@ class ServedSurvivor(Survivor):
         facts["fresh"] = [steps[number] for number in range(facts["known"] + 1, facts["step"] + 1)]
         return facts
 
-    def _attributes(self, progress: Progress, sent: dict, spent: list[dict]) -> dict:
-        """How far the run is, as a checkpoint has it. spent: what each rank has in this leg, where known."""
-        run = self.run
-        assert run is not None
-        return {
-            **progress.attributes(),
-            "epoch": progress.step / run.per_epoch,
-            "batch": run.batch,
-            "legs": run.legs.so_far(progress, spent),
-            "sent": sent,
-        }
-
 
 def speakers_of(known: dict[int, Known], slices: int, gone: str) -> list[int]:
-    """Of each slice the rank that has followed it furthest. Raises TrainingError where nobody has it."""
+    """Return the rank that has followed each slice furthest. Raises TrainingError, with `gone`, if no rank has it."""
     found = []
     for which in range(slices):
         holders = [rank for rank, each in known.items() if which in each.slices]
@@ -298,16 +255,15 @@ def speakers_of(known: dict[int, Known], slices: int, gone: str) -> list[int]:
 
 
 def refuse_lost(known: dict[int, Known], whole: dict[int, int]) -> None:
-    """Raise TrainingError where a push that was acknowledged is not on all slices."""
+    """Raise TrainingError if an acknowledged push is not on all slices. whole: pushes on all slices, by client."""
     for rank, each in known.items():
         if each.clock > whole.get(rank, each.clock):
-            raise TrainingError(
-                f"push {each.clock - 1} of rank {rank} was acknowledged, and only {whole[rank]} of its pushes are there"
-            )
+            what = f"push {each.clock - 1} of rank {rank} was acknowledged"
+            raise TrainingError(f"{what}, but the servers left hold only {counted(whole[rank], 'push')} of that rank")
 
 
 def settle(state: SliceState, kept: dict[int, PendingPush], whole: dict[int, int]) -> None:
-    """Bring a slice to where each client has made so many pushes; others of a round that is not whole are dropped."""
+    """Apply pushes to a slice until whole[c] of each client c are applied; drop later ones of an incomplete round."""
     for client in sorted(whole):
         if state.clocks.of_client[client] < whole[client]:
             commit(state, kept, client)

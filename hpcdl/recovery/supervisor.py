@@ -1,4 +1,4 @@
-"""A job that is started again when it has failed, from what it has saved: the loop of `hpcdl supervise`.
+"""A job that is restarted from its last checkpoint when it has failed: the loop of `hpcdl supervise`.
 
     job  |----o----o--x          o: a checkpoint, x: it dies (a rank is killed, a host is lost, an exception, ...)
               back-off |..|
@@ -12,16 +12,14 @@
     85: stopped by a signal, saved     no restart: someone wanted it to stop
     any other; 0 before the run's end  a restart: --resume of the last whole checkpoint; without one, from the beginning
 
-A signal that ends a job (INT, TERM, HUP) is passed on as USR1, which every launcher hands to all ranks and leaves them
-the time to save: Open MPI's would kill them a quarter of a second after INT or TERM, and srun takes one INT for a
-question. The second one is passed on as it is. After it there is no restart. USR1 and USR2 are passed on as they are.
-
-It looks at files and processes only, starts no MPI, and so runs where the launcher does, on a machine that sees the
-folder. If it is killed itself, the kernel sends the launcher SIGTERM (PR_SET_PDEATHSIG), and the job saves and ends.
-"""
+A signal that ends a job (INT, TERM, HUP) is passed on as USR1, which every launcher hands to all ranks and which leaves
+them time to save: Open MPI kills ranks 0.25 s after INT or TERM, and srun takes one INT for a question. The second
+signal is passed on as it is. After a signal (USR2 excepted) there is no restart. The supervisor starts no MPI, and runs
+on any machine that sees the folder. If it is killed, the launcher gets SIGTERM, and the job saves and ends."""
 
 import contextlib
 import fcntl
+import itertools
 import math
 import os
 import select
@@ -31,10 +29,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.checkpoint.checkpoint_file import OLDER, Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint, older_of
 from hpcdl.checkpoint.rollback import LATER
 from hpcdl.comm.diagnostics.flight_recorder import FOLDER as FLIGHT
 from hpcdl.errors import UsageError, line, reason
@@ -55,41 +54,44 @@ LEFT = 15.0  # seconds that a launcher may take to end behind its ranks
 GRACE = 10.0  # seconds that a job which has stalled has to end
 
 
+def to_stderr(text: str) -> None:
+    """Print a message of the supervisor as one line on stderr."""
+    with contextlib.suppress(OSError):
+        print(f"supervise: {line(text)}", file=sys.stderr, flush=True)
+
+
+@dataclass
 class Supervisor:
-    """Starts a job, and starts it again; `run` returns the exit status of the last one.
+    """Starts a job, and restarts it; `run` returns the exit status of the last start. restarts: the most restarts.
+    backoff: seconds before the first restart, doubled with each restart without progress. no_progress: give up after so
+    many failures in a row without another step saved. min_ranks: if not all ranks can be started, start fewer, but at
+    least so many; 0: never fewer. stalled: end the job as failed after so many seconds without news in its files; 0:
+    never. say: prints a text."""
 
-    restarts: at most so many. backoff: seconds before the first; doubled with each one that has brought nothing.
-    no_progress: give up after so many failures in a row between which no step more was saved. min_ranks: where so many
-    ranks as before cannot be started any more, go on with fewer, but not fewer than these; 0: never. stalled: seconds
-    without any news in the job's files after which it is ended, and has failed; 0: any. say: takes a line.
-    """
+    job: JobLine
+    restarts: int = 3
+    backoff: float = 1.0
+    min_ranks: int = 0
+    no_progress: int = 3
+    stalled: float = 0.0
+    say: Callable[[str], object] = to_stderr
 
-    def __init__(
-        self,
-        job: JobLine,
-        restarts: int = 3,
-        backoff: float = 1.0,
-        min_ranks: int = 0,
-        no_progress: int = 3,
-        stalled: float = 0.0,
-        say: Callable[[str], object] | None = None,
-    ):
+    def __post_init__(self) -> None:
+        job, ranks = self.job, self.job.ranks
         assert job.folder is not None
-        if min_ranks and (job.ranks is None or min_ranks > job.ranks):
-            what = "it does not say how many" if job.ranks is None else f"the job has {job.ranks}"
-            raise UsageError(f"--min-ranks {min_ranks} lowers the -n of the launcher: {what}")
-        self.told, self.job, self.folder = job, job, job.folder
-        self.restarts, self.backoff, self.min_ranks = restarts, backoff, min_ranks
-        self.no_progress, self.stalled, self.say = no_progress, stalled, say or to_stderr
-        self.process: subprocess.Popen[bytes] | None = None
+        if self.min_ranks and (ranks is None or self.min_ranks > ranks):
+            what = "which is not given" if ranks is None else f"which is {ranks}"
+            raise UsageError(f"--min-ranks {self.min_ranks} lowers the launcher's number of ranks (-n), {what}")
+        self.told, self.folder = job, job.folder
+        self.process: Any = None  # subprocess.Popen
         self.signals: list[int] = []
-        self.others: set[int] = set()  # processes that belong to whoever has made this
-        self.found = {} if job.goes_on else self._stamps()  # what others have left in the folder
+        self.others: set[int] = set()  # children of this process that are not the job's
+        self.found = {} if job.goes_on else self._stamps()  # files of earlier jobs in the folder
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Start the job until it has ended, or nothing more is to be done."""
+        """Run the job, and restart it while it fails and the limits allow; return the exit status of the last start."""
         pause, failures, best = self.backoff, 0, self._progress()
         adopt_orphans()
         with self._passing_on():
@@ -103,7 +105,13 @@ class Supervisor:
                     failures, pause = (failures + 1, pause) if now <= best else (1, self.backoff)
                     best = max(best, now)
                     left = self.restarts - done
-                    self._refuse_in_vain(left, failures)
+                    if not left:
+                        raise GivenUp(f"all --restarts {self.restarts} are used")
+                    if failures >= self.no_progress:
+                        failed = counted(failures, "failure")
+                        raise GivenUp(f"{failed} in a row without another step saved (--no-progress)")
+                    if nobody_reads(sys.stdout):
+                        raise GivenUp("nobody reads the job's output any more")
                     self._wait_until_free()
                     self.job, where = self._next()
                 except GivenUp as found:
@@ -117,29 +125,17 @@ class Supervisor:
                 pause = min(2 * pause, LONGEST_PAUSE)
         raise AssertionError("the last failure gives up")
 
-    def _refuse_in_vain(self, left: int, failures: int) -> None:
-        """Raise GivenUp where another start is not allowed, or for nobody."""
-        if not left:
-            raise GivenUp(f"--restarts {self.restarts} are used up")
-        if failures >= self.no_progress:
-            raise GivenUp(f"{counted(failures, 'failure')} in a row, and no step more was saved (--no-progress)")
-        if nobody_reads(sys.stdout):
-            raise GivenUp("who has read its output is gone")
-
     def _once(self) -> int:
-        """Start the job, wait for its end, and return its status, 128 + n where signal n has ended it."""
+        """Start the job, wait for its end, and return its status, 128 + n if signal n has ended it."""
         self.others = children()
         try:
-            self.process = subprocess.Popen(
-                self.job.words,
-                start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which passes it on
-                stdin=subprocess.DEVNULL if terminal(sys.stdin) else None,
-                preexec_fn=follow_us,
-            )
+            # In a session of its own: a terminal's Ctrl-C reaches this process alone, which passes it on.
+            how: Any = {"start_new_session": True, "stdin": subprocess.DEVNULL if terminal(sys.stdin) else None}
+            self.process = subprocess.Popen(self.job.words, preexec_fn=follow_us, **how)
         except OSError as error:
             raise UsageError(f"{self.job.words[0]} cannot be started: {reason(error)}") from None
         begun = looked = left = time.time()
-        watched = self.stalled or self.told.program not in WHOLE  # of many runs nobody reads all folders for nothing
+        watched = self.stalled or self.told.program not in WHOLE  # the folders of many runs are read only if needed
         while (status := self._ended_within(LOOK)) is None:
             if not watched or time.time() - looked < min(1.0, self.stalled or 1.0):
                 continue
@@ -148,29 +144,26 @@ class Supervisor:
                 self.say(f"no news in {self.folder} for {self.stalled:g} s: the job is ended (--stalled)")
                 status = self._end()
                 break
-            # Once a run has news it holds its folder, and nobody else is to take it between.
+            # A run that has news holds the lock of its folder until it ends.
             if news <= begun or self.told.program in WHOLE or locked(self.folder / ".lock"):
                 left = looked
-            elif looked - left >= LEFT:  # as Open MPI's does where a host is lost
-                self.say(f"its ranks have let go of {self.folder} for {LEFT:g} s: the launcher, still there, is ended")
+            elif looked - left >= LEFT:  # Open MPI's launcher stays after the loss of a host
+                self.say(f"its ranks released {self.folder} {LEFT:g} s ago: the launcher, which still runs, is ended")
                 summary = self.folder / "summary.json"
                 status = self._end()
                 status = 0 if self._ours(summary) and summary.stat().st_mtime > begun and self._has_ended() else status
                 break
-        with contextlib.suppress(OSError):  # what the launcher has left behind here
+        with contextlib.suppress(OSError):  # processes that the launcher has left on this host
             os.killpg(self.process.pid, signal.SIGKILL)
         return status if status >= 0 else 128 - status
 
     def _ended_within(self, seconds: float) -> int | None:
-        """The job's status where it ends within so many seconds."""
-        assert self.process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
 
     def _end(self) -> int:
-        """End a job that does nothing any more; returns its status, never 0."""
-        assert self.process is not None
+        """End a job that does nothing any more; return its status, never 0."""
         self.process.terminate()
         status = self._ended_within(GRACE)
         if status is None:
@@ -184,7 +177,6 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _passing_on(self) -> Iterator[None]:
-        """Signals to this process are for the job."""
         before = {number: signal.signal(number, self._pass_on) for number in PASSED_ON}
         try:
             yield
@@ -200,7 +192,6 @@ class Supervisor:
             self.process.send_signal(number)
 
     def _sleep(self, seconds: float) -> None:
-        """Wait, until a signal comes."""
         end = time.monotonic() + seconds
         while not self.signals and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, LOOK))
@@ -208,7 +199,7 @@ class Supervisor:
     # -- what the job has left ---------------------------------------------------------------------------------------
 
     def _stamps(self) -> dict[Path, tuple[int, int]]:
-        """By which the files of the folder that tell of a run are known again."""
+        """Return (inode, time of change) of the files in the folder that tell of a run."""
         found = {}
         for path in (self.told.asked, self.folder / "checkpoint.h5", self.folder / "summary.json"):
             with contextlib.suppress(OSError):
@@ -217,12 +208,12 @@ class Supervisor:
         return found
 
     def _ours(self, path: Path) -> bool:
-        """Whether the job has written this file, not someone before."""
+        """True if the job has written this file, and not an earlier job."""
         stamps = self._stamps()
         return path in stamps and stamps[path] != self.found.get(path)
 
     def _progress(self) -> tuple[int, int]:
-        """How far the job is that can be gone on with: runs that have ended, steps saved; more is better."""
+        """Return how far the job can be resumed: (number of runs that have ended, number of steps saved)."""
         ended = steps = 0
         if self._ours(self.told.asked):
             for path in self._files("summary.json", "checkpoint.h5"):
@@ -232,7 +223,7 @@ class Supervisor:
         return ended, steps
 
     def _has_ended(self) -> bool:
-        """Whether a status of 0 is the run's: a launcher has it, too, where it has started no rank, or lost one."""
+        """True if the run has ended, as status 0 says. A launcher returns 0 even if it started no rank, or lost one."""
         if self.told.program in WHOLE:
             return self.told.asked.exists()
         try:
@@ -243,7 +234,7 @@ class Supervisor:
         return not last.exists() or step_of(last) <= steps
 
     def _whence(self) -> str:
-        """After which step a run has ended, as its last line of metrics has it."""
+        """Return a text on the step after which a run has ended, from its last line of metrics; "" if unknown."""
         if self.told.program in WHOLE or not self._ours(self.told.asked):
             return ""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -254,7 +245,6 @@ class Supervisor:
         return ""
 
     def _last_news(self) -> float:
-        """When a file of the job was last written, in seconds since 1970."""
         times = [0.0]
         for path in self._files("metrics.jsonl", "checkpoint.h5", "started.json", "journal.jsonl"):
             with contextlib.suppress(OSError):
@@ -262,12 +252,12 @@ class Supervisor:
         return max(times)
 
     def _files(self, *names: str) -> Iterator[Path]:
-        """The files of these names in and below the folder, of which the job removes some while they are looked for."""
-        for place, _, files in os.walk(self.folder):  # goes on where a folder is gone, as Path.rglob does not
+        """Yield the files of these names in and below the folder; the job may remove some meanwhile."""
+        for place, _, files in os.walk(self.folder):  # unlike Path.rglob, continues if a folder vanishes
             yield from (Path(place, name) for name in names if name in files)
 
     def _wait_until_free(self) -> None:
-        """Wait until the last rank has let go of the folder: a launcher may end before its ranks. Raises GivenUp."""
+        """Wait until all ranks have released the folder: a launcher may end before its ranks. Raises GivenUp."""
         end = time.monotonic() + FREE
         while locked(self.folder / ".lock") and not self.signals:
             if time.monotonic() > end:
@@ -277,13 +267,13 @@ class Supervisor:
     # -- the next job ------------------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[JobLine, str]:
-        """The line to start, and from where it goes on, in words. Raises GivenUp."""
+        """Return the line to start next, and in words what the job starts from. Raises GivenUp."""
         job, ranks = startable(self.told, self.min_ranks, self.say), ""  # as told: a host may be there again
         if job.ranks is not None and job.ranks != self.job.ranks:
             ranks = f", on {counted(job.ranks, 'rank')} instead of {self.job.ranks}"
         if self.told.program in WHOLE:
             if self._ours(self.told.asked):
-                return job.from_checkpoint(self.folder), f"with what is missing in {self.folder}{ranks}"
+                return job.from_checkpoint(self.folder), f"with the runs missing in {self.folder}{ranks}"
             return job, f"from the beginning{ranks}"
         last = self._last_whole()
         if last is not None:
@@ -293,12 +283,11 @@ class Supervisor:
         return job.anew() if aside else job, f"from the beginning, as nothing was saved{aside}{ranks}"
 
     def _last_whole(self) -> Path | None:
-        """The last checkpoint of the job that can be read whole; None: it has none yet. Raises GivenUp."""
+        """Return the job's last undamaged checkpoint; None before the first one. Raises GivenUp."""
         newest = self.folder / "checkpoint.h5"
         if not self._ours(newest):
             return None
-        names = sorted((each.name for each in self.folder.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
-        for path in [newest, *map(self.folder.joinpath, names), self.folder / "best.h5"]:
+        for path in [newest, *older_of(self.folder), self.folder / "best.h5"]:
             if path.exists():
                 try:
                     Checkpoint.read(path)
@@ -306,30 +295,29 @@ class Supervisor:
                 except UsageError as error:
                     found = str(error)
                     self.say(found.partition(";")[0])
-        raise GivenUp(f"no checkpoint in {self.folder} is whole (--keep 2 keeps the one before)")
+        raise GivenUp(f"all checkpoints in {self.folder} are damaged (--keep 2 or more keeps older ones)")
 
     def _set_aside(self) -> str:
-        """Take away what a job without a checkpoint has written, or the next one would be refused; returns words."""
+        """Rename a folder without a checkpoint, which would stop the next job; return a text on its new name, or ""."""
         if not self._ours(self.told.asked):
             return ""
-        number = 1
-        while (aside := self.folder.with_name(f"{self.folder.name}-try-{number}")).exists():
-            number += 1
+        tries = (self.folder.with_name(f"{self.folder.name}-try-{number}") for number in itertools.count(1))
+        aside = next(each for each in tries if not each.exists())
         try:
             self.folder.rename(aside)
             self.folder.mkdir()
-            if (aside / JOURNAL).exists():  # faults on purpose strike once
+            if (aside / JOURNAL).exists():  # injected faults strike once
                 shutil.copy(aside / JOURNAL, self.folder / JOURNAL)
             if (aside / FLIGHT).is_dir():  # for `hpcdl postmortem`
                 (aside / FLIGHT).rename(self.folder / FLIGHT)
         except OSError as error:
-            raise GivenUp(f"{self.folder} cannot be set aside: {reason(error)}") from None
+            raise GivenUp(f"{self.folder} cannot be renamed to set it aside: {reason(error)}") from None
         self.found = {}
-        return f" (what there was is in {aside})"
+        return f" (its files are now in {aside})"
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint file, 0 where it cannot be told."""
+    """Return the step of a checkpoint file, 0 if it is unknown."""
     import h5py
 
     with contextlib.suppress(Exception), h5py.File(path, "r", locking=False) as file:
@@ -339,24 +327,17 @@ def step_of(path: Path) -> int:
 
 
 def locked(path: Path) -> bool:
-    """Whether a process holds the lock of a run's folder; where that cannot be known, none does."""
-    try:
-        file = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(file)
+    """True if a process holds the lock of a run's folder; False if that cannot be known."""
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
 def said(status: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     with contextlib.suppress(ValueError):
         if status > 128:
             return f"status {status} ({signal.Signals(status - 128).name})"
@@ -364,22 +345,16 @@ def said(status: int) -> str:
 
 
 def terminal(stream: Any) -> bool:
-    """Whether it is one, which a job in a session of its own cannot read."""
+    """True for a terminal, which a job in a session of its own cannot read."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return bool(os.isatty(stream.fileno()))
     return False
 
 
 def nobody_reads(stream: Any) -> bool:
-    """Whether it is a pipe whose reader is gone."""
+    """True for a pipe that nobody reads any more."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(events & select.POLLERR for _, events in poll.poll(0))
     return False
-
-
-def to_stderr(text: str) -> None:
-    """A line of the supervisor's own."""
-    with contextlib.suppress(OSError):
-        print(f"supervise: {line(text)}", file=sys.stderr, flush=True)

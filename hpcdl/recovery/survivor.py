@@ -1,21 +1,15 @@
-"""What ranks that outlive others go on from: the state of the run that one of them holds, in memory.
+"""Recovery of surviving ranks: they continue from the state of the run that one of them holds in memory.
 
     step      40        41                         41        42
     rank 0    |---------|----                rank 0 |---------|
-    rank 1    |---------|----      gone      rank 1 |---------|      it holds what is after step 41: all begin there
+    rank 1    |---------|----      lost      rank 1 |---------|      holds the state after step 41: all begin there
     rank 2    |------ killed
     rank 3    |---------                     rank 2 |---------|
 
 Where all ranks hold the same vectors, and exchange them by messages alone, a rank that has ended a step holds what all
-hold after that step, for each has added its share to it. So whoever is furthest has everything: the others take its
-vectors, and the step that it was in is done again, by those that are left, with their shares of the same batch. No step
-is lost, none counted twice, and nothing is read from a disk. So it is with the rounds of federated averaging.
-
-Where each rank has vectors of its own, all go back to the last step after which they have met, each to what it had
-itself then (recovery_points.py).
-
-This is what one rank knows; how they find each other again is recovery/ulfm_recovery.py.
-"""
+hold after that step. So the rank that is furthest has everything: the others take its vectors, and the survivors repeat
+the step under way with their shares of the same batch. No step is lost or counted twice, and no disk is read. The same
+holds for rounds of federated averaging. Ranks with vectors of their own: recovery_points.py."""
 
 import logging
 import time
@@ -42,21 +36,16 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
-NEW = 2  # a role beside those that do not serve (0) and serve (1)
+NEW = 2  # role of a new rank; 0: a rank that trains, 1: a data server
 
 
 @dataclass(frozen=True)
 class Handover:
-    """What those that are left go on from, as the rank knows it that has the state of the run.
-
-    progress: where the run is. owed: whether what is due after its last step (hpcdl/runs/stopping.py) is still
-    to be done. saved: the step of the last checkpoint. folder: where it writes. batch: examples of a step.
-
-    recorded: the step up to which ranks had agreed on losses. fresh: the steps that were done since, with the losses of
-    all ranks. recent: the lines of metrics.jsonl that rank 0 may have died before it wrote.
-
-    ranks: how many the last leg had. redone: steps that are done again. shrunk, lost, losses: as a survivor has them.
-    """
+    """What the surviving ranks continue from, as told by the rank that has the state of the run. progress: where the
+    run is. owed: True if work due after its last step (hpcdl/runs/stopping.py) is still to be done. saved: step of the
+    last checkpoint; folder: where the run writes; None: none. batch: examples of a step. recorded: the last step with
+    agreed losses. fresh: later steps, with the losses of all ranks. recent: lines of metrics.jsonl that a lost rank 0
+    may not have written. ranks: of the last leg. redone: steps to repeat. shrunk, lost, losses: of `Survivor`."""
 
     progress: Progress
     owed: bool
@@ -74,23 +63,19 @@ class Handover:
 
 
 class Survivor:
-    """Of one rank, for all legs of a run. everyone: the communicator of this leg, once it is made.
-
-    run: that of this leg, once it has begun. handover: what this leg goes on from; None: it is the first. found: the
-    state of the run, on rank 0. since: when the last leg has failed. losses: of all legs before, for the summary.
-    shared: losses of all ranks by step, of those since the last meeting at least.
-
-    anchors: what this rank goes back to, where its vectors are its own. serves: whether it is a data server;
-    data_servers: how many of these are left. note: what else there is to say where a leg goes on. number: of this rank,
-    in the world that is left. shrunk: of each leg before, how many ranks trained, and which of these are gone, by their
-    numbers among them. lost: how many are gone in all. joined: how many of this leg's ranks, the last ones, were
-    started anew, and have nothing.
-    """
+    """One rank's part of all legs of a run, which losses of ranks divide. everyone: this leg's communicator, once it is
+    made. run: this leg's, once it has begun. handover: what this leg continues from; None in the first leg. found:
+    the state of the run, on rank 0. since: when the last leg failed. losses: an entry of the summary for each loss of
+    ranks. shared: training loss of all ranks by step, at least since ranks last agreed. anchors: states to which this
+    rank goes back, if its vectors are its own. serves: True for a data server. data_servers: how many are left. note:
+    text that the next leg's message adds. number: this rank's number among the survivors. shrunk: for each earlier leg,
+    how many ranks trained, and which of them are lost. lost: how many ranks, in all. joined: how many ranks of this
+    leg, its last ones, are new and have no state."""
 
     def __init__(self) -> None:
-        self.everyone: Communicator | None = None
-        self.run: Run | None = None
-        self.handover: Handover | None = None
+        self.everyone: Any = None  # Communicator
+        self.run: Any = None  # Run, once the leg has begun
+        self.handover: Any = None  # Handover
         self.found: Checkpoint | None = None
         self.since = 0.0
         self.losses: list[dict] = []
@@ -102,22 +87,22 @@ class Survivor:
 
     @property
     def goes_on(self) -> bool:
-        """Whether this leg goes on from what a rank holds."""
+        """True if this leg continues from the memory of a rank."""
         return self.handover is not None
 
     def refuse(self, run: "Run") -> None:
-        """Raise AgreedError where a rank has what no other has."""
+        """Raise AgreedError if vectors or rows would be lost with a rank."""
         alone = [name for name, each in run.state.tracked.items() if not isinstance(each, Same)]
         if alone and not run.held.own:
-            raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
-        if "{ranks}" in run.data.order and "clients" not in run.fixed:  # whose rows are theirs, on any rank
+            raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which a lost rank takes away")
+        if "{ranks}" in run.data.order and "clients" not in run.fixed:  # clients keep their rows
             raise AgreedError(
-                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed, with "
+                "--survive: the rows of a lost rank would be lost, too; take --placement shared or streamed, with "
                 "--partition iid"
             )
 
     def follow(self, run: "Run") -> None:
-        """A leg has begun. Raises AgreedError as `refuse` does."""
+        """Begin a leg. Raises AgreedError as `refuse` and `Anchors.follow` do."""
         self.refuse(run)
         if run.held.own:
             self.anchors = self.anchors or Anchors()
@@ -144,11 +129,8 @@ class Survivor:
         run.report(losses=self.losses)
 
     def share(self, run: "Run", loss: float) -> None:
-        """All ranks learn the loss of the step under way: the sum of what each of them says. Collective.
-
-        A rank that has done a step then knows its loss, whoever is lost. Ranks that go back to an anchor
-        (recovery_points.py) agree there, and need not share.
-        """
+        """Sum the loss of the step under way over all ranks, so that a rank that has done it knows the sum, whoever is
+        lost. Collective. Ranks that go back to an anchor (recovery_points.py) agree there, and need not share."""
         if not run.agreement.steps_done:
             self.shared.clear()
         total = np.array([loss])
@@ -157,16 +139,17 @@ class Survivor:
         self.shared[run.step + 1] = float(total[0])
 
     def meets(self, run: "Run") -> bool:
-        """Whether the ranks have to agree after this step, whenever they did before."""
-        return self.anchors is not None and self.anchors.after(run)
+        """True if the last step is an anchor, after which the ranks must agree, even if they have just agreed."""
+        held = run.held
+        return self.anchors is not None and (held.synchronized is None or held.synchronized(run.step))
 
     def passed(self, run: "Run") -> None:
-        """A step has come to its end, with its boundary."""
-        if self.anchors is not None:
-            self.anchors.passed(run)
+        """Keep this rank's state after a step that is an anchor."""
+        if self.anchors is not None and self.meets(run):
+            self.anchors.keep(run)
 
     def load(self, run: "Run", found: Checkpoint | None) -> None:
-        """Give all ranks of a leg that begins what is theirs; found: of the rank that had it, on rank 0. Collective."""
+        """Load the state of the run at the begin of a leg; collective. found: this state, on rank 0."""
         if run.held.own:
             self.anchors = self.anchors or Anchors()
             self.anchors.give_back(run, self.joined)
@@ -174,30 +157,26 @@ class Survivor:
             run.state.load(run.held.peers, found)
 
     def told(self, gone: list[int]) -> str:
-        """Which ranks are gone, in words; by their numbers in the last leg."""
+        """Return in words which ranks are lost, by their numbers in the last leg."""
         if not gone:  # a call has failed, and all have come back
             return "no rank is gone"
         return f"{format_ranks(gone)} {'is' if len(gone) == 1 else 'are'} gone"
 
     def adapt(self, options: Any) -> Any:
-        """The options of the next leg, as far as they depend on who is left."""
+        """Return the options of the next leg, some of which depend on the ranks left."""
         alone = bool(options.data_servers) and not self.data_servers
-        self.note = ", and read the rows themselves, for no data server is left" if alone else ""
+        self.note = ", and read the rows themselves, as no data server is left" if alone else ""
         return replace(options, data_servers=self.data_servers)
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm | None) -> tuple[MPI.Intracomm, list[int]]:
-        """Order those that are left: data servers, who has the state, new ranks last; returns their world, and who is
-        gone.
-
-        left: those of the world `before` that are left, and new ones, which have been in none. gone: their ranks there.
-        Collective. Raises TrainingError where only data servers are left.
-        """
+        """Order the ranks left: data servers, the rank with the state, other ranks, new ranks. Return their new world,
+        and the lost ranks as numbered in `before`, the last world; before: None on a new rank. Collective. Raises
+        TrainingError if only data servers are left."""
         run, place, redone = self.run, left.rank, 0
         alike: Any = left.Split(NEW if before is None else int(self.serves), place)
         if self.serves:
             place -= 2 * left.size
         elif before is not None:
-            assert run is not None
             redone = self.anchors.go_back(run, alike) if self.anchors is not None else 0
             reached = alike.allgather((run.step, not self.owes))
             trained, size = alike.allgather(run.comm.rank), run.comm.size
@@ -208,28 +187,20 @@ class Survivor:
         left.Free()
         self.data_servers, self.joined = comm.allreduce(int(self.serves)), comm.allreduce(int(before is None))
         if self.data_servers + self.joined == comm.size:
-            raise TrainingError("only data servers are left: no rank that trains")
+            raise TrainingError("no rank that trains is left, only data servers")
         spent = dict(filter(None, comm.allgather((before.rank, self.spent()) if before is not None else None)))
         facts: Any = None
         if comm.rank == self.data_servers:
-            assert run is not None and before is not None
+            assert before is not None
             self.found = self.hold([spent.get(rank, {}) for rank in range(before.size)])
-            facts = Handover(
-                run.progress,
-                self.owes,
-                run.saved,
-                None if run.folder.path is None else str(run.folder.path),
-                run.batch,
-                *self.unrecorded(),
-                ranks=before.size,
-                redone=redone,
-                shrunk=self.shrunk,
-                lost=self.lost,
-                losses=self.losses,
-            )
+            known, folder = min(run.agreement.step, run.step), run.folder.path and str(run.folder.path)
+            done = enumerate(run.agreement.steps_done[: run.step - known], known + 1)
+            fresh = [step._replace(loss=self.shared[number]) for number, step in done]
+            where = run.progress, self.owes, run.saved, folder, run.batch, known, fresh, run.metrics.recent
+            facts = Handover(*where, before.size, redone, self.shrunk, self.lost, self.losses)
         self.handover = facts = comm.bcast(facts, self.data_servers)
         self.shrunk, self.lost, self.losses = facts.shrunk, facts.lost, facts.losses
-        if self.joined:  # as many as are gone
+        if self.joined:  # as many as were lost
             del self.shrunk[-1]
         gone = [rank for rank in range(facts.ranks) if rank not in spent]
         left_over = comm.size - self.joined
@@ -237,27 +208,14 @@ class Survivor:
         self.losses[-1] |= {"respawned": self.joined} if self.joined else {}
         return comm, gone
 
-    def unrecorded(self) -> tuple[int, list[Step], list[dict]]:
-        """`recorded`, `fresh` and `recent` of a handover, as this rank knows them."""
-        assert self.run is not None
-        known, last = min(self.run.agreement.step, self.run.step), self.run.step
-        done = self.run.agreement.steps_done[: last - known]
-        return (
-            known,
-            [step._replace(loss=self.shared[n]) for n, step in enumerate(done, known + 1)],
-            self.run.metrics.recent,
-        )
-
     def spent(self) -> dict:
-        """What this leg has cost this rank."""
-        assert self.run is not None
+        """Return what this leg has cost this rank, by name: bytes, messages and seconds."""
         known = self.run.legs.measured()
         return {name: known[name] for name in SUMMED}
 
     def hold(self, table: list[dict]) -> Checkpoint:
-        """The state of the run as this rank holds it. table: what each rank has spent in this leg, where known."""
+        """Return the state of the run as this rank holds it. table: what each rank has spent in this leg, or {}."""
         run = self.run
-        assert run is not None
         run.legs.table = table
         totals = [sum(row.get(name) or 0 for row in table) for name in ("bytes_sent_per_rank", "messages_per_rank")]
         run.legs.sent = float(totals[0]), float(totals[1])
@@ -274,5 +232,5 @@ class Survivor:
 
     @property
     def owes(self) -> bool:
-        """Whether the boundary of the last step has not been passed."""
+        """True if work that is due after the last step, at its boundary, is still to be done."""
         return self.run is not None and self.run.bounded.step != self.run.step

@@ -1,19 +1,16 @@
-"""--survive N: when a rank is gone, the others go on in the job, from what they hold in memory.
+"""--survive N: when ranks are lost, the others continue in the job, from what they hold in memory.
 
-    a call of MPI's raises on some rank, for a rank that it needs is gone            ULFM: PROC_FAILED
-    it revokes the communicators of the run: what the others wait in raises, too     revoke
-    all that are left say whether they have come to the end of the run               agree
-    they make a new world of those that are left, whoever is furthest first          shrink
-    where silent ones may go on elsewhere, and are more, these here end               quorum
-    with --respawn, new ranks come to it, which have nothing                         respawn.py
-    its rank 0 has the state, the others take it, and the step is done again         recovery/survivor.py
+    a call of MPI raises on a rank, as a rank that the call needs is lost               ULFM: PROC_FAILED
+    this rank revokes the communicators of the run: calls of the others raise, too      revoke
+    the survivors tell each other whether they have reached the end of the run          agree
+    they make a new world; of the ranks that train, the one furthest comes first        shrink
+    if unreachable ranks may continue elsewhere, and are more, the ranks here end       quorum
+    with --respawn, new ranks join, which have no state                                 respawn.py
+    the first rank that trains has the state; the others take it, and repeat the step   recovery/survivor.py
 
-This needs an MPI that hands failures to the program: Open MPI from 5.0 on, started by `mpiexec --with-ft ulfm`. Sums
-travel by messages: a rank that waits in the memory of a node for one that is gone would wait for ever.
-
-Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication capability: design and
-rationale", Int. J. High Performance Computing Applications 2013.
-"""
+This needs Open MPI from 5.0 on, started by `mpiexec --with-ft ulfm`. Sums travel by messages: in the shared memory of a
+node a rank would wait for a lost one for ever. (Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery
+of MPI communication capability: design and rationale", Int. J. High Performance Computing Applications 2013)"""
 
 import contextlib
 import logging
@@ -26,8 +23,9 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hpcdl.comm import progress
 from hpcdl.comm.diagnostics.call_signature import format_ranks
-from hpcdl.comm.progress import LONGEST, activity
+from hpcdl.comm.progress import LONGEST
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
 from hpcdl.formatting import counted
 from hpcdl.machine.world import OPEN_MPI, library
@@ -36,95 +34,86 @@ from hpcdl.recovery.survivor import Survivor
 from hpcdl.runs.context import RunContext
 from hpcdl.runs.options import Options
 from hpcdl.runs.run import Run
-from hpcdl.shared_memory import remove_mapped
+from hpcdl.shared_memory import unlink_mapped
 
 log = logging.getLogger("hpcdl")
-ENABLED = "OMPI_MCA_mpi_ft_enable"  # what mpiexec --with-ft ulfm sets
+ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by mpiexec --with-ft ulfm
 DETECTOR = "OMPI_MCA_mpi_ft_detector"
 SET = ("1", "true")
-BY_MESSAGES = "recursive"  # in the place of auto, which may share memory
-HEARD = 5.0  # seconds within which a rank that a call has failed on learns why
-worlds: list[MPI.Intracomm] = []  # those that have outlived a rank
+BY_MESSAGES = "recursive"  # replaces auto, which may use shared memory
+HEARD = 5.0  # seconds within which a rank learns why a call has failed
+worlds: list[MPI.Intracomm] = []  # worlds after a loss of ranks
 
 
 def handed_over() -> bool:
-    """Whether this library hands failures to the program."""
+    """True if this MPI library reports lost ranks to the program instead of ending it."""
     return library() == OPEN_MPI and os.environ.get(ENABLED) in SET
 
 
 def silence_counts() -> bool:
-    """Whether a rank that says nothing for a while is taken for gone."""
+    """True if the MPI library takes a rank that is silent for a while for lost."""
     return os.environ.get(DETECTOR) in SET
 
 
 def losable(options: Options, size: int) -> int:
-    """How many of so many ranks a run of these options may lose: with replicas of what servers hold, any number."""
+    """Return how many of `size` ranks a run may lose: with replicas of servers' slices, any number by default."""
     if getattr(options, "replicas", 1) > 1 and handed_over():
         return getattr(options, "survive", 0) or size
     return getattr(options, "survive", 0)
 
 
 def warn_no_survival(options: Options, rank: int) -> None:
-    """Say, on rank 0, where replicas are kept for nothing: the library ends all ranks with the one that is gone."""
+    """Warn, on rank 0, if replicas are of no use: the library ends all ranks when one is lost."""
     replicas = getattr(options, "replicas", 1)
     if rank == 0 and replicas > 1 and not handed_over():
-        log.warning(
-            "--replicas %d: slices have replicas, but this %s ends all ranks when one is gone; outliving it needs Open "
-            "MPI from 5.0 on, started with mpiexec --with-ft ulfm",
-            replicas,
-            library(),
-        )
+        what = "--replicas %d is of no use: this %s ends all ranks when one is lost. To outlive a rank, take "
+        log.warning(f"{what}Open MPI from 5.0 on, started with mpiexec --with-ft ulfm", replicas, library())
 
 
 def refuse_no_survival(options: Options, size: int) -> None:
-    """Raise UsageError where a run of these options cannot outlive a rank."""
+    """Raise UsageError if the options ask to outlive lost ranks, and the MPI library or another option prevents it."""
     ranks = getattr(options, "survive", 0)
     if ranks < 0:
-        raise UsageError(f"--survive {ranks}: it is how many ranks may be lost, at least 0")
+        raise UsageError(f"--survive is the number of ranks that may be lost, at least 0, not {ranks}")
     if ranks and not handed_over():
         raise UsageError(
-            f"--survive {ranks}: this {library()} ends all ranks when one is gone; it needs Open MPI from 5.0 on, "
-            "started with mpiexec --with-ft ulfm"
+            f"--survive {ranks}: this {library()} ends all ranks when one is lost; --survive needs Open MPI from 5.0 "
+            "on, started with mpiexec --with-ft ulfm"
         )
     if getattr(options, "respawn", False) and not ranks:
-        raise UsageError("--respawn starts anew what --survive outlives: say how many ranks may be lost")
+        raise UsageError("--respawn replaces lost ranks: add --survive N, the number of ranks that may be lost")
     ranks = losable(options, size)
     if not ranks:
         return
     if options.allreduce in ("shared", "hierarchical"):
         raise UsageError(
-            f"--survive {ranks}: in the memory of a node ({options.allreduce}) nobody sees that a rank is gone; take "
-            f"--allreduce {BY_MESSAGES}, ring, tree or mpi"
+            f"--survive {ranks}: in shared memory (--allreduce {options.allreduce}) no rank sees that another is "
+            f"lost; take --allreduce {BY_MESSAGES}, ring, tree or mpi"
         )
     if options.data_servers and getattr(options, "replicas", 1) > 1:
-        raise UsageError("--replicas: beside servers that are outlived a data server is not; leave out --data-servers")
+        raise UsageError("--replicas: a run outlives parameter servers, but no data server; leave out --data-servers")
     if options.timeout:
-        raise UsageError("--timeout ends all ranks, and --survive is to go on: give one of them")
+        raise UsageError("--timeout ends all ranks, but this run is to outlive lost ranks: leave out --timeout")
 
 
 def by_messages(options: Options, size: int) -> Options:
-    """The options of a run on so many ranks; where it may lose some, `auto` is an all-reduce by messages."""
+    """Return the options, in which an all-reduce by messages replaces `auto` if the run may lose ranks."""
     if options.allreduce == "auto" and losable(options, size):
         return replace(options, allreduce=BY_MESSAGES)
     return options
 
 
 def survive(
-    run: Callable[[MPI.Intracomm, Options, RunContext], Run],
-    world: MPI.Intracomm,
-    options: Options,
-    survivor: Survivor,
+    run: Callable[[MPI.Intracomm, Options, RunContext], Run], world: MPI.Intracomm, options: Options, survivor: Survivor
 ) -> Run:
-    """Call run(comm, options, context) on the ranks of `world`, and again on those that are left when some are gone.
-
-    A rank that fails alone from now on is gone. Ranks that are gone before a leg's first step are not outlived. Raises
-    TrainingError, on all that are left, when more are gone than --survive says.
-    """
-    activity.survive()
+    """Call run(comm, options, context) on the ranks of `world`, and again on the survivors whenever ranks are lost.
+    From now on a rank that fails alone counts as lost. A loss before a leg's first step ends the run. Raises
+    TrainingError, on all survivors, if more ranks are lost than --survive allows."""
+    progress.survive()
     try:
         return in_legs(run, None if respawn.is_new() else world.Dup(), options, survivor)
     except (TrainingError, AgreedError) as error:
-        if error.speaker is not None:  # among those that are left; rank 0 of all may be gone
+        if error.speaker is not None:  # a rank among the survivors; rank 0 of the world may be lost
             error.speaker = world.rank if survivor.number == error.speaker else None
         raise
 
@@ -135,13 +124,12 @@ def in_legs(
     options: Options,
     survivor: Survivor,
 ) -> Run:
-    """What `survive` does, as long as there are enough ranks in `comm`; None: of a rank that was started anew."""
+    """Call `run` for leg after leg, as long as enough ranks are left. comm: None on a rank that was started anew."""
     most, hosts = 0, list[str]()
     if comm is not None:
-        most, hosts = losable(options, comm.size), comm.allgather(host())
-        if comm.rank == 0 and (together := neighbours(hosts)):
-            said = "--survive: %s; where it vanishes the others would wait for ever: mpiexec --rank-by node"
-            log.warning(said, together)
+        most, hosts = losable(options, comm.size), comm.allgather(MPI.Get_processor_name())
+        if comm.rank == 0 and (pair := neighbours(hosts)):
+            log.warning("--survive: %s; if it vanishes, all others may wait for ever: mpiexec --rank-by node", pair)
     failed = begun = time.monotonic()
     while True:
         if comm is None:
@@ -149,21 +137,20 @@ def in_legs(
                 worlds.append(respawn.joined())
                 comm, gone = survivor.hand_over(worlds[-1], None)
         else:
-            survivor.number, survivor.run, done, begun = comm.rank, None, None, time.monotonic()
+            survivor.number, survivor.run, begun = comm.rank, None, time.monotonic()
+            done: Any = None
             try:
                 done = run(comm, options, RunContext(survivor=survivor))
             except Exception as error:
                 if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
                     raise
                 log.info("a call has failed: %s", error)
-                assert survivor.everyone is not None
                 survivor.everyone.revoke()
                 comm.Revoke()
             failed = time.monotonic()
             if all_done(comm, done is not None):
-                assert done is not None
                 return done
-            activity.abandon()
+            progress.abandon()
             left: Any = comm.Shrink()
             worlds.append(left)
             survivor.number, number = left.rank, comm.size - left.size
@@ -175,12 +162,11 @@ def in_legs(
                 comm, gone = survivor.hand_over(left, comm)
         worlds[-1], survivor.number = comm, comm.rank
         with going_on():
-            most, hosts = comm.bcast(most), comm.allgather(host())
+            most, hosts = comm.bcast(most), comm.allgather(MPI.Get_processor_name())
         survivor.lost += len(gone)
         if survivor.lost > most:
-            raise TrainingError(f"{survivor.told(gone)}: {survivor.lost} in all, and --survive says {most}")
+            raise TrainingError(f"{survivor.told(gone)}: {survivor.lost} in all, more than --survive {most}")
         survivor.since = failed
-        assert survivor.handover is not None
         change: dict[str, Any] = {"out": survivor.handover.folder or "none", "resume": "", "force": False}
         if options.batch_per_rank:  # a step has as many examples as before
             change |= {"batch_size": survivor.handover.batch, "batch_per_rank": 0}
@@ -191,27 +177,19 @@ def in_legs(
 
 @contextlib.contextmanager
 def going_on() -> Iterator[None]:
-    """The body prepares the next leg. Raises LoneError where another rank is lost meanwhile."""
+    """Context in which ranks prepare the next leg. Raises LoneError if another rank is lost meanwhile."""
     try:
         yield
     except MPI.Exception as error:
         raise LoneError(
-            f"another rank is lost before the first step of those that are left ({error}): start the run again, with "
-            "--resume where it has a checkpoint"
+            f"another rank is lost before the first step of the surviving ranks ({error}): start the run again, with "
+            "--resume if it has a checkpoint"
         ) from None
 
 
-def host() -> str:
-    """Where this rank is."""
-    return MPI.Get_processor_name()
-
-
 def neighbours(hosts: list[str]) -> str:
-    """Ranks next to each other that are on one of several hosts, in words, where the detector needs others.
-
-    Each rank watches the one before it. Of two that are gone at once, one of which has watched the other, Open MPI
-    5.0.11 does not end an agreement, as seen.
-    """
+    """Return a text on two neighbouring ranks on one of several hosts; "" if none. hosts: of each rank. A rank watches
+    the one before it: if both are lost at once, Open MPI 5.0.11 does not end an agreement (observed)."""
     if silence_counts() and len(set(hosts)) > 1:
         for rank, where in enumerate(hosts):
             if where == hosts[rank - 1]:
@@ -221,12 +199,10 @@ def neighbours(hosts: list[str]) -> str:
 
 
 def refuse_minority(hosts: list[str], left: list[int]) -> None:
-    """Raise TrainingError, on all that are left, where others may go on elsewhere, who are more.
-
-    hosts: of each rank of a leg. Where a link is cut, each side takes the other for gone, and two runs would write one
-    folder. Whoever is gone while others of its host are left is gone; with a whole host it may be on the other side.
-    Then the larger one goes on; of two that are as large, the one with the lowest rank.
-    """
+    """Raise TrainingError, on all survivors, if the ranks out of reach may continue elsewhere, and are more. hosts: the
+    host of each rank of a leg. left: the survivors' ranks in that leg. If a link is cut, each side takes the other for
+    lost, and two runs would write one folder. The larger side (of equal ones, that with the lowest rank) continues.
+    Only whole hosts are taken for another side."""
     apart = [rank for rank, where in enumerate(hosts) if where not in {hosts[each] for each in left}]
     if apart and (len(apart), -apart[0]) > (len(left), -min(left)):
         names = ", ".join(sorted({hosts[rank] for rank in apart}))
@@ -237,7 +213,7 @@ def refuse_minority(hosts: list[str], left: list[int]) -> None:
 
 
 def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:
-    """Whether ranks of `comm` are gone, as far as this rank knows, or others have seen that; wait: for a while."""
+    """True if this rank knows of lost ranks of `comm`, or another has revoked it. wait: up to HEARD seconds."""
     until = time.monotonic() + HEARD * wait
     while True:
         comm.Ack_failed()
@@ -247,26 +223,26 @@ def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:
         if known or time.monotonic() >= until:
             return known
         try:
-            comm.Iprobe()  # for MPI learns of it only while somebody calls it
+            comm.Iprobe()  # MPI learns of failures only within calls
         except MPI.Exception:
             return True
         time.sleep(LONGEST)
 
 
 def all_done(comm: MPI.Intracomm, done: bool) -> bool:
-    """Whether all ranks that are left have done it; collective over these."""
+    """True if `done` is true on all survivors; collective over them."""
     while True:
         comm.Ack_failed()
-        with contextlib.suppress(MPI.Exception):  # one is gone that was not known to be: on all alike
+        with contextlib.suppress(MPI.Exception):  # an unknown loss of a rank raises on all alike
             all_have = bool(comm.Agree(int(done)))
-            if all_have and some_failed(comm, False):  # behind its last step
+            if all_have and some_failed(comm, False):  # a rank is lost after its last step
                 worlds.append(comm)
             return all_have
 
 
 @contextlib.contextmanager
 def outlived() -> Iterator[None]:
-    """The program of a rank: MPI_Finalize may wait for those that are gone, and so it leaves without."""
+    """Context of a rank's program. After a loss of ranks, it exits without MPI_Finalize, which may wait for these."""
     status = 0
     try:
         yield
@@ -277,7 +253,7 @@ def outlived() -> Iterator[None]:
     if worlds:
         with contextlib.suppress(MPI.Exception):
             worlds[-1].Barrier()
-        remove_mapped()  # who is gone has left some, too
+        unlink_mapped(".*")  # those of lost ranks, too
         respawn.tell_the_launcher()
         logging.shutdown()
         sys.stdout.flush()

@@ -1,8 +1,5 @@
-"""What pictures are made of: curves with bands, stacked bars, a matrix, lanes of spans, boxes of micro-batches.
-
-Axes are labelled in units that suit the values, and never with more ticks than have room on a phone. The label of the
-y axis stands above it, where it need not be read sideways.
-"""
+"""Elements of pictures: curves with bands, stacked bars, a matrix, lanes of spans, boxes of micro-batches.
+Axes have units that suit the values, and few ticks, for phones. The y label stands above the axis, upright."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,20 +12,18 @@ from hpcdl.reports.figures import FONT, PAPER, STYLES
 GROUPS = 24  # bars, or rows of a matrix, at most
 FEW_BARS = 4
 TICKS = 4
-ABOVE, BELOW = 0.08, 0.23  # inches from the axes to the label above them, and to the upper edge of that below
-SCALES = {  # of a quantity: from which value on which unit
+ABOVE, BELOW = 0.08, 0.23  # inches from the axes to the y label above, and to the upper edge of the x label below
+SCALES = {  # by quantity: smallest value for a unit, its size, its name
     "seconds": ((0, 1e-6, "µs"), (1e-3, 1e-3, "ms"), (1, 1, "s"), (300, 60, "min"), (4 * 3600, 3600, "h")),
     "bytes": ((0, 1, "B"), (1e3, 1e3, "kB"), (1e6, 1e6, "MB"), (1e9, 1e9, "GB"), (1e12, 1e12, "TB")),
     "memory": ((0, 1, "B"), (2**10, 2**10, "KiB"), (2**20, 2**20, "MiB"), (2**30, 2**30, "GiB")),
-    "steps": ((0, 1, ""), (1e5, 1e3, "thousands"), (1e8, 1e6, "millions")),
-    "messages": ((0, 1, ""), (1e5, 1e3, "thousands"), (1e8, 1e6, "millions")),
-    "examples": ((0, 1, ""), (1e5, 1e3, "thousands"), (1e8, 1e6, "millions")),
+    **dict.fromkeys(("steps", "messages"), ((0, 1, ""), (1e5, 1e3, "thousands"), (1e8, 1e6, "millions"))),
 }
-NAMES = {"examples": "examples per second"}
+NAMES = {"seconds": "time", "bytes": "bytes sent"}
 
 
 class Curve(NamedTuple):
-    """A line, with a band around it or without; marked: a point where each value is."""
+    """A curve. low, high: of its band, if given. marked: points get dots if they are few. style: index in STYLES."""
 
     x: np.ndarray
     y: np.ndarray
@@ -41,35 +36,28 @@ class Curve(NamedTuple):
 
 
 def scale(values: Any, quantity: str) -> tuple[float, str]:
-    """Return (factor, unit) for values of a quantity; (1, "") if it has no unit."""
-    most = float(np.nanmax(np.abs(values), initial=0.0)) if np.size(values) else 0.0
-    factor, unit = 1.0, ""
-    for least, size, name in SCALES.get(quantity, ()):
-        if most >= least:
-            factor, unit = size, name
-    return factor, unit
+    """Return (factor, unit): value / factor is in the unit; (1, "") for a quantity without unit (not in SCALES)."""
+    most = float(np.nanmax(np.abs(values), initial=0.0))
+    fitting = [(size, unit) for least, size, unit in SCALES.get(quantity, ()) if most >= least]
+    return fitting[-1] if fitting else (1.0, "")
 
 
 def with_unit(quantity: str, unit: str, name: str = "") -> str:
-    """Return the label of an axis."""
-    said = name or NAMES.get(quantity, quantity)
-    if not unit:
-        return said
-    known = {"seconds": "time", "memory": "memory", "bytes": "bytes sent"}
-    return f"{name or known.get(quantity, said)} ({unit})"
+    name = name or NAMES.get(quantity, quantity)
+    return f"{name} ({unit})" if unit else name
 
 
 def label(axes: Any, x: str, y: str) -> None:
-    """Set the labels of both axes: x at its end below, y above."""
+    """Set the labels of both axes: `x` below the right end of the x axis, `y` above the y axis."""
     height = axes.get_position().height * axes.figure.get_size_inches()[1]
     axes.set_xlabel(x, loc="right")
-    axes.xaxis.set_label_coords(1, -BELOW / height)  # to find a place for it takes as long as to draw all ticks
+    axes.xaxis.set_label_coords(1, -BELOW / height)  # finding a place for the label takes as long as drawing all ticks
     axes.yaxis.set_label_coords(0, 1)
     axes.text(0, 1 + ABOVE / height, y, transform=axes.transAxes, ha="left", va="bottom")
 
 
 def ticks(axes: Any, which: str, log: bool = False) -> None:
-    """Set few ticks with plain numbers on the x or y axis."""
+    """Set few ticks with plain numbers on the axis `which` (x or y). log: the axis is logarithmic."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis = getattr(axes, f"{which}axis")
@@ -85,7 +73,7 @@ def ticks(axes: Any, which: str, log: bool = False) -> None:
 
 
 def curves(axes: Any, lines: Sequence[Curve], quantity: str, y: str, percent: bool = False, free: bool = True) -> None:
-    """Lines against steps, seconds or bytes. free: y may have a logarithmic scale where it has a large range."""
+    """Draw lines against a quantity, such as steps. percent: y times 100. free: y is logarithmic for a large range."""
     factor, unit = scale(np.concatenate([line.x for line in lines]), quantity)
     times = 100.0 if percent else 1.0
     values = np.concatenate([times * line.y[np.isfinite(line.y)] for line in lines])
@@ -109,11 +97,15 @@ def curves(axes: Any, lines: Sequence[Curve], quantity: str, y: str, percent: bo
     label(axes, with_unit(quantity, unit), f"{y} (%)" if percent else y)
 
 
-def grouped(values: Iterable[Any], most: int = GROUPS) -> tuple[list[str], np.ndarray]:
-    """Values of ranks as means of at most so many groups of neighbours, with the ranks' names; unknown ones are NaN."""
+def group_size(count: int) -> int:
+    """Return how many of `count` neighbours are drawn as one group, so that there are at most GROUPS groups."""
+    return max(1, -(-count // GROUPS))
+
+
+def grouped(values: Iterable[Any]) -> tuple[list[str], np.ndarray]:
+    """Return the name of each group of neighbouring ranks, and the mean of its known values; NaN if it has none."""
     numbers = np.array([math.nan if each is None else float(each) for each in values])
-    size = max(1, -(-len(numbers) // most))
-    names, means = [], []
+    size, names, means = group_size(len(numbers)), [], []
     for first in range(0, len(numbers), size):
         part = numbers[first : first + size]
         known = part[np.isfinite(part)]
@@ -122,16 +114,19 @@ def grouped(values: Iterable[Any], most: int = GROUPS) -> tuple[list[str], np.nd
     return names, np.array(means)
 
 
-def ranks_label(count: int, most: int = GROUPS) -> str:
-    """Return the label of the axis of ranks."""
-    size = max(1, -(-count // most))
-    return "rank" if size == 1 else f"ranks, means of {size} neighbours"
+def over_ranks(axes: Any, parts: Sequence[tuple[Sequence[float], str]], y: str, quantity: str) -> None:
+    """Draw a stacked bar for each rank, or of means for a group of neighbours. parts: (a value per rank, colour)."""
+    count = max(len(values) for values, _ in parts)
+    padded = [([*values, *[math.nan] * (count - len(values))], colour) for values, colour in parts]
+    size, names = group_size(count), grouped(padded[0][0])[0]
+    x = "rank" if size == 1 else f"ranks, means of {size} neighbours"
+    bars(axes, names, [(grouped(values)[1], colour) for values, colour in padded], x, y, quantity)
 
 
 def bars(
     axes: Any, names: Sequence[str], parts: Sequence[tuple[np.ndarray, str]], x: str, y: str, quantity: str = ""
 ) -> None:
-    """Draw stacked bars of parts (values, colour) side by side."""
+    """Draw a stacked bar for each name, side by side. parts: (a value per name, colour). x, y: labels of the axes."""
     heights = [np.nan_to_num(values) for values, _ in parts]
     factor, unit = scale(np.sum(heights, axis=0), quantity)
     bottom = np.zeros(len(names))
@@ -151,7 +146,7 @@ def bars(
 
 
 def dots(axes: Any, rows: Sequence[tuple[str, float, float, float, str]], quantity: str, x: str) -> None:
-    """One below the other: (name, mean, low, high, colour) as a point on a line from low to high."""
+    """Draw rows (name, mean, low, high, colour), one below the other: a point at mean on a line from low to high."""
     highest = [each[3] for each in rows if math.isfinite(each[3])]
     factor, unit = scale(np.array(highest), quantity)
     for place, (_, mean, low, high, colour) in enumerate(rows):
@@ -167,7 +162,7 @@ def dots(axes: Any, rows: Sequence[tuple[str, float, float, float, str]], quanti
 
 
 def matrix(axes: Any, values: np.ndarray, size: int, unit: str) -> None:
-    """Cells, brighter for more; size: ranks of a row or column. With numbers, where there are few cells."""
+    """Draw the values as cells, brighter if larger, with numbers if there are few. size: ranks in a row or column."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -179,11 +174,10 @@ def matrix(axes: Any, values: np.ndarray, size: int, unit: str) -> None:
     if count <= 6:
         for row in range(count):
             for column in range(count):
-                if values[row, column] > 0:
-                    red, green, blue, _ = mapping.to_rgba(values[row, column])
-                    bright = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
-                    text = f"{values[row, column]:.3g}"
-                    axes.text(column, row, text, ha="center", va="center", color="#000000" if bright else "#ffffff")
+                if (value := values[row, column]) > 0:
+                    bright = np.dot(mapping.to_rgba(value)[:3], (0.3, 0.59, 0.11)) > 0.5
+                    colour = "#000000" if bright else "#ffffff"
+                    axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=colour)
     else:
         box = axes.get_position()
         axes.set_position([box.x0, box.y0, box.width * 0.86, box.height])
@@ -207,44 +201,39 @@ def lanes(
     layers: Sequence[tuple[list[tuple[int, float, float]], str, float, float]],
     seconds: float,
 ) -> None:
-    """Spans (lane, start, stop) in layers (spans, colour, from, to), each within a part of its lane's height."""
+    """Draw layers (spans, colour, top, bottom); a lane is -0.5 (top) to 0.5. Span: (lane, start, stop <= `seconds`)."""
     factor, unit = scale(np.array([seconds]), "seconds")
     for spans, colour, low, high in layers:
-        rectangles(
-            axes, [(start / factor, stop / factor, lane + low, lane + high) for lane, start, stop in spans], colour
-        )
-    frame_lanes(axes, names, seconds / factor)
-    label(axes, f"time ({unit})", "rank")
+        corners = [(start / factor, stop / factor, lane + low, lane + high) for lane, start, stop in spans]
+        rectangles(axes, corners, colour)
+    frame_lanes(axes, names, seconds / factor, unit)
 
 
 def boxes(axes: Any, names: Sequence[str], cells: Sequence[tuple[int, float, float, str, str]], seconds: float) -> None:
-    """Cells (lane, start, stop, text, colour), with the text where it has room."""
+    """Draw cells (lane, start, stop, text, colour), with the text if there is room. seconds: of the whole axis."""
     factor, unit = scale(np.array([seconds]), "seconds")
     for colour in dict.fromkeys(cell[4] for cell in cells):
-        own = [
-            (cell[1] / factor, cell[2] / factor, cell[0] - 0.4, cell[0] + 0.4) for cell in cells if cell[4] == colour
-        ]
-        rectangles(axes, own, colour)
+        own = [cell for cell in cells if cell[4] == colour]
+        rectangles(axes, [(cell[1] / factor, cell[2] / factor, cell[0] - 0.4, cell[0] + 0.4) for cell in own], colour)
     until = dict.fromkeys(range(len(names)), -math.inf)
     for lane, start, stop, text, _ in sorted(cells, key=lambda cell: cell[1]):
         room = 0.022 * (len(text) + 0.3) * seconds / 2
         middle = (start + stop) / 2
         if stop - start > 1.6 * room and middle - room > until[lane] and room < middle < seconds - room:
-            axes.text(
-                middle / factor, lane, text, ha="center", va="center_baseline", fontsize=FONT - 1, color="#ffffff"
-            )
+            style = {"ha": "center", "va": "center_baseline", "fontsize": FONT - 1, "color": "#ffffff"}
+            axes.text(middle / factor, lane, text, **style)
             until[lane] = middle + room
-    frame_lanes(axes, names, seconds / factor)
-    label(axes, f"time ({unit})", "rank")
+    frame_lanes(axes, names, seconds / factor, unit)
 
 
-def frame_lanes(axes: Any, names: Sequence[str], end: float) -> None:
-    """Set limits and ticks of lanes, the first one on top."""
+def frame_lanes(axes: Any, names: Sequence[str], end: float, unit: str) -> None:
+    """Set limits, ticks and labels of lanes, the first lane on top. end: of the time axis, in `unit`."""
     axes.set_ylim(len(names) - 0.45, -0.55)
     every = max(1, math.ceil(len(names) / 10))
     axes.set_yticks(range(0, len(names), every), list(names)[::every])
     axes.set_xlim(0, end)
     ticks(axes, "x")
+    label(axes, f"time ({unit})", "rank")
 
 
 def rectangles(axes: Any, corners: Sequence[tuple[float, float, float, float]], colour: str) -> None:

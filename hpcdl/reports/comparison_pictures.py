@@ -1,40 +1,37 @@
-"""The pictures of several runs: each a curve, or in a comparison each line a curve with a band over its seeds.
-
-A comparison is what results.json says: lines, their runs of several seeds, measures and statistics of them. A line
-keeps its colour in all pictures. Curves are means over the seeds at the same step; bands reach from the lowest to the
-highest.
-"""
+"""Pictures of several runs, each a curve; in a comparison each line is a curve with a band over its seeds.
+Curves are means over the seeds at the same step; bands reach from the lowest to the highest value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdl.reports.charts import Curve, curves, dots
+from hpcdl.files import finite
+from hpcdl.reports.charts import Curve, dots
 from hpcdl.reports.comparison import SCHEMA_VERSION
 from hpcdl.reports.downsampling import number
 from hpcdl.reports.figures import Key, Picture, look
-from hpcdl.reports.run_pictures import AGAINST, BETTER, COSTS, NAMES, drawable
+from hpcdl.reports.measures import Measure
+from hpcdl.reports.run_pictures import AGAINST, COSTS, MEASURES, drawable, learning_curve
 from hpcdl.reports.run_reader import Recorded, read_json
+from hpcdl.reports.statistics import Statistics
 
 MOST_LINES = 28  # of different look
 RESULTS = (  # measures that have a picture of their own: name, title, quantity, sentence
     ("seconds_to_target", "Time to the target", "seconds", "The further to the left, the sooner."),
     ("bytes_to_target", "Bytes to the target", "bytes", "The further to the left, the less was sent for it."),
-    ("steps_to_target", "Steps to the target", "steps", "The further to the left, the fewer updates it took."),
+    ("steps_to_target", "Steps to the target", "steps", "The further to the left, the fewer steps it took."),
     ("seconds", "Time of the whole run", "seconds", "The further to the left, the faster."),
     ("bytes_per_rank", "Bytes sent by a rank", "bytes", "The further to the left, the less has to pass the network."),
 )
-MEASURES = ("accuracy", "return", "rmse", "loss")
 
 
 class ComparedRun(NamedTuple):
-    """One run of a line: its folder, and why it failed if it did."""
+    """One run of a line: its folder (None: not in the comparison's), why it failed ("" if it did not), its measures."""
 
-    seed: Any
     folder: Path | None
     failed: str
     values: dict[str, Any]
@@ -42,26 +39,26 @@ class ComparedRun(NamedTuple):
 
 @dataclass
 class DrawnLine:
-    """A line of a comparison, or a run among others. records: of the runs that could be read."""
+    """A line of a comparison, or one of several runs. index: for colour and style. records: its runs as read."""
 
     name: str
     index: int
-    folder: Path | None = None
     ranks: Any = None
     runs: list[ComparedRun] = field(default_factory=list)
-    statistics: dict[str, Any] = field(default_factory=dict)
+    statistics: dict[str, Statistics] = field(default_factory=dict)
     records: list[Recorded] = field(default_factory=list)
 
     @property
     def key(self) -> Key:
-        """Its row in a legend."""
-        colour, style = look(self.index)
-        return Key(f"{self.index + 1} {self.name}", colour, style)
+        return Key(f"{self.index + 1} {self.name}", *look(self.index))
+
+    def has(self, measure: Measure) -> bool:
+        return measure.name in self.statistics and self.statistics[measure.name].mean is not None
 
 
 @dataclass
 class Comparison:
-    """What results.json says; missing: what is not shown, and why."""
+    """The contents of results.json. missing: a sentence for each part that is not shown."""
 
     folder: Path
     command: str = ""
@@ -69,63 +66,72 @@ class Comparison:
     seeds: list[Any] = field(default_factory=list)
     target: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    measures: list[dict[str, Any]] = field(default_factory=list)
+    measures: list[Measure] = field(default_factory=list)
     lines: list[DrawnLine] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """Read results.json; whatever in it is not as it should be is left out."""
+    """Read results.json; invalid parts are left out."""
     found = Comparison(folder)
     results = read_json(folder / "results.json", found.missing)
     if results is None:
         return found
     version = results.get("schema_version")
     if version != SCHEMA_VERSION:
-        found.missing.append(f"results.json is of version {str(version)[:20]}, and version {SCHEMA_VERSION} is read")
+        found.missing.append(f"results.json has version {str(version)[:20]}, but hpcdl reads version {SCHEMA_VERSION}")
         return found
     found.command, found.budget = (str(results.get(name) or "") for name in ("command", "budget"))
-    for name in ("target", "environment", "options"):
-        if isinstance(results.get(name), dict):
-            setattr(found, name, results[name])
-    found.seeds = as_list(results.get("seeds"))
-    found.measures = [each for each in as_list(results.get("measures")) if isinstance(each, dict) and "name" in each]
-    for each in as_list(results.get("lines")):
+    found.target, found.environment = (entry(results, name, dict) for name in ("target", "environment"))
+    found.seeds = entry(results, "seeds", list)
+    measures = entry(results, "measures", list)
+    found.measures = [measure_of(each) for each in measures if isinstance(each, dict) and "name" in each]
+    for each in entry(results, "lines", list):
         if isinstance(each, dict) and "line" in each:
-            told = each.get("statistics")
-            statistics = told if isinstance(told, dict) else {}
-            line = DrawnLine(str(each["line"]), len(found.lines), inside(folder, each.get("folder")), each.get("ranks"))
-            line.statistics = {str(name): of for name, of in statistics.items() if isinstance(of, dict)}
-            line.runs = [run_of(folder, run) for run in as_list(each.get("runs")) if isinstance(run, dict)]
-            found.lines.append(line)
+            of = entry(each, "statistics", dict)
+            statistics = {name: statistics_of(values) for name, values in of.items() if isinstance(values, dict)}
+            runs = [run_of(folder, run) for run in entry(each, "runs", list) if isinstance(run, dict)]
+            found.lines.append(DrawnLine(str(each["line"]), len(found.lines), each.get("ranks"), runs, statistics))
     if not found.lines:
         found.missing.append("results.json has no lines")
     return found
 
 
+def entry(of: dict[str, Any], name: str, kind: type) -> Any:
+    """Return of[name] if it has the type `kind`, else an empty value of this type."""
+    return of[name] if isinstance(of.get(name), kind) else kind()
+
+
 def run_of(folder: Path, run: dict[str, Any]) -> ComparedRun:
-    values = run.get("values")
-    place, failed = inside(folder, run.get("folder")), str(run.get("failed") or "")
-    return ComparedRun(run.get("seed"), place, failed, values if isinstance(values, dict) else {})
+    """Return a run of results.json; its folder is None if it lies outside of the comparison's folder."""
+    name = entry(run, "folder", str)
+    inside = name and "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
+    return ComparedRun(folder / name if inside else None, str(run.get("failed") or ""), entry(run, "values", dict))
 
 
-def as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def measure_of(told: dict[str, Any]) -> Measure:
+    """Return a measure of results.json; an invalid format is replaced by a usual one."""
+    form, unit, scale = str(told.get("format") or ".4g")[:20], str(told.get("unit") or ""), finite(told.get("scale", 1))
+    try:
+        format(0.0, f"+{form}")
+    except (ValueError, TypeError):
+        form = ".4g"
+    title = str(told.get("title") or told["name"])
+    return Measure(str(told["name"]), title, form, f" {unit.strip()}".rstrip(), 1 if scale is None else scale)
 
 
-def inside(folder: Path, name: Any) -> Path | None:
-    """A folder named in results.json; None where it is none, or lies outside of the comparison's."""
-    if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
-        return None
-    return folder / name
+def statistics_of(told: dict[str, Any]) -> Statistics:
+    """Return statistics of results.json; values that are not finite numbers become None."""
+    mean, deviation, difference, p = (finite(told.get(name)) for name in ("mean", "deviation", "difference", "p"))
+    low, high = map(finite, ends) if len(ends := entry(told, "interval", list)) == 2 else (None, None)
+    interval = None if low is None or high is None else (low, high)
+    within_noise, censored = told.get("within_noise") is True, bool(told.get("censored"))
+    return Statistics(0, mean, deviation, difference, interval, within_noise, p, censored)
 
 
 def band(records: Sequence[Recorded], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """(x, mean, lowest, highest) over the seeds, at the steps of the one that was evaluated least; None: nothing.
-
-    x, too, is a mean over the seeds at these steps. Steps that not all have come to are left out.
-    """
+    """Return mean x and mean, lowest, highest y over the seeds, at the steps of the seed with fewest evaluations.
+    x, y: names of columns. Steps that not all seeds have reached are left out; None if no step is left."""
     series = []
     for record in records:
         table = record.evaluations.mean
@@ -145,51 +151,35 @@ def band(records: Sequence[Recorded], x: str, y: str) -> tuple[np.ndarray, np.nd
     return at, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def together(lines: Sequence[DrawnLine], seeds: int, what: str) -> list[Picture]:
-    """Score and loss of all lines against steps, seconds and bytes. what: they are, in the singular."""
-    found = []
-    for measure in MEASURES:
-        for x, (quantity, words) in AGAINST.items():
+def together(lines: Sequence[DrawnLine], seeds: int, what: str) -> Iterator[Picture]:
+    """Yield pictures of the lines' scores and loss against steps, seconds, bytes. what: "line" or "run", for titles."""
+    for measure in ("accuracy", "return", "rmse", "loss"):
+        for x, (_, words) in AGAINST.items():
             drawn, keys = [], []
             for line in lines[:MOST_LINES]:
                 part = next((p for p in ("test", "validation") if has(line, f"{p}_{measure}")), None)
                 made = band(line.records, x, f"{part}_{measure}") if part else None
                 if made is not None:
-                    colour, style = look(line.index)
-                    low, high = (made[2], made[3]) if len(line.records) > 1 else (None, None)
-                    drawn.append(Curve(made[0], made[1], colour, style, low, high, marked=len(lines) <= 4))
+                    at, mean, *ends = made
+                    low, high = ends if len(line.records) > 1 else (None, None)
+                    drawn.append(Curve(at, mean, *look(line.index), low, high, marked=len(lines) <= 4))
                     keys.append(line.key)
             if drawn:
-                found.append(one_together(measure, quantity, words, drawn, keys, seeds, what))
-    return found
+                name, _, better = MEASURES[measure]
+                bands = f" Each curve is the mean over {seeds} seeds, its band from the lowest to the highest of them."
+                chance = " If bands overlap, chance may decide which curve is ahead."
+                over, overlap = (bands, chance) if seeds > 1 else ("", "")
+                sense = f"At equal {words}, the {better} curve is the better one."
+                title = f"{name[0].upper()}{name[1:]} of each {what} against {words}"
+                yield learning_curve(measure, x, title, f"{sense}{over} {COSTS[words]}{overlap}", drawn, keys)
 
 
 def has(line: DrawnLine, name: str) -> bool:
     return any(drawable(record.evaluations.mean["step"], record.evaluations.mean[name]) for record in line.records)
 
 
-def one_together(
-    measure: str, quantity: str, words: str, drawn: list[Curve], keys: list[Key], seeds: int, what: str
-) -> Picture:
-    name = NAMES[measure]
-    over = (
-        f" Each curve is the mean over {seeds} seeds, its band from the lowest to the highest of them."
-        if seeds > 1
-        else ""
-    )
-    overlap = " Where bands overlap, chance may decide which is ahead." if seeds > 1 else ""
-    return Picture(
-        f"{measure}-{words.replace(' ', '-')}",
-        f"{name[0].upper()}{name[1:]} of each {what} against {words}",
-        f"The {BETTER[measure]} the better at the same {words.removesuffix(' sent')}.{over} {COSTS[words]}{overlap}",
-        lambda axes: curves(axes, drawn, quantity, name, measure == "accuracy", free=BETTER[measure] == "lower"),
-        keys,
-    )
-
-
-def results_of(comparison: Comparison) -> list[Picture]:
-    """A point for each line with the range over its seeds, of what has no curve: what it took to get to the target."""
-    found = []
+def results_of(comparison: Comparison) -> Iterator[Picture]:
+    """Yield pictures of RESULTS (costs to reach the target, ...): a point per line with the range over its seeds."""
     for name, title, quantity, sentence in RESULTS:
         rows, keys, never = [], [], []
         for line in comparison.lines[:MOST_LINES]:
@@ -197,35 +187,21 @@ def results_of(comparison: Comparison) -> list[Picture]:
             values = [value for value in each if math.isfinite(value)]
             if values:
                 mean = float(np.mean(values))
-                rows.append((str(line.index + 1), mean, min(values), max(values), look(line.index)[0]))
-                keys.append(Key(line.key.label, line.key.colour, 0))
-            elif line.runs and not all(run.failed for run in line.runs):
+                rows.append((str(line.index + 1), mean, min(values), max(values), line.key.colour))
+                keys.append(line.key._replace(style=0))
+            elif each:
                 never.append(str(line.index + 1))
-        if not rows or (name.endswith("_to_target") and not comparison.target):
+        to_target = name.endswith("_to_target")
+        if not rows or (to_target and not comparison.target):
             continue
         target = " and ".join(f"{key} {value}" for key, value in comparison.target.items())
-        said = f" ({target})" if name.endswith("_to_target") else ""
-        missing = f" Not reached, or not known: line {', '.join(never)}." if never else ""
-        found.append(
-            Picture(
-                name.replace("_", "-"),
-                title + said,
-                f"{sentence} A point is the mean over the seeds, its bar from the lowest to the highest.{missing}",
-                lambda axes, rows=rows, quantity=quantity: dots(axes, rows, quantity, ""),  # type: ignore[misc]
-                keys,
-                height=1.0 + 0.24 * max(3, len(rows)),
-            )
+        said = f" ({target})" if to_target else ""
+        missing = f" No value, or not reached: line {', '.join(never)}." if never else ""
+        yield Picture(
+            name.replace("_", "-"),
+            title + said,
+            f"{sentence} A point is the mean over the seeds, its bar from the lowest to the highest.{missing}",
+            lambda axes, rows=rows, quantity=quantity: dots(axes, rows, quantity, ""),  # type: ignore[misc]
+            keys,
+            height=1.0 + 0.24 * max(3, len(rows)),
         )
-    return found
-
-
-def shown(value: float, measure: dict[str, Any], unit: bool = False, sign: str = "") -> str:
-    """A value in the format, and times the scale, that its measure has; what no format can show, in a usual one."""
-    times = number(measure.get("scale", 1))
-    value *= times if math.isfinite(times) else 1
-    try:
-        text = format(value, sign + str(measure.get("format") or ".4g")[:20])
-    except (ValueError, TypeError):
-        text = format(value, f"{sign}.4g")
-    name = str(measure.get("unit") or "").strip() if unit else ""
-    return f"{text} {name}" if name else text

@@ -1,12 +1,11 @@
 """Discovery of runs (by the files that a run writes), comparisons (results.json) and searches (journal.jsonl).
 
-A run's folder holds one of config.yaml, metrics.jsonl and summary.json; a run that is not finished, was killed or is of
-an older version lacks some of them. A folder with config.yaml alone may be a stopped comparison: then the runs below it
-count. Folders below a run, a comparison (whose results.json names its runs) or a search (whose journal holds its
-trials) are not searched. Links to folders are followed only if they are given by name.
-"""
+A run's folder holds config.yaml, started.json, metrics.jsonl or summary.json. A folder with config.yaml alone may be a
+stopped comparison: it is no run if runs are below it. Folders below a run, a comparison (whose results.json names its
+runs) or a search (whose journal holds its trials) are not searched. Links are followed only if given by name."""
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,7 @@ class DiscoveredFolders(NamedTuple):
 
 def find(folders: list[str]) -> DiscoveredFolders:
     """Return all runs, comparisons and searches in or below the folders; UsageError for a folder without any."""
-    found: tuple[dict[str, Path], ...] = {}, {}, {}
+    found: tuple[dict[str, Path], ...] = {}, {}, {}  # by real path
     for name in folders:
         folder = Path(name)
         if not os.path.exists(folder):
@@ -48,43 +47,32 @@ def find(folders: list[str]) -> DiscoveredFolders:
 
 
 def below(folder: Path, within: bool = False) -> DiscoveredFolders:
-    """Return the runs, comparisons and searches in or below a folder; UsageError if it cannot be read.
-
-    within: True to include the runs of comparisons and searches.
-    """
+    """Return the folders in or below this one. within: only runs, also those in comparisons, searches. UsageError."""
 
     def refuse(error: OSError) -> None:
         if error.filename == str(folder):
             raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
 
-    runs: list[Path] = []
-    comparisons: list[Path] = []
-    searches: list[Path] = []
-    perhaps: list[Path] = []
+    runs, comparisons, searches, perhaps = list[Path](), list[Path](), list[Path](), list[Path]()
     for place, folders, files in os.walk(folder, onerror=refuse):
+        into = None
         if COMPARISON in files and not within:
-            comparisons.append(Path(place))
-            folders.clear()
+            into = comparisons
         elif JOURNAL in files and not within and is_search(Path(place)):
-            searches.append(Path(place))
-            folders.clear()
+            into = searches
         elif not RUN.isdisjoint(files):
-            runs.append(Path(place))
-            folders.clear()
+            into = runs
         elif CONFIG in files:
             perhaps.append(Path(place))
+        if into is not None:
+            into.append(Path(place))
+            folders.clear()
         folders[:] = sorted((each for each in folders if not each.startswith(".")), key=natural)
-    runs += [
-        path for path in perhaps if not any(path in run.parents for run in [*runs, *perhaps, *comparisons, *searches])
-    ]
+    known = [*runs, *perhaps, *comparisons, *searches]
+    runs += [path for path in perhaps if not any(path in run.parents for run in known)]
     return DiscoveredFolders(sorted(runs, key=lambda path: [*map(natural, path.parts)]), comparisons, searches)
 
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key by which 2-b comes before 10-a."""
-    digits = "".join(each if each.isdecimal() else " " for each in name).split()
-    rest, key = name, []
-    for number in digits:
-        text, _, rest = rest.partition(number)
-        key += [(-1, text), (int(number), "")]
-    return [*key, (-1, rest)]
+    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(re.split(r"(\d+)", name))]

@@ -1,13 +1,9 @@
-"""A long series as some hundred bins, each with mean, smallest and largest value: what a curve can show, and no more.
+"""Downsampling of a long series to at most some hundred bins, each with mean, smallest and largest value.
 
-    rows     1 2 3 4 5 6 7 8 9 ...        at most 4 bins here, of as many rows each:
-    bins     1 | 2 | 3 | 4                of 1 row
-             1 2 | 3 4 | 5                full: neighbours are merged, and bins have 2 rows from here on
-             1 2 3 4 | 5 6 7 8 | 9        full again: of 4 rows, and so on
-
-Rows come one by one and are not kept, so that memory goes with the bins, whatever their number. At the end there are
-between half as many bins as may be and all of them.
-"""
+rows     1 2 3 4 5 6 7 8 9 ...        at most 4 bins here, of as many rows each:
+bins     1 | 2 | 3 | 4                of 1 row
+         1 2 | 3 4 | 5                full: neighbours are merged, and bins have 2 rows from here on
+         1 2 3 4 | 5 6 7 8 | 9        full again: of 4 rows, and so on"""
 
 import math
 import operator
@@ -16,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-MOST = 400  # bins, an even number: a picture is hardly wider in points
+from hpcdl.files import finite
+
+MOST = 400  # bins, an even number, about the width of a picture in points
 BUFFER = 2000  # rows that are binned together
 
 
 class Thinned:
-    """The columns of these names, of rows that are added; what is missing in a row, or no finite number, is left out.
-
-    mean, low, high: by name, one value for each bin, NaN where it has none.
-    """
+    """The columns `names` of all added rows, in at most `most` bins; missing and infinite values are left out.
+    mean, low, high: by name, one value per bin, NaN for a bin without values."""
 
     def __init__(self, names: Sequence[str], most: int = MOST):
         self.names, self.most = tuple(names), most
@@ -36,16 +32,14 @@ class Thinned:
         self._low, self._high = np.full(shape, np.nan), np.full(shape, np.nan)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row."""
         try:
             self._buffer.append(self._pick(row))
-        except KeyError:  # it lacks some
+        except KeyError:  # the row lacks some names
             self._buffer.append(tuple([row.get(name) for name in self.names]))
         if len(self._buffer) >= BUFFER:
             self._bin()
 
     def __len__(self) -> int:
-        """Return the number of bins."""
         self._bin()
         return -(-self.rows // self.width)
 
@@ -62,12 +56,6 @@ class Thinned:
     @property
     def high(self) -> dict[str, np.ndarray]:
         return self._by_name(self._high[: len(self)])
-
-    @property
-    def held(self) -> int:
-        """Bytes in memory."""
-        arrays = self._sums, self._counts, self._low, self._high
-        return sum(array.nbytes for array in arrays)
 
     def _by_name(self, table: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(self.names, table.T, strict=True))
@@ -112,10 +100,6 @@ def numbers(rows: list[tuple]) -> np.ndarray:
 
 
 def number(value: Any) -> float:
-    """Return the value as a number; NaN for other values."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
+    """Return the value as a float; NaN if it is not a finite number."""
+    found = finite(value)
+    return math.nan if found is None else found

@@ -1,12 +1,8 @@
 """Pictures by matplotlib, small enough for a phone: as SVG that takes its colours from the page, or as files.
 
-A picture says what it shows (title), how to read it (sentence) and what each colour means (legend), and draws itself on
-axes. In a page title, sentence and legend are text around the SVG; in a file of its own, title and legend are drawn.
-
-Text, frame and grid are drawn in colours that nothing else has. In a page each becomes a variable of CSS, so that a
-picture is legible on dark as on light ground. The colours of lines are those of Okabe and Ito that are legible on both
-("Color universal design", 2008: told apart by the colour-blind, too), without black and yellow; then styles change.
-"""
+Text, frame and grid are drawn in colours of their own, which become CSS variables in a page, for dark and light
+schemes. Lines are grey or have colours of Okabe and Ito ("Color universal design", 2008: distinct for the colour-blind,
+too), without black and yellow, which are not legible in both schemes. After the last colour, the style changes."""
 
 import contextlib
 import io
@@ -29,11 +25,11 @@ DASHES = ("", "5 2", "1 1.4", "6 2 1 2")  # the same in SVG
 WIDTH, HEIGHT, FONT = 4.2, 2.6, 9  # inches, points
 LEFT, RIGHT, TOP, BOTTOM = 0.56, 0.16, 0.3, 0.46  # inches around the axes
 LINE, TITLE_WIDTH, LEGEND_WIDTH = 0.17, 44, 58  # inches of a line of text, characters
-OURS = "hpcdl report"  # stands in whatever we write, so that only that is replaced
+OURS = "hpcdl report"  # the mark in all written files: only files with it are replaced
 
 
 class Key(NamedTuple):
-    """A row of a legend; style: a number in STYLES, or None for an area."""
+    """A row of a legend. style: index in STYLES, or None for an area instead of a line."""
 
     label: str
     colour: str
@@ -42,7 +38,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Picture:
-    """A picture: title, a sentence on how to read it, and a function that draws on matplotlib's axes."""
+    """A picture: name (for files), title, sentence on how to read it, function that draws on matplotlib's axes."""
 
     name: str
     title: str
@@ -62,51 +58,28 @@ def check_library() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise UsageError("report needs matplotlib: pip install 'hpcdl[report]'") from None
+        raise UsageError("pictures need matplotlib: pip install 'hpcdl[report]'") from None
 
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Around all that draws, once, for it takes a while: matplotlib as it is wanted here; and as before at the end."""
+    """Context for all drawing: sets matplotlib's options, and restores them. Entering takes a while: do so once."""
     from matplotlib import rc_context
 
-    how = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": OURS,
-        "svg.image_inline": True,
-        "font.size": FONT,
-        "font.family": "DejaVu Sans",
-        "text.color": INK,
-        "text.usetex": False,
-        "text.parse_math": False,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": SOFT,
-        "axes.facecolor": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.7,
-        "axes.labelsize": FONT,
-        "axes.unicode_minus": False,
-        "axes.axisbelow": True,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "xtick.labelsize": FONT,
-        **{f"{axis}tick.major.{name}": value for axis in "xy" for name, value in (("size", 0), ("pad", 4))},
-        "ytick.labelsize": FONT,
-        "grid.color": GRID,
-        "grid.linewidth": 0.6,
-        "hatch.linewidth": 0.5,
-        "path.simplify": False,
-        "lines.linewidth": 1.5,
-        "lines.solid_joinstyle": "round",
-    }
+    absent = "text.usetex", "text.parse_math", "axes.spines.top", "axes.spines.right", "axes.unicode_minus"
+    how = dict.fromkeys((*absent, "path.simplify"), False) | {"axes.axisbelow": True, "axes.facecolor": "none"}
+    how |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    how |= {"axes.edgecolor": SOFT, "grid.color": GRID, "font.size": FONT, "font.family": "DejaVu Sans"}
+    how |= {"axes.linewidth": 0.7, "grid.linewidth": 0.6, "lines.linewidth": 1.5}
+    how |= {f"{axis}tick.major.{name}": value for axis in "xy" for name, value in (("size", 0), ("pad", 4))}
+    how |= {"svg.fonttype": "none", "svg.hashsalt": OURS}
     with rc_context(how), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # of a name: a box stands for it
         yield
 
 
 def drawn(picture: Picture, titled: bool) -> Any:
-    """Return the picture as a matplotlib figure; titled: with title and legend."""
+    """Return the picture as a matplotlib figure. titled: with title and legend, which a page holds as text instead."""
     from matplotlib.figure import Figure
 
     title = textwrap.wrap(picture.title, TITLE_WIDTH) if titled else []
@@ -120,13 +93,11 @@ def drawn(picture: Picture, titled: bool) -> Any:
     for number, text in enumerate(title):
         figure.text(0.1 / WIDTH, 1 - (0.2 + LINE * 1.05 * number) / height, text, fontsize=FONT + 1, weight="bold")
     for number, key in enumerate(legend):
-        y = (below - LINE * (number + 0.5)) / height
-        add_key(figure, key, y, height)
+        add_key(figure, key, (below - LINE * (number + 0.5)) / height, height)
     return figure
 
 
 def add_key(figure: Any, key: Key, y: float, height: float) -> None:
-    """Draw a row of the legend at this height of the figure."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Rectangle
 
@@ -140,7 +111,7 @@ def add_key(figure: Any, key: Key, y: float, height: float) -> None:
 
 
 def inline(picture: Picture, prefix: str) -> str:
-    """The picture as SVG within a page, in `drawing`; prefix: begins its names, as in no other of the page."""
+    """Return the picture as SVG for a page; call this within `drawing`. prefix: of its ids, unique in the page."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure, text = drawn(picture, titled=False), io.StringIO()
@@ -149,7 +120,7 @@ def inline(picture: Picture, prefix: str) -> str:
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Write the picture as a file of its own, .png or .svg, within `drawing`; it says that it is ours."""
+    """Write the picture to a .png or .svg file, with our mark (OURS); call this within `drawing`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -163,6 +134,12 @@ def save(picture: Picture, path: Path) -> None:
         file.write(data.getvalue())
 
 
+def write(picture: Picture, *paths: Path) -> None:
+    with drawing():
+        for path in paths:
+            save(picture, path)
+
+
 def is_ours(path: Path) -> bool:
     """True if a report has written the file. May raise OSError."""
     with open(path, "rb") as file:
@@ -170,7 +147,7 @@ def is_ours(path: Path) -> bool:
 
 
 def squeezed(svg: str, title: str, prefix: str) -> str:
-    """What matplotlib has written as a part of a page: colours of the page, names of its own, a tenth of the size."""
+    """Return matplotlib's SVG as a part of a page: with the page's colours, unique ids, a tenth of the size."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     size = re.search(r'viewBox="([^"]*)"', svg)
@@ -198,7 +175,7 @@ NUMBER = re.compile(r"[MLCQz]|-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 def short_path(path: str) -> str:
-    """Return a path of lines in relative tenths of a point; a path with curves is only rounded."""
+    """Return an SVG path, shortened: relative steps in tenths of a point, or only rounded numbers if it has curves."""
     tokens = NUMBER.findall(path)
     if "C" in tokens or "Q" in tokens:
         return " ".join(each if each in "MLCQz" else f"{float(each):.2f}" for each in tokens)
@@ -224,6 +201,6 @@ def short_path(path: str) -> str:
 
 
 def tenths(value: int) -> str:
-    """Return tenths as the shortest decimal."""
+    """Return `value` tenths as the shortest decimal: 20 as 2, 5 as .5."""
     text = f"{value / 10:.1f}".removesuffix(".0")
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text

@@ -1,8 +1,5 @@
-"""The lines of metrics.jsonl, one after the other: in memory there is one at a time, however long the run was.
-
-A line is a step's or an evaluation's, as docs/runs.md has them. The last line of a run that is going on, or that was
-killed, may be cut off; others may be broken by a crash of the machine. Both are left out, and counted.
-"""
+"""The lines of metrics.jsonl (docs/runs.md), one in memory at a time.
+An incomplete last line, of a run that is running or was killed, is left out; broken lines are left out and counted."""
 
 import json
 import sys
@@ -10,23 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-DIGITS = 308  # whole numbers with more are beyond all floats, and count as missing
-SCORES = ("test_", "validation_")  # begin the names of what only an evaluation has
+DIGITS = 308  # integers with more digits exceed all floats, and count as missing
+SCORES = ("test_", "validation_")  # prefixes of names that only an evaluation has
 
-DECODE = json.JSONDecoder().raw_decode  # json.loads looks for encodings first, and takes half as long again
+DECODE = json.JSONDecoder().raw_decode  # json.loads takes half as long again, as it first detects the encoding
 
 
 class MetricLines:
-    """The lines of a file. broken: how many could not be read so far; place: the byte behind the last whole line."""
+    """The lines of a file. broken: number of invalid lines so far. place: the byte after the last line read."""
 
     def __init__(self, path: Path, place: int = 0):
         self.path, self.place, self.broken = path, place, 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Those from `place` on that are there now; iterated once more, those that have come since.
-
-        Raises OSError where the file cannot be read.
-        """
+        """Yield the lines from `place` on; a later iteration yields lines that were added since. May raise OSError."""
         with open(self.path, "rb") as file:
             file.seek(self.place)
             for line in file:
@@ -58,5 +52,4 @@ def read(line: bytes) -> dict[str, Any] | None:
 
 
 def is_evaluation(line: dict[str, Any]) -> bool:
-    """True if a line is of an evaluation, False if it is of a step."""
     return "bytes" in line or any([name.startswith(SCORES) for name in line])  # a list: twice as fast as a generator

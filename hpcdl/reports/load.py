@@ -1,17 +1,14 @@
-"""What runs have recorded, as a table of columns: pandas.DataFrame(hpcdl.reports.load("runs/a")), or polars'.
+"""Recorded metrics of runs as a table of columns: pandas.DataFrame(hpcdl.reports.load("runs/a")), or polars'.
 
-    step   epoch   train_loss   seconds   test_loss
-       1    0.50         2.31      0.02         nan        a step's line
-       2    1.00         2.05      0.04         nan
-       2    1.00         2.05      0.04        2.10        an evaluation's
-
-A value that a line lacks is NaN; a column of whole numbers without one that is missing stays whole. Columns grow as the
-file is read, 8 bytes for each value: there is no line in memory but the last.
-"""
+step   epoch   train_loss   seconds   test_loss
+   1    0.50         2.31      0.02         nan        a step's line
+   2    1.00         2.05      0.04         nan
+   2    1.00         2.05      0.04        2.10        an evaluation's"""
 
 import os
 import warnings
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -32,19 +29,15 @@ Folder = str | os.PathLike[str]
 
 
 def load(folder: Folder | Iterable[Folder], what: Literal["steps", "evaluations", "all"] = "all") -> dict[str, Any]:
-    """The metrics of a run, of several, or of all below a folder, as numpy arrays of the same length, by name.
-
-    what: which lines of metrics.jsonl: those of steps, of evaluations, or both. Where it is not the folder of one run
-    that is named, a column `run` says which run each row is of. Lines that cannot be read are left out, with a warning.
-
-    Raises UsageError where there is no run.
-    """
+    """Return the metrics of a run, of several, or of all below a folder: numpy arrays by name, NaN where missing.
+    what: lines of steps, of evaluations, or all. Unless `folder` is one run's, a column `run` names the run of each
+    row. Invalid lines are left out, with a warning. Raises UsageError if there is no run."""
     if what not in KINDS:
         raise unknown("kind of line", what, KINDS)
     folders = [folder] if isinstance(folder, str | os.PathLike) else [*folder]
     runs = runs_of(folders)
-    table, names, counts = GrowingTable(), [], []
-    for name, path in runs.items():
+    table, counts = GrowingTable(), []
+    for path in runs.values():
         before, lines = table.rows, MetricLines(path / METRICS)
         with blamed_on(f"{path / METRICS} cannot be read"):
             if lines.path.exists():  # else the run has recorded nothing yet
@@ -53,48 +46,40 @@ def load(folder: Folder | Iterable[Folder], what: Literal["steps", "evaluations"
                         table.append(line)
         if lines.broken:
             warnings.warn(f"{path / METRICS}: {broken(lines)}", stacklevel=2)
-        names.append(name)
         counts.append(table.rows - before)
     columns: dict[str, Any] = table.columns()
     if len(folders) > 1 or [*runs.values()] != [Path(folders[0])]:
-        columns = {"run": np.repeat(np.array(names, object), counts)} | columns
+        columns = {"run": np.repeat(np.array([*runs], object), counts)} | columns
     return columns
 
 
 def trials(folder: Folder) -> list[dict[str, Any]]:
-    """The trials of a search, a dictionary each, by number: pandas.DataFrame(hpcdl.reports.trials("search")).
-
-    `values` are a dictionary by parameter, `score` is None for one that has failed (`failed` says why) or not ended;
-    `amount` is in epochs, 0 for a whole training, `seconds` are of all its pieces and seeds. What the trials' runs have
-    recorded on their way is what `load` gives of the same folder. Raises UsageError where there is no search.
-    """
+    """Return the trials of a search by number, a dictionary each: pandas.DataFrame(hpcdl.reports.trials("search")).
+    values: by parameter. score: None for a trial that has failed (failed: why) or has not ended. amount: epochs, 0
+    for a whole training. seconds: of all its pieces and seeds. Raises UsageError if there is no search."""
     names = ("trial", "status", "score", "spread", "scores", "rung", "amount", "seconds", "steps", "failed", "folder")
     return [{name: getattr(row, name) for name in names} | {"values": row.values} for row in read(Path(folder)).rows()]
 
 
 def broken(lines: MetricLines) -> str:
-    """Return the message about unreadable lines."""
     return f"{counted(lines.broken, 'line')} cannot be read, and {'is' if lines.broken == 1 else 'are'} left out"
 
 
 def runs_of(folders: Iterable[Folder]) -> dict[str, Path]:
-    """The runs in these folders and below, by their names: paths from the folder, or from what is above all of them.
-
-    Raises UsageError where there is none.
-    """
+    """Return the runs in and below these folders, by path from their common parent. UsageError if there is none."""
     given = [Path(folder) for folder in folders]
     if not given:
-        raise UsageError("name the folder of a run, or one with runs below it")
-    above = Path(os.path.commonpath([os.path.abspath(folder) for folder in given]))
+        raise UsageError("give the folder of a run, or a folder with runs below it")
+    above = os.path.commonpath([os.path.abspath(folder) for folder in given])
     found: dict[str, Path] = {}
     for folder in given:
         with blamed_on(f"{folder} cannot be read"):
             if not os.path.isdir(folder):
-                what = "is a file, not the folder of a run" if os.path.exists(folder) else "is not there"
+                what = "is a file, not the folder of a run" if os.path.exists(folder) else "does not exist"
                 raise UsageError(f"{folder} {what}")
             runs = below(folder, within=True).runs
         if not runs:
-            raise UsageError(f"{folder} is no run's folder ({METRICS} is missing), and there is none below it")
+            raise UsageError(f"{folder} is no run's folder ({METRICS} is missing), and no folder below it is one")
         for run in runs:
             name = os.path.relpath(os.path.abspath(run), above)
             found.setdefault(run.name if name == os.curdir else name, run)
@@ -106,14 +91,11 @@ class GrowingTable:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.found: dict[str, array[Any]] = {}
+        self.found: defaultdict[str, array[Any]] = defaultdict(lambda: array("q"))
 
     def append(self, line: dict[str, Any]) -> None:
-        """Append a row."""
         for name, value in line.items():
-            column: Any = self.found.get(name)
-            if column is None:
-                column = self.found[name] = array("q")
+            column = self.found[name]
             whole = isinstance(value, int) and value in INT64
             if not whole and not isinstance(value, float):
                 continue  # null, or what no run writes
@@ -126,7 +108,6 @@ class GrowingTable:
         self.rows += 1
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return all columns as arrays of one length."""
         found = {}
         for name, column in self.found.items():
             missing = self.rows - len(column)

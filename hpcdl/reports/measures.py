@@ -1,14 +1,12 @@
-"""The measures of a comparison: numbers from a run's summary, and the cost to reach a target.
+"""The measures of a comparison: numbers from a run's summary, and the cost to reach a target. None: not known."""
 
-An unknown measure is None: a count that a library's collective hides, a score of another task, a missed target.
-"""
-
-import math
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, nearest, parse_finite
+from hpcdl.files import finite
 from hpcdl.reports.lines import MetricLines
 
 # Targets by name: the entry of an evaluation line, and True if larger is better.
@@ -18,21 +16,18 @@ TARGETS = {
     "rmse": ("test_rmse", False),
     "return": ("test_return", True),
 }
-TAKEN = ("seconds", "bytes", "steps", "environment_steps")  # costs to reach a target
+TAKEN = ("seconds", "bytes", "steps", "environment_steps")  # costs to reach a target; bytes of all ranks
 
 
 class Measure(NamedTuple):
-    """A measure: its name, title in tables, format, and direction.
-
-    A value is printed as `format(value * scale, format)` and the unit.
-    """
+    """A measure, printed as `format(value * scale, format)` and the unit; better: "less", "more" or "" (neither)."""
 
     name: str
     title: str
     format: str = ".4f"
     unit: str = ""
     scale: float = 1
-    better: str = "less"  # or "more", or "" where neither is
+    better: str = "less"
 
 
 MEASURES = (
@@ -62,28 +57,19 @@ MEASURES = (
     Measure("environment_steps_to_target", "environment steps to the target", ",.0f"),
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}
-USUAL = [
-    "test_accuracy",
-    "test_return",
-    "test_rmse",
-    "test_loss",
-    "train_loss",
-    "steps",
-    "seconds",
-    "examples_per_second",
-]
-USUAL += ["bytes_per_rank", "messages_per_rank", "idle", "memory"]
+USUAL = ["test_accuracy", "test_return", "test_rmse", "test_loss", "train_loss", "steps", "seconds"]
+USUAL += ["examples_per_second", "bytes_per_rank", "messages_per_rank", "idle", "memory"]
 USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target", "environment_steps_to_target"]
 
 
 def read_target(text: str) -> dict[str, float]:
-    """Parse --target, as accuracy=0.95 or loss=0.3; "": no target. Raises UsageError."""
+    """Return {name: value} of --target, as accuracy=0.95 or loss=0.3; {} for "", no target. Raises UsageError."""
     if not text:
         return {}
     name, _, number = text.partition("=")
     if name not in TARGETS:
-        said = f"--target {text}: there is no {name!r}{nearest(name, TARGETS)}"
-        raise UsageError(f"{said}; say one of accuracy=0.95, loss=0.3, rmse=2 and return=475")
+        said = f"--target {text}: there is no score {name!r}{nearest(name, TARGETS)}"
+        raise UsageError(f"{said}; give one such as accuracy=0.95, loss=0.3, rmse=2 or return=475")
     try:
         goal = parse_finite(number)
     except ValueError:
@@ -93,13 +79,21 @@ def read_target(text: str) -> dict[str, float]:
     return {name: goal}
 
 
-def values(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> dict[str, float | None]:
-    """Return the measures of a run that has ended, by name."""
-    found = {name: value for name, value in all_of(folder, summary, target)}
-    return {measure.name: finite_or_none(found.get(measure.name)) for measure in MEASURES}
+def measured(
+    folder: Path, summary: dict[str, Any], target: dict[str, float]
+) -> tuple[dict[str, float | None], dict[str, float]]:
+    """Return the measures of an ended run, by name, and lower bounds of the costs of a missed target."""
+    found, beyond = dict(of_summary(summary)), {}
+    if target:
+        reached, last = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
+        found |= {f"{name}_to_target": reached.get(name) for name in TAKEN}
+        if not reached:
+            beyond = {f"{name}_to_target": finite_or_none(last.get(name)) for name in TAKEN}
+    values = {measure.name: finite_or_none(found.get(measure.name)) for measure in MEASURES}
+    return values, {name: value for name, value in beyond.items() if value is not None}
 
 
-def all_of(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> Iterator[tuple[str, Any]]:
+def of_summary(summary: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a summary, and the measures derived from it."""
     yield from summary.items()
     workers, steps, seconds = summary.get("workers") or 1, summary.get("steps"), summary.get("seconds")
@@ -110,19 +104,17 @@ def all_of(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> I
     yield "messages_per_rank", of_ranks(max, messages)
     yield "idle", idle(summary, workers)
     yield "memory", memory(summary)
-    yield "staleness", mean_of_histogram(summary.get("staleness_histogram"))
-    if target:
-        reached, _ = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
-        yield from ((f"{name}_to_target", reached.get(name)) for name in TAKEN)
+    if isinstance(counts := summary.get("staleness_histogram"), list) and sum(counts):
+        yield "staleness", sum(value * count for value, count in enumerate(counts)) / sum(counts)
 
 
 def of_ranks(of: Callable[[list], float], values: Any) -> float | None:
-    """Return of(values) for a list with a number per rank; None if one is unknown."""
+    """Return of(values) for a list with a number per rank; None if a number or the list is unknown."""
     return of(values) if isinstance(values, list) and values and None not in values else None
 
 
 def idle(summary: dict[str, Any], workers: int) -> float | None:
-    """Return the idle share of the steps, averaged over the workers, which are the last ranks."""
+    """Return the idle share of the steps' time, averaged over the workers, which are the last ranks; None: unknown."""
     names = ("idle", "compute", "communication")
     each = [of_ranks(list, summary.get(f"{name}_seconds_per_rank")) for name in names]  # type: ignore[arg-type]
     if None in each:
@@ -133,54 +125,31 @@ def idle(summary: dict[str, Any], workers: int) -> float | None:
 
 
 def memory(summary: dict[str, Any]) -> float | None:
-    """Return the bytes of the rank with the most memory: the sum of the peaks of its kinds."""
+    """Return the memory of the rank with the most, in bytes: the sum of its peaks of each kind; None: unknown."""
     kinds = summary.get("memory_bytes_per_rank")
     if not isinstance(kinds, dict) or not kinds:
         return None
     return max(sum(each or 0 for each in of) for of in zip(*kinds.values(), strict=True))
 
 
-def mean_of_histogram(counts: Any) -> float | None:
-    """Return the mean of the values 0, 1, 2, ... with these counts."""
-    if not isinstance(counts, list) or not sum(counts):
-        return None
-    return sum(value * count for value, count in enumerate(counts)) / sum(counts)
-
-
-def bounds(folder: Path, target: dict[str, float]) -> dict[str, float]:
-    """Return lower bounds of the costs of a run that missed the target, by measure; {} if it reached it."""
-    if not target:
-        return {}
-    reached, last = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
-    found = {} if reached else {f"{name}_to_target": finite_or_none(last.get(name)) for name in TAKEN}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def to_target(metrics: Path, name: str, goal: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the costs at the first evaluation that reached the goal ({}: none did), and at the last one read.
-
-    Bytes are those of all ranks.
-    """
+    """Return the costs at the first evaluation that reached the goal ({}: none did), and at the last one read."""
     (key, more), last = TARGETS[name], dict[str, Any]()
-    try:
+    with contextlib.suppress(OSError):
         for line in MetricLines(metrics):
             score = line.get(key)
             if score is not None:
                 last = {each: line.get(each) for each in TAKEN} | {"steps": line["step"]}
                 if score >= goal if more else score <= goal:
                     return last, last
-    except OSError:
-        pass
     return {}, last
 
 
 def finite_or_none(value: Any) -> float | None:
-    """Return a finite number; None for other values."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return value if finite(value) is not None else None
 
 
 def shown(measure: Measure, value: float | None, sign: str = "", unit: bool = True) -> str:
-    """Return a value as text."""
     if value is None:
         return ""
     return format(value * measure.scale, sign + measure.format) + measure.unit * unit

@@ -1,9 +1,5 @@
 """A self-contained HTML page: text, tables, pictures as SVG; no scripts, fonts or external files.
-
-Text from users (names, options, messages) is escaped. Colours are variables that follow the reader's light or dark
-scheme; on paper they are light. Wide tables become cards, so that nothing scrolls sideways. Foldable parts are open,
-for paper cannot unfold them.
-"""
+Wide tables become cards on narrow screens, so that nothing scrolls sideways. Foldable parts are open, for paper."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -54,9 +50,8 @@ details::details-content{content-visibility:visible;height:auto}h2,h3,summary{br
 
 
 class Drawn(NamedTuple):
-    """A picture of the page: title, sentence and legend are text, svg its drawing, name that of its file."""
+    """A picture of the page. svg: its drawing. Title, sentence and legend (keys) are text of the page."""
 
-    name: str
     title: str
     sentence: str
     keys: Sequence[Key]
@@ -69,7 +64,6 @@ def text(value: object) -> str:
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return the HTML of the page."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="generator" content="{OURS}">\n'
@@ -80,18 +74,15 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def section(title: str, anchor: str, parts: Iterable[str]) -> str:
-    """Return a section with a heading, the target of a link in the table of contents."""
     return f'<section id="{anchor}">\n<h2>{text(title)}</h2>\n' + "\n".join(filter(None, parts)) + "\n</section>"
 
 
 def contents(entries: Sequence[tuple[str, str]]) -> str:
-    """Return the table of contents of sections (anchor, title)."""
     rows = "".join(f'<li><a href="#{anchor}">{text(title)}</a></li>' for anchor, title in entries)
     return f"<nav><ol>{rows}</ol></nav>"
 
 
 def folded(title: str, body: str) -> str:
-    """Return a foldable part, open."""
     return f"<details open><summary>{text(title)}</summary>\n{body}\n</details>" if body else ""
 
 
@@ -100,19 +91,17 @@ def paragraph(said: str, soft: bool = False) -> str:
 
 
 def missing(said: Sequence[str]) -> str:
-    """Return a list of missing parts, with reasons."""
     rows = "".join(f"<li>{text(each)}</li>" for each in said)
     return f'<ul class="missing">{rows}</ul>' if rows else ""
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Return a table of names and values."""
     body = "".join(f"<tr><th>{text(name)}</th><td>{text(said)}</td></tr>" for name, said in rows)
     return f'<table class="about">{body}</table>' if body else ""
 
 
 class Cell(NamedTuple):
-    """A cell of a table: text, smaller text below it, True if it reports a failure, legend key."""
+    """A cell of a table: text (said), smaller text below (more). failed: reports a failure. key: drawn before text."""
 
     said: str
     more: str = ""

@@ -1,57 +1,43 @@
-"""What the ranks of a run were doing when it broke off, or are doing now: from their flight recordings alone.
+"""What the ranks of a run were doing when it broke off, or are doing now, from their flight recordings alone.
 
     flight_recorder.py writes   flight/rank-0000.bin, rank-0001.bin, ...: the last operations of each rank
-    this module reads them      who is where, and how each has ended
+    this module reads them      where each rank is, and how it has ended
     deadlock.py concludes       who waits for whom, and which calls do not fit together
 
-Which rank ended first is known where one has said why it ends, and where it was seen for the last time well before the
-others were. A launcher ends all ranks within some milliseconds of the first, and then no clock tells.
-"""
+The first rank to end is known if a rank gave its reason, or was last seen well before the others. A launcher ends all
+ranks within some milliseconds of the first, and then no clock tells which was first."""
 
 import math
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcdl.comm.diagnostics import flight_recorder
 from hpcdl.comm.diagnostics.call_signature import KINDS, describe_call, format_ranks
 from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus, status_lines
-from hpcdl.comm.diagnostics.flight_recorder import (
-    ALL,
-    BROKE,
-    DONE,
-    FAILED,
-    LEFT,
-    RUNS,
-    WAITING,
-    earlier_tries,
-    recordings_in,
-)
+from hpcdl.comm.diagnostics.flight_recorder import ALL, BROKE, DONE, FAILED, GROUPS, LEFT, RUNS, TEXTS, WAITING, WIDTH
 from hpcdl.errors import UsageError, blamed_on, printable
 from hpcdl.formatting import counted
 
-EARLIER = 1.0  # seconds: who was seen for the last time so long before the others has ended first
+EARLIER = 1.0  # seconds: a rank last seen so long before the others has ended first
 STATES = {flight_recorder.STARTED: "in flight", WAITING: "waited in", DONE: "done", FAILED: "failed"}
 
 
-@dataclass
-class RecordedGroup:
-    """A communicator, as one rank has recorded it. last: the number of its last call of all ranks."""
+class RecordedGroup(NamedTuple):
+    """A communicator as one rank has recorded it. key: equal on its ranks. last: number of its last collective call."""
 
     key: str
     name: str
     rank: int
-    size: int
     last: int
 
 
 class Recording:
-    """What one rank has recorded. Raises UsageError for a file that is none, is damaged, or of another version."""
+    """The recording of one rank. Raises UsageError for a file that is no recording, damaged, or of another version."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -61,80 +47,65 @@ class Recording:
             raise UsageError(f"{path} is no flight recording")
         self.head = head = np.frombuffer(data, flight_recorder.HEAD, 1)[0]
         if head["version"] != flight_recorder.VERSION:
-            raise UsageError(
-                f"{path} is a recording of version {head['version']}, "
-                f"and this hpcdl reads version {flight_recorder.VERSION}"
-            )
+            reads = f"this hpcdl reads version {flight_recorder.VERSION}"
+            raise UsageError(f"{path} is a recording of version {head['version']}, and {reads}")
         damaged = f"{path} is damaged"
         texts, groups, records, length = flight_recorder.sizes(int(head["capacity"]))
-        if (
-            len(data) != length
-            or not 0 <= head["texts"] <= flight_recorder.TEXTS
-            or not 0 <= head["groups"] <= flight_recorder.GROUPS
-        ):
-            raise UsageError(f"{damaged}: {len(data):,} bytes, where {length:,} are told")
-        self.texts = [
-            text(data[texts + i * flight_recorder.WIDTH :][: flight_recorder.WIDTH]) for i in range(head["texts"])
-        ]
+        if len(data) != length or not 0 <= head["texts"] <= TEXTS or not 0 <= head["groups"] <= GROUPS:
+            raise UsageError(f"{damaged}: it has {len(data):,} bytes, but its head asks for {length:,}")
+        self.texts = [text(data[texts + i * WIDTH :][:WIDTH]) for i in range(head["texts"])]
         found = np.frombuffer(data, flight_recorder.GROUP, int(head["groups"]), groups)
-        self.groups = [
-            RecordedGroup(
-                text(g["key"]) or text(g["name"]), text(g["name"]), int(g["rank"]), int(g["size"]), int(g["last"])
-            )
-            for g in found
-        ]
         every = np.frombuffer(data, flight_recorder.RECORD, int(head["capacity"]), records)
-        self.records = np.sort(every[every["number"] > 0], order="number")
-        bad = [name for name in ("operation", "line", "reduction") if (self.records[name] >= len(self.texts)).any()]
-        if bad or (len(self.records) and (self.records["group"] >= len(self.groups)).any()):
-            raise UsageError(f"{damaged}: its records tell of what is not there")
-        for record in self.records[self.records["other"] == ALL]:
-            group = self.groups[record["group"]]
-            group.last = max(group.last, int(record["call"]))
+        self.records = every = np.sort(every[every["number"] > 0], order="number")
+        if (every["group"] >= len(found)).any() or any(
+            (every[name] >= len(self.texts)).any() for name in ("operation", "line", "reduction")
+        ):
+            raise UsageError(f"{damaged}: its records name groups or texts that are missing")
+        last = found["last"].copy()
+        together = every["other"] == ALL
+        np.maximum.at(last, every["group"][together], every["call"][together])
+        self.groups = [
+            RecordedGroup(text(group["key"]) or text(group["name"]), text(group["name"]), int(group["rank"]), int(call))
+            for group, call in zip(found, last, strict=True)
+        ]
         self.rank, self.size = int(head["rank"]), int(head["size"])
         if not 0 <= self.rank < self.size:
             raise UsageError(f"{damaged}: it is of rank {self.rank} of {self.size}")
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there, as far as this machine can tell; of another, whether it was just seen."""
+        """True if the rank's process lives. A process on another host counts as alive if it was seen just now."""
         if self.head["state"] != RUNS:
             return False
         if text(self.head["host"]) == socket.gethostname()[:63]:
-            return (
-                bool(self.head["born"])
-                and flight_recorder.process_start(int(self.head["process"])) == self.head["born"]
-            )
+            born = self.head["born"]
+            return bool(born) and flight_recorder.process_start(int(self.head["process"])) == born
         return time.time() - self.last_seen < 2 * LONG
 
     def at(self, clock: int) -> float:
-        """A time of the recording as seconds since 1970."""
+        """Return a time of the recording (clock, in ns) in UNIX seconds."""
         return (int(self.head["time"]) + int(clock) - int(self.head["clock"])) / 1e9
 
     @property
     def last_seen(self) -> float:
-        """The last sign of the rank, in seconds since 1970."""
         return self.at(max(self.head["seen"], *self.records["start"][-1:], *self.records["end"][-1:]))
 
     def describe_call(self, record: Any) -> str:
-        """The operation of a record, in words."""
         name = self.texts[record["operation"]] or "an operation"
         if record["other"] != ALL:
             return name
-        kind = KINDS.get(int(record["kind"]))
-        return describe_call(
-            (name, kind, int(record["elements"]), self.texts[record["reduction"]], int(record["root"]))
-        )
+        kind, elements, root = KINDS.get(int(record["kind"])), int(record["elements"]), int(record["root"])
+        return describe_call((name, kind, elements, self.texts[record["reduction"]], root))
 
     @property
     def waits(self) -> Any:
-        """The record of the operation that the rank waits in, or None: of several the innermost."""
+        """The record of the innermost operation in which the rank waits; None: it does not wait."""
         found = self.records[self.records["state"] == WAITING]
         return found[-1] if len(found) else None
 
     @property
     def text(self) -> str:
-        """What a rank does that waits in no operation."""
+        """A text for a rank that waits in no operation: its last one, and how many are in flight."""
         done = self.records[np.isin(self.records["state"], (DONE, FAILED))]
         open_ones = int((self.records["state"] == flight_recorder.STARTED).sum())
         more = f", {counted(open_ones, 'operation')} in flight" if open_ones else ""
@@ -151,76 +122,63 @@ def text(found: bytes) -> str:
 
 
 def tries(folder: Path) -> dict[int, Path]:
-    """Where the recordings of each try of a run lie, by its number: a run that is gone on with has several."""
-    found, last = earlier_tries(folder), folder / flight_recorder.FOLDER
-    return found | ({1 + max(found, default=0): last} if recordings_in(last) else {})
+    """Return the folder of recordings of each try of a run, by number of the try. A resumed run can have several."""
+    found, last = flight_recorder.earlier_tries(folder), folder / flight_recorder.FOLDER
+    return found | ({1 + max(found, default=0): last} if flight_recorder.recordings_in(last) else {})
 
 
 def recordings(folder: Path, number: int = 0) -> dict[int, Recording]:
-    """The recordings of a run's folder by rank: of the try of this number, 0: of the last one.
-
-    Raises UsageError where there are none, or they do not fit together.
-    """
+    """Return the recordings of a run's folder by rank, of try `number` (0: the last). Raises UsageError."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     known = tries(folder)
     if number and known and number not in known:
         raise UsageError(f"--which {number}: there are recordings of {tries_told(known)}")
-    paths = recordings_in(known[number or max(known)]) if known else []
+    paths = flight_recorder.recordings_in(known[number or max(known)]) if known else []
     if not paths:
-        raise UsageError(
-            f"{folder} has no flight recordings: they are there while a run goes on and where it breaks off, "
-            "unless it has --flight 0"
-        )
+        when = "while it is running and if it breaks off, unless it has --flight 0"
+        raise UsageError(f"{folder} has no flight recordings: a run has them {when}")
     found = {each.rank: each for each in map(Recording, paths)}
     if len(found) < len(paths) or len({each.size for each in found.values()}) > 1:
-        raise UsageError(f"{paths[0].parent}: the files are of several runs; remove them")
+        raise UsageError(f"{paths[0].parent}: the recordings belong to several runs; remove them")
     return found
 
 
 def tries_told(known: Iterable[int]) -> str:
-    """Tries, in words."""
     numbers = [str(each) for each in sorted(known)]
     return f"try {numbers[0]}" if len(numbers) == 1 else f"tries {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def ended_well(folder: Path) -> bool:
-    """Whether the run has come to its end, and has said so."""
     return (folder / "summary.json").is_file() and not (folder / flight_recorder.FOLDER).is_dir()
 
 
-def members(found: dict[int, Recording]) -> dict[str, dict[int, int]]:
-    """Of each communicator, by its key, which rank of the run is which of its own."""
-    ranks: dict[str, dict[int, int]] = {}
+def said(found: dict[int, Recording]) -> dict[int, RankStatus]:
+    """Return what each rank would answer the watchdog (hpcdl/comm/diagnostics/deadlock.py)."""
+    members: dict[str, dict[int, int]] = {}  # by communicator and rank in it, the rank of the run
     for rank, each in found.items():
         for group in each.groups:
-            ranks.setdefault(group.key, {})[group.rank] = rank
-    return ranks
+            members.setdefault(group.key, {})[group.rank] = rank
+    return {rank: status(each, members) for rank, each in found.items()}
 
 
-def said(found: dict[int, Recording]) -> dict[int, RankStatus]:
-    """What each rank would answer the watchdog (hpcdl/comm/diagnostics/deadlock.py)."""
-    ranks = members(found)
-    return {rank: says(each, ranks) for rank, each in found.items()}
-
-
-def says(each: Recording, ranks: dict[str, dict[int, int]]) -> RankStatus:
+def status(each: Recording, members: dict[str, dict[int, int]]) -> RankStatus:
     calls = {group.key: group.last for group in each.groups}
     if each.head["state"] == LEFT:
         return RankStatus("has ended its program", True, calls)
     record = each.waits
     if record is None:
         return RankStatus(each.text, False, calls)
-    group, other = each.groups[record["group"]], int(record["other"])
-    alive, start = each.alive, int(record["start"])
+    group, other, start = each.groups[record["group"]], int(record["other"]), int(record["start"])
+    ranks = members[group.key]
     return RankStatus(
         each.text,
         False,
         calls,
-        waits=(time.time() - each.at(start) if alive else math.inf, start),  # who has gone comes no further
+        waits=(time.time() - each.at(start) if each.alive else math.inf, start),  # a process that is gone waits forever
         key=group.key,
-        members=tuple(ranks[group.key].values()),
-        other=ranks[group.key].get(other, other) if other >= 0 else other,
+        members=tuple(ranks.values()),
+        other=ranks.get(other, other) if other >= 0 else other,
         call=int(record["call"]),
         called=each.describe_call(record),
         name=group.name,
@@ -230,12 +188,16 @@ def says(each: Recording, ranks: dict[str, dict[int, int]]) -> RankStatus:
 
 
 def story(folder: Path, found: dict[int, Recording]) -> list[str]:
-    """The whole in words, a line for each thing; of which try it is, where there are several."""
+    """Return lines on the state of the job and of all ranks; the first line names the try if there are several."""
     size, known = next(iter(found.values())).size, tries(folder)
     shown = next((number for number, place in known.items() if place == next(iter(found.values())).path.parent), 0)
     alive = sorted(rank for rank, each in found.items() if each.alive)
     gone = sorted(set(found) - set(alive))
-    lines = [f"{folder}: {counted(size, 'rank')}, {state(alive, gone)}"]
+    if not gone:
+        state = "running" if len(alive) == 1 else "all running"
+    else:
+        state = f"{format_ranks(alive)} running, {format_ranks(gone)} gone" if alive else "the job has ended"
+    lines = [f"{folder}: {counted(size, 'rank')}, {state}"]
     if list(known) != [1] or known[1].parent != folder:
         others = [number for number in known if number != shown]
         lines[0] += f" (try {shown}; --which shows {tries_told(others)})" if others else f" (try {shown})"
@@ -243,42 +205,32 @@ def story(folder: Path, found: dict[int, Recording]) -> list[str]:
     return lines + status_lines(said(found), size)
 
 
-def state(alive: list[int], gone: list[int]) -> str:
-    if not gone:
-        return "running" if len(alive) == 1 else "all running"
-    return f"{format_ranks(alive)} running, {format_ranks(gone)} gone" if alive else "the job has ended"
-
-
 def endings(found: dict[int, Recording], gone: list[int]) -> list[str]:
-    """Which ranks have ended how and when, the first one first, as far as it is known."""
+    """Return lines on how and when the ranks `gone` have ended, as far as known, the first to end first."""
     spoken = {rank: found[rank] for rank in gone if found[rank].head["state"] == BROKE}
-    first = sorted(spoken, key=lambda rank: spoken[rank].at(int(spoken[rank].head["ended"])))
-    lines = [
-        f"rank {rank} {text(spoken[rank].head['why'])}, at {clock(spoken[rank].at(int(spoken[rank].head['ended'])))}"
-        for rank in first
-    ]
+    ended = sorted((each.at(int(each.head["ended"])), rank) for rank, each in spoken.items())
+    lines = [f"rank {rank} {text(found[rank].head['why'])}, at {clock(at)}" for at, rank in ended]
     silent = [rank for rank in gone if found[rank].head["state"] == RUNS]
     if silent and not spoken:
         seen = {rank: found[rank].last_seen for rank in found}
         last = max(seen.values())
-        early = sorted((rank for rank in silent if last - seen[rank] > EARLIER), key=lambda rank: seen[rank])
-        lines += [f"rank {rank} was seen last at {clock(seen[rank])}, {last - seen[rank]:.1f} s before the others"
-                  for rank in early]  # fmt: skip
-        if not early:
+        for at, rank in sorted((seen[rank], rank) for rank in silent if last - seen[rank] > EARLIER):
+            lines.append(f"rank {rank} was seen last at {clock(at)}, {last - at:.1f} s before the others")
+        if not lines:
             lines.append(f"{format_ranks(silent)} ended without a word, at about {clock(last)}: killed, or crashed")
             waiting = [rank for rank in silent if found[rank].waits is not None]
             if waiting and (busy := sorted(set(silent) - set(waiting))):
-                lines.append(f"which was first is not known; {format_ranks(busy)} waited for nobody: look there first")
+                unknown = "the first rank to end is not known"
+                lines.append(f"{unknown}; {format_ranks(busy)} waited for no other rank: look there first")
     return lines
 
 
 def clock(seconds: float) -> str:
-    """The time of day."""
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f"{seconds % 1:.2f}"[1:]
 
 
 def table(each: Recording, last: int) -> list[str]:
-    """The last operations of a rank, the latest last: when, how long, what, with whom, from where."""
+    """Return lines on a rank's `last` latest operations, oldest first: time, duration, call, partner, code line."""
     lines = [f"rank {each.rank}, the last {counted(min(last, len(each.records)), 'operation')}:"]
     for record in each.records[-last:]:
         start, end = int(record["start"]), int(record["end"])

@@ -1,9 +1,4 @@
-"""A report of runs, comparisons and searches: one page, read and drawn on all cores.
-
-    find the folders -> read, downsample and draw each run, on all cores -> overview, comparisons, searches, runs
-
-Memory is proportional to the pictures. A page has pictures of the first runs, and a row and a curve of all others.
-"""
+"""A report of runs, comparisons and searches: one page; runs are read and drawn on all cores, each on its own."""
 
 import math
 import multiprocessing
@@ -16,32 +11,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcdl.checkpoint.export import check_output_file
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.files import atomic_write
+from hpcdl.files import atomic_write, unwritable_parent
 from hpcdl.formatting import counted
 from hpcdl.machine.versions import versions
 from hpcdl.reports import page
-from hpcdl.reports.comparison import judged
-from hpcdl.reports.comparison_pictures import Comparison, DrawnLine, read_comparison, results_of, shown, together
+from hpcdl.reports.comparison import difference
+from hpcdl.reports.comparison_pictures import Comparison, DrawnLine, read_comparison, results_of, together
 from hpcdl.reports.discovery import below, find
 from hpcdl.reports.downsampling import number
 from hpcdl.reports.figures import Picture, check_library, drawing, inline, is_ours, save
+from hpcdl.reports.measures import Measure, shown
 from hpcdl.reports.page import Cell, Drawn
 from hpcdl.reports.run_pictures import described, pictures_of
 from hpcdl.reports.run_reader import Recorded, record
 from hpcdl.reports.search_pictures import pictures_of as pictures_of_search
 from hpcdl.reports.search_section import searched
+from hpcdl.reports.statistics import Statistics
 from hpcdl.runs.closing_table import ROWS, said_of
 from hpcdl.search.search_log_reader import Trials, read
 
 MOST = 40  # most runs with pictures of their own
-FEW = 4  # fewest runs that are worth the start of other processes
+FEW = 4  # fewest runs for which other processes are started
 COLUMNS = 6  # measures of a table of a comparison
+HOW_TO_READ = (
+    "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, with its "
+    "interval of 95 %, by Student's t. Within noise: the choice of seeds may explain the difference: p, corrected "
+    "for the number of lines, is 0.05 or more. >: some runs missed the target; the true value is larger."
+)
 PICTURE = re.compile(r"(run|comparison|search)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.(png|svg)")
 
 
 class ReportJob(NamedTuple):
-    """A run to read. look: index of colour and style; detailed: with pictures; files: folder and type of these."""
+    """A run to read. look: index of colour, style. detailed: draw it. files: (folder, type) of pictures; None: none."""
 
     folder: Path
     look: int
@@ -50,14 +53,9 @@ class ReportJob(NamedTuple):
     files: tuple[Path, str] | None
 
 
-class DrawnRun(NamedTuple):
-    recorded: Recorded
-    drawn: list[Drawn]
-
-
 @dataclass
 class Made:
-    """The contents of a page: numbers of runs, comparisons, searches and pictures, and missing parts."""
+    """The contents of a page: numbers of runs, comparisons, searches and pictures, a sentence for each missing part."""
 
     runs: int = 0
     comparisons: int = 0
@@ -67,58 +65,51 @@ class Made:
 
 
 def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str = "png", force: bool = False) -> Made:
-    """Write the page, and the pictures as files if `pictures` is given.
-
-    Raises UsageError for folders without runs, and for files that cannot be written or were not written by a report.
-    """
+    """Write the page to `out`, and pictures as `kind` files into the folder `pictures`, if given; return the contents.
+    Raises UsageError for folders without runs, unwritable files and (unless `force`) files that no report wrote."""
     check_library()
     if not folders:
-        raise UsageError("name a folder: of a run, of a comparison or a search, or one above them")
+        raise UsageError("give the folder of a run, a comparison or a search, or a folder above them")
     found = find(folders)
-    check_out(out, force)
-    files = None
+    check_output_file("--out", str(out), (".html", ".htm"))
+    refuse_foreign(out, "--out", force)
     if pictures is not None:
         check_pictures(pictures, kind, force)
-        files = pictures, kind
+    files = None if pictures is None else (pictures, kind)
     comparisons = [read_comparison(folder) for folder in found.comparisons]
     for comparison in comparisons:
-        if not comparison.lines:  # of what can be shown: its runs
+        if not comparison.lines:  # its runs can still be shown
             known = {os.path.realpath(run) for run in found.runs}
             more = below(comparison.folder, within=True).runs
             found.runs.extend(run for run in more if os.path.realpath(run) not in known)
     searches = [(folder, read(folder)) for folder in found.searches]
     lines = [DrawnLine(name_of(folder, found.runs), index) for index, folder in enumerate(found.runs)]
-    jobs = [
-        ReportJob(folder, index, index < MOST, f"run-{index + 1}-{slug(folder.name)}", files)
-        for index, folder in enumerate(found.runs)
-    ]
-    owners: list[DrawnLine] = list(lines)
-    for place, comparison in enumerate(comparisons):
+    jobs: list[tuple[DrawnLine, ReportJob]] = []
+    for index, (line, folder) in enumerate(zip(lines, found.runs, strict=True)):
+        jobs.append((line, ReportJob(folder, index, index < MOST, f"run-{index + 1}-{slug(folder.name)}", files)))
+    for place, comparison in enumerate(comparisons, 1):
         for line in comparison.lines:
-            whole = next((run for run in line.runs if not run.failed), None)
+            first = next((run for run in line.runs if not run.failed), None)
             for run in line.runs:
                 if not run.failed and run.folder is not None and run.folder.is_dir():
-                    name = f"comparison-{place + 1}-{slug(run.folder.parent.name)}-{slug(run.folder.name)}"
-                    detailed = run is whole and line.index < MOST
-                    jobs.append(ReportJob(run.folder, line.index, detailed, name, files))
-                    owners.append(line)
+                    name = f"comparison-{place}-{slug(run.folder.parent.name)}-{slug(run.folder.name)}"
+                    detailed = run is first and line.index < MOST
+                    jobs.append((line, ReportJob(run.folder, line.index, detailed, name, files)))
     if pictures is not None:
         with blamed_on(f"--pictures {pictures} cannot be written"):
             pictures.mkdir(parents=True, exist_ok=True)
-    done = list(in_parallel(work, jobs))
-    for line, each in zip(owners, done, strict=True):
-        line.records.append(each.recorded)
+    done = list(in_parallel(work, [job for _, job in jobs]))
+    for (line, _), recorded in zip(jobs, done, strict=True):
+        line.records.append(recorded)
     made = Made(runs=len(jobs), comparisons=len(comparisons), searches=len(searches))
-    parts = sections(lines, comparisons, searches, owners, done, files, made)
-    title = title_of(made, lines, comparisons)
-    html = page.page(
-        title, [page.paragraph(f"Made by hpcdl report, version {versions()['hpcdl']}.", soft=True), *parts]
-    )
+    parts = sections(lines, comparisons, searches, files, made)
+    about = page.paragraph(f"Made by hpcdl report, version {versions()['hpcdl']}.", soft=True)
+    html = page.page(title_of(made, lines, comparisons), [about, *parts])
     with blamed_on(f"--out {out} cannot be written"), atomic_write(out) as file:
         file.write(html.encode())
     said = [(comparison.folder, each) for comparison in comparisons for each in comparison.missing]
     said += [(folder, each) for folder, trials in searches for each in trials.missing]
-    said += [(each.recorded.folder, what) for each in done for what in each.recorded.missing]
+    said += [(recorded.folder, what) for recorded in done for what in recorded.missing]
     for what in dict.fromkeys(what for _, what in said):
         of = [folder for folder, other in said if other == what]
         made.missing.append(f"{of[0]}{f' and {len(of) - 1} more' if len(of) > 1 else ''}: {what}")
@@ -129,79 +120,65 @@ def sections(
     lines: list[DrawnLine],
     comparisons: list[Comparison],
     searches: list[tuple[Path, Trials]],
-    owners: list[DrawnLine],
-    done: list[DrawnRun],
     files: tuple[Path, str] | None,
     made: Made,
 ) -> list[str]:
-    """Return the overview, the comparisons with a run of each line, the searches, and the other runs."""
-    parts, entries = [], []
-    for number_, comparison in enumerate(comparisons, 1):
-        anchor, title = f"c{number_}", f"Comparison {named(comparison.folder)}"
+    """Return the page's sections: overview, comparisons with a run per line, searches, runs. Count pictures (made)."""
+    parts: list[str] = []
+    entries: list[tuple[str, str]] = []
+
+    def add(title: str, anchor: str, drawn: list[Drawn], body: list[str]) -> None:
         entries.append((anchor, title))
-        whole = [*together(comparison.lines, len(comparison.seeds), "line"), *results_of(comparison)]
-        drawn = draw(whole, f"comparison-{number_}", anchor, files)
+        parts.append(page.section(title, anchor, body))
         made.pictures += len(drawn)
-        parts.append(page.section(title, anchor, compared(comparison, drawn)))
-        for line in comparison.lines:
-            for owner, each in zip(owners, done, strict=True):
-                if owner is line and each.drawn:
-                    name = f"{line.index + 1} {line.name}"
-                    where = f"{anchor}l{line.index}"
-                    entries.append((where, name))
-                    made.pictures += len(each.drawn)
-                    note = f"One run of this line, with its first seed: {each.recorded.folder}"
-                    parts.append(page.section(name, where, [page.paragraph(note, soft=True), *one(each)]))
-    for number_, (folder, trials) in enumerate(searches, 1):
-        anchor, title = f"s{number_}", f"Search {named(folder)}"
-        entries.append((anchor, title))
-        drawn = draw(pictures_of_search(trials), f"search-{number_}", anchor, files)
-        made.pictures += len(drawn)
-        parts.append(page.section(title, anchor, searched(trials, drawn)))
+
     if len(lines) > 1:
         drawn = draw(together(lines, 1, "run"), "overview", "o", files)
-        made.pictures += len(drawn)
-        entries.insert(0, ("o", f"All {len(lines)} runs"))
-        parts.insert(0, page.section(f"All {len(lines)} runs", "o", overview(lines, drawn)))
-    for line, each in zip(lines, done, strict=False):
-        if line.index < MOST:
-            title = f"{line.index + 1} {line.name}" if len(lines) > 1 else ", ".join(described(each.recorded))
-            entries.append((f"r{line.index}", title))
-            made.pictures += len(each.drawn)
-            parts.append(page.section(title, f"r{line.index}", one(each)))
+        add(f"All {len(lines)} runs", "o", drawn, overview(lines, drawn))
+    for place, comparison in enumerate(comparisons, 1):
+        shown = *together(comparison.lines, len(comparison.seeds), "line"), *results_of(comparison)
+        drawn = draw(shown, f"comparison-{place}", f"c{place}", files)
+        add(f"Comparison {named(comparison.folder)}", f"c{place}", drawn, compared(comparison, drawn))
+        for line in comparison.lines:
+            for run in filter(lambda each: each.drawn, line.records):
+                note = f"One run of this line, with its first seed: {run.folder}"
+                add(line.key.label, f"c{place}l{line.index}", run.drawn, [page.paragraph(note, soft=True), *one(run)])
+    for place, (folder, trials) in enumerate(searches, 1):
+        drawn = draw(pictures_of_search(trials), f"search-{place}", f"s{place}", files)
+        add(f"Search {named(folder)}", f"s{place}", drawn, searched(trials, drawn))
+    for line in lines[:MOST]:
+        (run,) = line.records
+        add(line.key.label if len(lines) > 1 else ", ".join(described(run)), f"r{line.index}", run.drawn, one(run))
     if len(lines) > MOST:
-        more = (
-            f"Of {len(lines):,} runs the pictures of the first {MOST} are shown; name the folders of others for theirs."
-        )
-        parts.append(page.missing([more]))
+        more = f"the pictures of the first {MOST} are shown; for other runs, give their folders alone."
+        parts.append(page.missing([f"Of {len(lines):,} runs {more}"]))
     return ([page.contents(entries)] if len(entries) > 1 else []) + parts
 
 
-def work(job: ReportJob) -> DrawnRun:
+def work(job: ReportJob) -> Recorded:
     """Read and draw a run, possibly in a process of its own."""
     recorded = record(job.folder)
-    if not job.detailed:
-        return DrawnRun(recorded, [])
-    drawn = draw(pictures_of(recorded, job.look), job.prefix, slug(job.prefix), job.files)
-    return DrawnRun(recorded, drawn)
+    if job.detailed:
+        recorded.drawn = draw(pictures_of(recorded, job.look), job.prefix, slug(job.prefix), job.files)
+    return recorded
 
 
 def draw(pictures: Iterable[Picture], prefix: str, anchor: str, files: tuple[Path, str] | None) -> list[Drawn]:
-    """Return the pictures as parts of the page, and write them as files on request."""
+    """Return the pictures for the page, and write them to `files` (folder, type), if given. anchor: of ids."""
     found = []
     with drawing():
         for place, picture in enumerate(pictures):
             svg = inline(picture, f"{anchor}-{place}-")
-            found.append(Drawn(picture.name, picture.title, picture.sentence, picture.legend, svg))
+            found.append(Drawn(picture.title, picture.sentence, picture.legend, svg))
             if files is not None:
                 save(picture, files[0] / f"{prefix}-{picture.name}.{files[1]}")
     return found
 
 
 def in_parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterable[Any]:
-    """Return the results in the order of the jobs, computed on all cores."""
+    """Return function(job) of each job, in the order of the jobs; many jobs are computed on all cores."""
     cores = min(len(os.sched_getaffinity(0)), len(jobs))
-    if cores < 2 or len(jobs) < FEW or "mpi4py.MPI" in sys.modules:  # a rank of a job starts no processes
+    if cores < 2 or len(jobs) < FEW or "mpi4py.MPI" in sys.modules:  # a rank of an MPI job must not start processes
         return map(function, jobs)
     # spawn: this process may have threads, and a process that is forked from it their locks.
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
@@ -209,38 +186,26 @@ def in_parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterable
 
 
 def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
-    """Return the section of a comparison."""
-    rows = [("command", comparison.command), ("budget", comparison.budget)]
-    rows.append(("seeds", ", ".join(map(str, comparison.seeds))))
-    rows.append(("target", ", ".join(f"{name} {value}" for name, value in comparison.target.items())))
     told = {name: value for name, value in comparison.environment.items() if name != "launch" or not comparison.command}
-    rows += environment_of(told)
+    rows = [
+        ("command", comparison.command),
+        ("budget", comparison.budget),
+        ("seeds", ", ".join(map(str, comparison.seeds))),
+        ("target", ", ".join(f"{name} {value}" for name, value in comparison.target.items())),
+        *environment_of(told),
+    ]
     parts = [page.facts([row for row in rows if row[1]]), page.missing(comparison.missing)]
-    known = [each for each in comparison.measures if any(mean_of(line, each) for line in comparison.lines)]
+    known = [each for each in comparison.measures if any(line.has(each) for line in comparison.lines)]
     tables = max(1, -(-len(known) // COLUMNS))
     for part in range(tables):
         parts.append(measured(comparison, known[part * len(known) // tables : (part + 1) * len(known) // tables]))
     if known:
-        parts.append(
-            page.paragraph(
-                "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, "
-                "with its interval of 95 %, by Student's t. Within noise: the seeds may have made the difference, "
-                "as many lines as there are: p, corrected for their number, is 0.05 or more. "
-                ">: runs missed the target, and took more than this.",
-                soft=True,
-            )
-        )
+        parts.append(page.paragraph(HOW_TO_READ, soft=True))
     return [*parts, page.figures(drawn)]
 
 
-def mean_of(line: DrawnLine, measure: dict[str, Any]) -> bool:
-    """True if a line has this measure."""
-    return math.isfinite(number(line.statistics.get(str(measure["name"]), {}).get("mean")))
-
-
-def measured(comparison: Comparison, measures: list[dict[str, Any]]) -> str:
+def measured(comparison: Comparison, measures: list[Measure]) -> str:
     """Return a table of measures, a row per line; a failed line shows the reason."""
-    names = ["line", *(str(each.get("title") or each["name"]) for each in measures or [{"name": ""}])]
     rows = []
     for line in comparison.lines:
         failed = [run for run in line.runs if run.failed]
@@ -251,29 +216,17 @@ def measured(comparison: Comparison, measures: list[dict[str, Any]]) -> str:
         if failed and len(failed) == len(line.runs):
             row.append(Cell(f"failed: {failed[0].failed}", failed=True))
         else:
-            row += [statistic(line.statistics.get(str(each["name"]), {}), each) for each in measures]
+            row += [statistic(line.statistics[each.name], each) if line.has(each) else Cell("-") for each in measures]
         rows.append(row)
-    return page.table(names, rows)
+    return page.table(["line", *([each.title for each in measures] or [""])], rows)
 
 
-def statistic(of: dict[str, Any], measure: dict[str, Any]) -> Cell:
-    """Return the cell of mean and deviation, and the difference to the first line."""
-    mean, deviation, difference = (number(of.get(name)) for name in ("mean", "deviation", "difference"))
-    if not math.isfinite(mean):
-        return Cell("-")
-    said = "> " * bool(of.get("censored")) + shown(mean, measure, unit=True)
-    if math.isfinite(deviation) and deviation > 0:
-        said += f" ± {shown(deviation, measure)}"
-    if not math.isfinite(difference):
-        return Cell(said)
-    if difference == 0 and of.get("interval") in (None, [0, 0]):
-        return Cell(said, "the same")
-    more, interval = shown(difference, measure, sign="+"), of.get("interval")
-    if isinstance(interval, list) and len(interval) == 2 and all(math.isfinite(number(each)) for each in interval):
-        low, high = (shown(number(each), measure, sign="+") for each in interval)
-        more += f" ({low} to {high})"
-    p = number(of.get("p"))
-    return Cell(said, more + judged(p if math.isfinite(p) else None, of.get("within_noise") is True))
+def statistic(found: Statistics, measure: Measure) -> Cell:
+    """Return the cell of mean and deviation, with the difference to the first line."""
+    spread = f" ± {shown(measure, found.deviation, unit=False)}" if found.deviation else ""
+    said = "> " * bool(found.censored) + shown(measure, found.mean) + spread
+    same = found.difference == 0 and found.interval in (None, (0, 0))
+    return Cell(said, "the same" if same else difference(measure, found))
 
 
 OVERVIEW = (  # name, entry of the summary, format, unit
@@ -304,26 +257,19 @@ def overview(lines: list[DrawnLine], drawn: list[Drawn]) -> list[str]:
     known = [column for column in OVERVIEW if any(math.isfinite(value(line.records[0], column[1])) for line in lines)]
     rows = []
     for line in lines:
-        recorded = line.records[0]
-        cells = [Cell(line.key.label, ", ".join(described(recorded)), key=line.key)]
+        cells = [Cell(line.key.label, ", ".join(described(line.records[0])), key=line.key)]
         for _, entry, form, unit in known:
-            found = value(recorded, entry)
+            found = value(line.records[0], entry)
             cells.append(Cell(format(found / unit, form) if math.isfinite(found) else "-"))
         rows.append(cells)
-    alike = len({tuple(described(line.records[0])[2:]) for line in lines}) == 1
-    note = (
-        "" if alike else "These runs have different models or data: losses and scores on other data are not comparable."
-    )
-    return [
-        page.table(["run", *(column[0] for column in known)], rows),
-        page.missing([note] if note else []),
-        page.figures(drawn),
-    ]
+    differ = len({tuple(described(line.records[0])[2:]) for line in lines}) > 1
+    note = "These runs have different models or data: losses and scores on other data are not comparable."
+    table = page.table(["run", *(column[0] for column in known)], rows)
+    return [table, page.missing([note] * differ), page.figures(drawn)]
 
 
-def one(done: DrawnRun) -> list[str]:
+def one(run: Recorded) -> list[str]:
     """Return the section of a run: its facts, pictures, results and options."""
-    run = done.recorded
     environment = run.summary.get("environment") or run.started.get("environment") or run.header
     about = [("run", ", ".join(described(run)))]
     if isinstance(environment, dict):
@@ -337,43 +283,32 @@ def one(done: DrawnRun) -> list[str]:
         try:
             said = said_of(run.summary, entry, show)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-            continue  # an entry that is not as ours are
+            continue  # an entry of another form
         if said is not None:
             result.append((name, said))
     options = [(str(name), str(value)) for name, value in run.options.items()]
     return [
         page.missing(run.missing),
         page.facts(about),
-        page.figures(done.drawn),
+        page.figures(run.drawn),
         page.folded("What it reached, and what it cost", page.facts(result)),
         page.folded("All options", page.facts(options)),
     ]
 
 
 def environment_of(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return rows of command, commit and machine, and all versions in one row."""
+    """Return rows (name, text) of command, commit, MPI and machine, and one row of all versions."""
     names = {"launch": "command", "commit": "commit", "mpi": "MPI", "machine": "machine"}
     rows = [(said, str(told[name])) for name, said in names.items() if told.get(name)]
     versions = ", ".join(f"{name} {value}" for name, value in told.items() if name not in names)
     return [*rows, ("versions", versions)] if versions else rows
 
 
-def check_out(out: Path, force: bool) -> None:
-    """Raise UsageError if the page cannot be written, or would replace a file of another program."""
-    from hpcdl.checkpoint.export import check_output_file
-
-    check_output_file("--out", str(out), (".html", ".htm"))
-    refuse_foreign(out, "--out", force)
-
-
 def check_pictures(folder: Path, kind: str, force: bool) -> None:
     """Raise UsageError if pictures cannot be written, or would replace a file of another program."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--pictures {folder} is a file; name a folder")
-    parent = folder.absolute()
-    while not parent.exists():
-        parent = parent.parent
-    if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+        raise UsageError(f"--pictures {folder} is a file; give a folder")
+    if parent := unwritable_parent(folder):
         raise UsageError(f"--pictures {folder} cannot be written: no permission in {parent}")
     if folder.exists():
         with blamed_on(f"--pictures {folder} cannot be read"):
@@ -383,17 +318,17 @@ def check_pictures(folder: Path, kind: str, force: bool) -> None:
 
 
 def refuse_foreign(path: Path, option: str, force: bool) -> None:
-    """Raise UsageError if the file exists, and no report has written it."""
+    """Raise UsageError if the file exists and no report has written it, unless `force`. option: in the message."""
     if force or not path.is_file():
         return
     with blamed_on(f"{option} {path} cannot be read"):
         ours = is_ours(path)
     if not ours:
-        raise UsageError(f"{option} {path} is there, and no report has written it; give another name, or --force")
+        raise UsageError(f"{option} {path} exists, and no report has written it; give another name, or --force")
 
 
 def name_of(folder: Path, all_of_them: list[Path]) -> str:
-    """Return a run's name: its folder without the common parent of all."""
+    """Return a run's name: the path of its folder from the common parent of all runs; as given if there is one run."""
     if len(all_of_them) < 2:
         return named(folder)
     common = os.path.commonpath([each.absolute() for each in all_of_them])
@@ -406,7 +341,6 @@ def named(folder: Path) -> str:
 
 
 def slug(name: str) -> str:
-    """Return the name in a form for file names."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "run"
 
 

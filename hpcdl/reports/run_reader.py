@@ -1,12 +1,8 @@
-"""What one run's folder says: options, summary, and its metrics thinned; and in a line each what it lacks.
+"""Reading of a run's folder: options, summary, downsampled metrics, and a sentence for each part that it lacks.
+A file may be missing, incomplete, of another version or another program: what can be read is used."""
 
-Each file may be missing, cut, of another version, or not ours at all: what can be read is taken, and the rest is said.
-"""
-
-import contextlib
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,7 @@ from hpcdl.reports.lines import MetricLines, is_evaluation
 SCHEMA_VERSION = 2  # of summary.json, as hpcdl/runs/summary.py writes it
 LARGEST = 100_000_000  # bytes of a JSON file that is read as a whole
 LARGEST_CONFIG = 1_000_000
-FORMS = 100  # sets of names in lines that are remembered
+FORMS = 100  # remembered sets of names in lines
 STEP = ("step", "epoch", "seconds", "train_loss", "learning_rate")
 SCORES = ("accuracy", "rmse", "return")
 EVALUATION = (
@@ -35,7 +31,7 @@ HEADER = re.compile(r"# ([\w .-]+): (.*)")
 
 @dataclass
 class Recorded:
-    """A run as its folder tells it. steps, evaluations: of metrics.jsonl; missing: what is not shown, and why."""
+    """A run as read from its folder. steps, evaluations: of metrics.jsonl. missing: a sentence for each absent part."""
 
     folder: Path
     summary: dict[str, Any] = field(default_factory=dict)
@@ -45,6 +41,7 @@ class Recorded:
     steps: Thinned = field(default_factory=lambda: Thinned(STEP))
     evaluations: Thinned = field(default_factory=lambda: Thinned(EVALUATION))
     missing: list[str] = field(default_factory=list)
+    drawn: list[Any] = field(default_factory=list)  # its pictures in a page (hpcdl/reports/page.py)
 
     def said(self, name: str) -> Any:
         """Return an entry of the summary, else of started.json."""
@@ -53,7 +50,7 @@ class Recorded:
 
     @property
     def score(self) -> str:
-        """Name of the score beside the loss in lines: accuracy, rmse or return; "" without one."""
+        """The name of the score beside the loss: accuracy, rmse or return; "" without one."""
         mean = self.evaluations.mean
         known = [name for name in EVALUATION if name in mean and np.isfinite(mean[name]).any()]
         return next((each for each in SCORES if {f"test_{each}", f"validation_{each}"} & {*known}), "")
@@ -66,14 +63,13 @@ def record(folder: Path) -> Recorded:
     summary = read_json(folder / "summary.json", found.missing)
     if summary is None:
         if not (folder / "summary.json").exists():
-            found.missing.append("no summary: the run goes on, or was killed, and what it cost each rank is not known")
+            found.missing.append("no summary: the run is running or was killed, and the costs of its ranks are unknown")
     elif summary.get("schema_version") != SCHEMA_VERSION:
         version = str(summary.get("schema_version"))[:20]
-        found.missing.append(f"summary.json is of version {version}, and version {SCHEMA_VERSION} is read: left out")
+        found.missing.append(f"summary.json has version {version}, but hpcdl reads version {SCHEMA_VERSION}: left out")
     else:
         found.summary = summary
-    if (folder / "started.json").exists():
-        found.started = read_json(folder / "started.json", found.missing) or {}
+    found.started = read_json(folder / "started.json", found.missing) or {}
     if isinstance(options := found.summary.get("options"), dict):
         found.options |= options
     read_metrics(found)
@@ -81,11 +77,10 @@ def record(folder: Path) -> Recorded:
 
 
 def read_config(found: Recorded) -> None:
-    """Read options and header of config.yaml."""
     path = found.folder / "config.yaml"
     try:
         if path.exists() and not path.is_file():
-            raise OSError(0, "it is no file")  # a pipe would be waited for
+            raise OSError(0, "it is no file")  # reading a pipe would wait
         with open(path, "rb") as file:
             text = file.read(LARGEST_CONFIG).decode(errors="replace")
         found.header = {match[1]: match[2] for line in text.splitlines() if (match := HEADER.fullmatch(line))}
@@ -93,12 +88,12 @@ def read_config(found: Recorded) -> None:
         found.options = options if isinstance(options, dict) else {}
     except OSError as error:
         found.missing.append(f"no options: config.yaml: {error.strerror}")
-    except Exception:  # whatever YAML raises, RecursionError too
-        found.missing.append("no options: config.yaml is no YAML")
+    except Exception:  # YAML may raise many kinds, RecursionError too
+        found.missing.append("no options: config.yaml is not valid YAML")
 
 
 def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
-    """The object in a file; None, and where it is there a line that says why, where it cannot be read."""
+    """Return the object in a JSON file; None if there is none. If the file exists, `missing` gets the reason."""
     if not path.exists():
         return None
     why = "it holds no object"
@@ -120,19 +115,17 @@ def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
 
 
 def read_metrics(found: Recorded) -> None:
-    """Read and downsample metrics.jsonl."""
-    path = found.folder / "metrics.jsonl"
-    lines = MetricLines(path)
-    known: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {}  # lines have few sets of names, in one order
+    lines = MetricLines(found.folder / "metrics.jsonl")
+    known: dict[tuple[str, ...], Thinned] = {}  # lines have few sets of names, in one order
     try:
         for line in lines:
-            add = known.get(names := tuple(line))
-            if add is None:
-                add = (found.evaluations if is_evaluation(line) else found.steps).add
+            table = known.get(names := tuple(line))
+            if table is None:
+                table = found.evaluations if is_evaluation(line) else found.steps
                 if len(known) < FORMS:
-                    known[names] = add
-            add(line)
-        cut = os.path.getsize(path) > lines.place
+                    known[names] = table
+            table.add(line)
+        cut = os.path.getsize(lines.path) > lines.place
     except OSError as error:
         found.missing.append(f"no curves: metrics.jsonl: {error.strerror}")
         return
@@ -140,8 +133,5 @@ def read_metrics(found: Recorded) -> None:
         found.missing.append(f"metrics.jsonl: {counted(lines.broken, 'broken line', ',')} left out")
     if cut:
         found.missing.append("metrics.jsonl: the last line is cut off, and left out")
-    if not len(found.steps) and not len(found.evaluations):
+    if not any([len(found.steps), len(found.evaluations)]):  # a list: each bins what is left
         found.missing.append("no curves: metrics.jsonl has no lines yet")
-    for reader in (found.steps, found.evaluations):
-        with contextlib.suppress(ValueError):
-            len(reader)  # bin what is left

@@ -9,19 +9,19 @@ from hpcdl.reports import page
 from hpcdl.reports.page import Cell, Drawn
 from hpcdl.reports.search_pictures import ordered
 from hpcdl.search.importance import importance
-from hpcdl.search.search_log_reader import Axis, TrialRow, Trials, best, number_text, score_text
+from hpcdl.search.search_log_reader import TrialRow, Trials, best, number_text, score_text
+from hpcdl.search.space import Parameter
 
 BEST = 20  # trials in the table
 COLUMNS = 6  # options with a column of their own
 REASONS = 5  # most listed reasons of failed trials
 OPTIMISTIC = (
-    "The best of many scores that vary by chance is better than it would be once more: train it with other seeds "
-    "before you tell of it, or search with --seeds."
+    "The best of many scores that vary by chance is too good to be repeated: train this trial with other seeds before "
+    "you report its score, or search with --seeds."
 )
 
 
 def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
-    """Return the parts of the section."""
     rows, axes = trials.rows(), trials.axes()
     shares = importance(rows, axes)
     top = best(rows, BEST)
@@ -34,7 +34,6 @@ def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
 
 
 def about(trials: Trials, rows: Sequence[TrialRow]) -> list[tuple[str, str]]:
-    """Return the settings and the progress of the search."""
     told = trials.settings
     better = "larger is better" if trials.maximize else "smaller is better"
     counts = Counter(row.status for row in rows)
@@ -53,15 +52,13 @@ def about(trials: Trials, rows: Sequence[TrialRow]) -> list[tuple[str, str]]:
 
 
 def failures(rows: Sequence[TrialRow]) -> list[str]:
-    """Return the number of failed trials by reason."""
     whys = Counter(row.failed for row in rows if row.failed is not None).most_common()
     said = [f"{counted(count, 'trial')} failed: {why}" for why, count in whys[:REASONS]]
     left = sum(count for _, count in whys[REASONS:])
     return said + ([f"{counted(left, 'trial')} failed for other reasons (trials.csv)"] if left else [])
 
 
-def table(trials: Trials, top: Sequence[TrialRow], axes: Sequence[Axis], scored: int) -> str:
-    """Return the table of the best trials."""
+def table(trials: Trials, top: Sequence[TrialRow], axes: Sequence[Parameter], scored: int) -> str:
     columns, others = axes[:COLUMNS], axes[COLUMNS:]
     rungs = any(row.amount > 0 for row in top)
     names = ["trial", trials.objective.replace("_", " "), *(["epochs"] if rungs else []), "time"]
@@ -74,19 +71,18 @@ def table(trials: Trials, top: Sequence[TrialRow], axes: Sequence[Axis], scored:
         cells.append(Cell(spent(row.seconds)))
         rows.append([*cells, *(Cell(number_text(row.values.get(axis.name, "-"))) for axis in columns)])
     more = f"The best {len(top)} of {scored} trials with a score. " if scored > len(top) else ""
-    note = f"{more}Each is a run in its folder, as {top[0].folder}: a report of that folder shows all of it."
+    note = f"{more}Each trial is a run, in a folder such as {top[0].folder}, whose report shows the whole run."
     return page.table([*names, *(axis.name for axis in columns)], rows) + page.paragraph(note, soft=True)
 
 
 def explained(shares: Sequence[tuple[str, float | None]]) -> str:
-    """Return the table of each option's importance."""
     if all(share is None for _, share in shares):
         return ""
     rows = [
         (printable(name, allowed=""), "too few trials" if share is None else f"{share:.0%}") for name, share in shares
     ]
     return page.facts(rows) + page.paragraph(
-        "Of the differences between the first scores of the trials, what an option by itself explains, chance taken "
-        "off. Options that matter only together have little of it.",
+        "The share of the differences between the trials' first scores that an option explains by itself, corrected "
+        "for chance. Options that matter only together have small shares.",
         soft=True,
     )

@@ -1,23 +1,21 @@
-"""Means, deviations, and differences that are told from noise: paired t tests, with Holm's correction over lines.
+"""Means, deviations, and differences beyond noise: paired t tests, with Holm's correction over lines.
 
 Two strategies with the same seed start from the same values and see the same examples, so their difference varies less
 than either of them. With the differences d_1, ..., d_n of n seeds, mean m and deviation s,
 
     interval      m ± t s / sqrt(n)                  t: the 97.5 % quantile of Student's distribution, n - 1 degrees
-    p             P(|T| > |m| sqrt(n) / s)           that equal lines differ as much as that by chance
-                  = I_{v / (v + t^2)}(v/2, 1/2)      v = n - 1; I: the regularized incomplete beta function
+    p             P(|T| > u), u = |m| sqrt(n) / s    that equal lines differ as much by chance
+                  = I_{v / (v + u^2)}(v/2, 1/2)      v = n - 1; I: the regularized incomplete beta function
 
-Several lines are compared with the first one, so their p are corrected together: with L lines the k-th smallest p
-becomes p_k <- max(p_(k-1), min(1, (L - k + 1) p_k)), and a difference is beyond noise where that is below 5 %. Then
-equal lines bring any sign in 5 % of the comparisons of a measure at most. Fewer than 3 seeds bring none.
-
-A run that missed a target is censored: what it took is known to be more than what it had taken at its end. Where that
-occurs, there is no interval; p is that of the sign test over the seeds whose order is known, which needs 6 of them.
+Several lines are compared with the first one, so their p are corrected together: with L compared lines the k-th
+smallest p becomes p_k <- max(p_(k-1), min(1, (L - k + 1) p_k)). A difference is beyond noise if p_k is below 5 %: then
+equal lines get a sign in at most 5 % of the comparisons of a measure. Fewer than 3 seeds give no sign. A run that
+missed a target is censored: only a lower bound of its cost is known. Then there is no interval, and p is that of the
+sign test over the seeds whose order is known, which needs 6 of them for a sign.
 
 (Student, "The probable error of a mean", Biometrika 1908; Holm, "A simple sequentially rejective multiple test
-procedure", Scandinavian Journal of Statistics 1979; paired comparisons with censoring: O'Brien and Fleming, "A paired
-Prentice-Wilcoxon test for censored paired data", Biometrics 1987, whose order of pairs is taken here)
-"""
+procedure", Scandinavian Journal of Statistics 1979; order of censored pairs: O'Brien and Fleming, "A paired
+Prentice-Wilcoxon test for censored paired data", Biometrics 1987)"""
 
 import math
 from collections.abc import Sequence
@@ -31,13 +29,11 @@ FEWEST = 3  # seeds for a sign
 
 
 class Statistics(NamedTuple):
-    """Of one measure of one line, over its seeds. deviation: of the sample; None of one run.
-
-    censored: runs of which only a bound is known, which the mean takes in its place: the true mean is larger.
-    difference: in the mean over the seeds that both lines have, to the first line; None for that. interval: of it, None
-    for less than two pairs, and where a run is censored. p: that equal lines differ as much, corrected for the number
-    of lines; None for less than FEWEST pairs.
-    """
+    """Statistics of one measure of one line over its seeds. deviation: of the sample; None for one or a censored run.
+    censored: how many runs have only a lower bound, which the mean takes instead: the true mean is larger.
+    difference: to the first line, in the mean over the seeds that both have; None for the first line. interval: of the
+    difference; None for fewer than two pairs or a censored run. p: chance that equal lines differ as much, corrected
+    for the number of lines; None for fewer than FEWEST pairs."""
 
     runs: int
     mean: float | None
@@ -53,14 +49,11 @@ Values = Sequence[float | None]
 
 
 def of_lines(lines: Sequence[Values], bounds: Sequence[Values] | None = None) -> list[Statistics]:
-    """Of one measure: the statistics of each line, by seed, beside the first one.
-
-    lines: the values of each, seed by seed; None: there is none of that seed. bounds: where a run is censored, what its
-    value is known to be larger than; else None.
-    """
+    """Return the statistics of one measure for each line, compared with the first one.
+    lines: values of each line by seed; None: unknown. bounds: lower bounds of censored runs, else None."""
     bounds = bounds or [[None] * len(values) for values in lines]
     found = [
-        one(values, beyond, *((lines[0], bounds[0]) if i else (None, None)))
+        one(values, beyond, *((lines[0], bounds[0]) if i else ()))
         for i, (values, beyond) in enumerate(zip(lines, bounds, strict=True))
     ]
     ps = holm([each.p for each in found])
@@ -70,24 +63,23 @@ def of_lines(lines: Sequence[Values], bounds: Sequence[Values] | None = None) ->
     ]
 
 
-def one(values: Values, bounds: Values, first: Values | None, first_bounds: Values | None) -> Statistics:
-    """Return the statistics of one line; p: uncorrected."""
+def one(values: Values, bounds: Values, first: Values | None = None, first_bounds: Values = ()) -> Statistics:
+    """Return the statistics of one line, with an uncorrected p. first: values of the first line; None: this is it."""
     mine = observed(values, bounds)
     known = [each[0] for each in mine if each]
     censored = sum(bool(each and each[1] is not None) for each in mine)
     mean = math.fsum(known) / len(known) if known else None
     deviation = float(np.std(known, ddof=1)) if len(known) > 1 and not censored else None
     begun = Statistics(len(known), mean, deviation, None, None, None, censored=censored)
-    if first is None or first_bounds is None:
-        return begun
-    pairs = [(a, b) for a, b in zip(mine, observed(first, first_bounds), strict=True) if a and b]
+    others = [None] * len(mine) if first is None else observed(first, first_bounds)
+    pairs = [(a, b) for a, b in zip(mine, others, strict=True) if a and b]
     if not pairs:
         return begun
     differences = np.array([a[0] - b[0] for a, b in pairs])
     begun = begun._replace(difference=float(differences.mean()))
     if any(bound is not None for pair in pairs for _, bound in pair):
         orders = [order(*a, *b) for a, b in pairs]
-        # The mean of bounds may point the other way than what is known; then nothing is.
+        # If the mean of bounds contradicts the known order, no difference is known.
         p = sign_test(orders) if sum(orders) * differences.mean() > 0 else 1.0
         return begun._replace(p=p if len(pairs) >= FEWEST else None)
     if len(pairs) < 2:
@@ -104,7 +96,7 @@ def observed(values: Values, bounds: Values) -> list[tuple[float, float | None] 
 
 
 def order(mine: float, bound: float | None, first: float, first_bound: float | None) -> int:
-    """1 where this run's value is known to be the larger, -1 where the first line's is, 0 where neither is."""
+    """Return 1 if this run's value is known to be larger, -1 if the first line's is, 0 if neither is."""
     if bound is None and first_bound is None:
         return (mine > first) - (mine < first)
     if bound is not None and first_bound is None and mine >= first:
@@ -120,7 +112,7 @@ def sign_test(orders: Sequence[int]) -> float:
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p of several tests, corrected so that the chance of any false one stays as it is; None stays None."""
+    """Return p of several tests, so corrected that false signs are as rare as with a single test; None stays None."""
     found, least = list(ps), 0.0
     rising = sorted((p, i) for i, p in enumerate(ps) if p is not None)
     for k, (p, i) in enumerate(rising):
@@ -136,11 +128,9 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
 
 
 def paired_t(differences: np.ndarray) -> float:
-    """The two-sided p of these differences, (n,), n at least 2; of equal ones 0, or 1 where they are 0."""
+    """Return the two-sided p of differences (n,), n >= 2; without variation 0, or 1 if all are 0."""
     mean, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(differences.size)
-    if error == 0:
-        return float(mean == 0)
-    return t_tails(mean / error, differences.size - 1)
+    return t_tails(mean / error, differences.size - 1) if error else float(mean == 0)
 
 
 def t_tails(t: float, degrees: int) -> float:
@@ -151,7 +141,7 @@ def t_tails(t: float, degrees: int) -> float:
 @cache
 def t_quantile(degrees: int) -> float:
     """Return the t with P(|T| > t) = 1 - LEVEL, by bisection."""
-    low, high = 1.0, 20.0  # 1.96 of infinitely many degrees, 12.7 of one
+    low, high = 1.0, 20.0  # 1.96 for infinitely many degrees, 12.7 for one
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if t_tails(middle, degrees) > 1 - LEVEL else (low, middle)
@@ -159,11 +149,8 @@ def t_quantile(degrees: int) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularized incomplete beta function I_x(a, b), for 0 <= x <= 1.
-
-    Its continued fraction (DLMF 8.17.22), which converges fast for x < (a + 1) / (a + b + 2); beyond that
-    I_x(a, b) = 1 - I_{1 - x}(b, a).
-    """
+    """Return I_x(a, b), the regularized incomplete beta function, by its continued fraction (DLMF 8.17.22).
+    It converges fast for x < (a + 1) / (a + b + 2); beyond that I_x(a, b) = 1 - I_{1 - x}(b, a)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):

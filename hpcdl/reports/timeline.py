@@ -1,12 +1,8 @@
 """The last steps that all ranks have in trace.json, as lanes of a picture, and a pipeline's micro-batches.
 
-    rank 0   |#### step ####|#### step ####|= evaluate =|        what the rank is in
-             |     ~~~~~~~~~|     ~~~~~~~~~|                     operations of communication that are under way
-    rank 1   ...
-
-The file is read event by event, for it may have tens of megabytes, and may be cut: what comes before the cut is shown.
-Of many ranks some are shown. Spans that no picture could show apart are merged, so that what is drawn has a bound.
-"""
+rank 0   |#### step ####|#### step ####|= evaluate =|        what the rank is in
+         |     ~~~~~~~~~|     ~~~~~~~~~|                     operations of communication that are under way
+rank 1   ..."""
 
 import json
 import re
@@ -18,24 +14,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-CHUNK = 1 << 20  # characters that are read at once
-STEPS = 3  # that are shown
+CHUNK = 1 << 20  # characters read at once
+STEPS = 3  # shown at most
 RANKS = 16  # lanes at most
-COLUMNS = 500  # spans nearer than a lane's width by this are one
-FEW = 60  # that are shown apart, however near
-BOXES = 400  # of micro-batches that are drawn
-WITHOUT_STEPS = 24  # of a pipeline's spans, where they lie in no steps
+COLUMNS = 500  # spans nearer than 1/COLUMNS of a lane's width are merged
+FEW = 60  # spans that are not merged, however near
+BOXES = 400  # drawn micro-batches at most
+WITHOUT_STEPS = 24  # shown spans of a pipeline that lie in no steps
 LANE = re.compile(r"rank (\d+)\b")
-WORKING = ("step", "serve")
-FETCHING = ("wait for data", "data")
-AGREEING = ("agree", "meet")
-SCORING = ("evaluate", "checkpoint", "try overlap")  # lie within a step, too, and make it a long one
 STEP, DATA, BOOKKEEPING, COMMUNICATION, FORWARD, BACKWARD, LONG = range(7)
+KIND_OF = {"step": STEP, "serve": STEP, "wait for data": DATA, "data": DATA, "agree": BOOKKEEPING, "meet": BOOKKEEPING}
+KIND_OF |= {"forward": FORWARD, "backward": BACKWARD}
+KIND_OF |= dict.fromkeys(("evaluate", "checkpoint", "try overlap"), LONG)  # may lie within a step, making it long
+ARGUMENTS = (("micro-batch", -1), ("chunk", 0))  # arguments of a pipeline's spans, and their defaults
 KINDS = ("steps", "waiting for data", "evaluation, agreement, checkpoints", "communication")
 
 
 class Box(NamedTuple):
-    """A micro-batch's forward ("F") or backward ("B") on a stage, in seconds from the picture's start."""
+    """A micro-batch's forward ("F") or backward ("B"). rank: index in `stages`. start, stop: seconds in the picture."""
 
     rank: int
     kind: str
@@ -47,10 +43,10 @@ class Box(NamedTuple):
 
 @dataclass
 class Lanes:
-    """Lanes of some ranks. spans: by kind (rank's place among those shown, start, stop), in seconds from the start."""
+    """Lanes of the shown `ranks`. spans: by kind, (index in `ranks`, start, stop) in seconds of the picture."""
 
     ranks: list[int] = field(default_factory=list)
-    of: int = 0  # ranks that there are
+    of: int = 0  # number of ranks in the trace
     seconds: float = 0.0
     spans: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
     boxes: list[Box] = field(default_factory=list)
@@ -60,11 +56,11 @@ class Lanes:
 
 
 class TruncatedTrace(Exception):
-    """The trace is cut off, or holds other values than events."""
+    """The trace is cut off, or holds other values than events; spans before the cut are used."""
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file in Chrome's trace format, one by one. Raises Cut where it ends too early, and OSError."""
+    """Yield the events of a file in Chrome's trace format, which may be large. Raises TruncatedTrace and OSError."""
     decode = json.JSONDecoder().raw_decode
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read(CHUNK)
@@ -90,49 +86,35 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Spans:
-    """All spans of a trace in columns: 8 to 24 bytes each instead of hundreds."""
+    """All spans of a trace in columns: 41 bytes per span instead of hundreds."""
 
     def __init__(self, path: Path):
-        start, stop, row, kind = array("d"), array("d"), array("q"), array("b")
-        batch, chunk = array("q"), array("q")
+        columns: list[array[Any]] = [array(code) for code in "ddqbqq"]  # start, stop, lane, kind, micro-batch, chunk
         ranks: dict[int, int] = {}
         self.cut = False
-        kinds = dict.fromkeys(WORKING, STEP) | dict.fromkeys(FETCHING, DATA) | dict.fromkeys(AGREEING, BOOKKEEPING)
-        kinds |= {"forward": FORWARD, "backward": BACKWARD} | dict.fromkeys(SCORING, LONG)
         try:
             for event in events(path):
                 try:
                     if event["ph"] == "X":
                         begun, length, lane = float(event["ts"]), float(event["dur"]), int(event["tid"])
-                        args = event.get("args") or {}
-                        what = kinds.get(event["name"], COMMUNICATION)
-                        micro = int(args.get("micro-batch", -1)), int(args.get("chunk", 0))
-                        if not (
-                            np.isfinite(begun) and 0 <= length < 1e300 and abs(lane) < 2**62 and max(micro) < 2**62
-                        ):
-                            continue
+                        args, kind = event.get("args") or {}, KIND_OF.get(event["name"], COMMUNICATION)
+                        span = begun, begun + length, lane, kind, *(int(args.get(name, no)) for name, no in ARGUMENTS)
+                        if np.isfinite(begun) and 0 <= length < 1e300 and max(abs(lane), *span[4:]) < 2**62:
+                            for column, value in zip(columns, span, strict=True):
+                                column.append(value)
                     elif event["name"] == "thread_name" and (found := LANE.match(event["args"]["name"])):
                         ranks[int(event["tid"])] = int(found[1])
-                        continue
-                    else:
-                        continue
                 except (KeyError, TypeError, ValueError, OverflowError):
                     continue  # no span of ours
-                start.append(begun)
-                stop.append(begun + length)
-                row.append(lane)
-                kind.append(what)
-                batch.append(micro[0])
-                chunk.append(micro[1])
         except TruncatedTrace:
             self.cut = True
-        self.start, self.stop, self.kind = np.array(start) / 1e6, np.array(stop) / 1e6, np.array(kind)
-        self.batch, self.chunk = np.array(batch), np.array(chunk)
-        self.rank = np.array([ranks.get(each, -1) for each in row])
+        start, stop, lanes, self.kind, self.batch, self.chunk = map(np.array, columns)
+        self.start, self.stop = start / 1e6, stop / 1e6
+        self.rank = np.array([ranks.get(each, -1) for each in lanes.tolist()])
 
 
 def read_timeline(path: Path) -> Lanes:
-    """What is shown of a trace; without ranks where there is nothing. May raise OSError."""
+    """Return the lanes that show a trace; they have no ranks if the trace has no spans. May raise OSError."""
     spans = Spans(path)
     found = Lanes(cut=spans.cut)
     known = [int(rank) for rank in np.unique(spans.rank) if rank >= 0] if len(spans.rank) else []
@@ -153,9 +135,7 @@ def read_timeline(path: Path) -> Lanes:
     begin = float(spans.start[last].min())
     end = max(float(end if not stepping else spans.stop[last].max()), begin)
     found.seconds = max(end - begin, 1e-9)
-    found.ranks = [
-        known[place] for place in sorted({*np.linspace(0, len(known) - 1, min(RANKS, len(known))).astype(int)})
-    ]
+    found.ranks = [known[place] for place in np.linspace(0, len(known) - 1, min(RANKS, len(known))).astype(int)]
     for kind, name in enumerate(KINDS):
         chosen = (spans.kind == kind) | ((spans.kind == LONG) & (kind == BOOKKEEPING))
         found.spans[name] = merged(spans, chosen, found.ranks, begin, end)
@@ -164,7 +144,7 @@ def read_timeline(path: Path) -> Lanes:
 
 
 def usual(spans: Spans, leader: int, steps: np.ndarray) -> np.ndarray:
-    """Return the last consecutive steps without evaluation or checkpoint; else the last step."""
+    """Return the last 1 to STEPS consecutive steps without evaluation or checkpoint; the last STEPS if all have one."""
     long = (spans.kind == LONG) & (spans.rank == leader)
     begun = np.sort(spans.start[long])
     within = np.searchsorted(begun, spans.stop[steps]) - np.searchsorted(begun, spans.start[steps])
@@ -178,7 +158,7 @@ def usual(spans: Spans, leader: int, steps: np.ndarray) -> np.ndarray:
 
 
 def merged(spans: Spans, chosen: np.ndarray, ranks: list[int], begin: float, end: float) -> list:
-    """Return the chosen spans within the window by rank; spans too near to distinguish are merged."""
+    """Return the chosen spans between begin and end: (index in ranks, start, stop) from begin; near ones are merged."""
     least, found = (end - begin) / COLUMNS, []
     chosen = chosen & (spans.stop > begin) & (spans.start < end)
     for place, rank in enumerate(ranks):
@@ -191,12 +171,12 @@ def merged(spans: Spans, chosen: np.ndarray, ranks: list[int], begin: float, end
                 pieces[-1][1] = max(pieces[-1][1], stop)
             else:
                 pieces.append([start, stop])
-        found += [(place, start - begin, max(stop - start, least / 2)) for start, stop in pieces]
-    return [(place, start, start + length) for place, start, length in found]
+        found += [(place, start - begin, start - begin + max(stop - start, least / 2)) for start, stop in pieces]
+    return found
 
 
 def chart(found: Lanes, spans: Spans, leader: int, last: np.ndarray) -> None:
-    """Fill in the micro-batches of the last step, or of the last few if a step has one."""
+    """Fill in the micro-batches of the last step; if the leader has fewer than 2 there, of its last spans."""
     micro = ((spans.kind == FORWARD) | (spans.kind == BACKWARD)) & (spans.batch >= 0) & (spans.rank >= 0)
     own = np.flatnonzero(micro & (spans.rank == leader))
     if not len(own):
@@ -212,13 +192,6 @@ def chart(found: Lanes, spans: Spans, leader: int, last: np.ndarray) -> None:
     shown = shown[np.argsort(spans.start[shown])][:BOXES]
     found.stages, found.box_seconds = stages, float(end - begin)
     for index in shown:
-        found.boxes.append(
-            Box(
-                stages.index(int(spans.rank[index])),
-                "F" if spans.kind[index] == FORWARD else "B",
-                int(spans.batch[index]),
-                int(spans.chunk[index]),
-                float(spans.start[index] - begin),
-                float(spans.stop[index] - begin),
-            )
-        )
+        kind, start, stop = spans.kind[index], spans.start[index] - begin, spans.stop[index] - begin
+        stage, numbers = stages.index(int(spans.rank[index])), (int(spans.batch[index]), int(spans.chunk[index]))
+        found.boxes.append(Box(stage, "F" if kind == FORWARD else "B", *numbers, float(start), float(stop)))

@@ -1,4 +1,4 @@
-"""The view of `hpcdl watch`: some lines, and curves drawn by plotext with characters."""
+"""The view of `hpcdl watch`: some lines of text, and curves that plotext draws with characters."""
 
 import contextlib
 import importlib.util
@@ -13,37 +13,28 @@ from hpcdl.errors import UsageError, printable
 from hpcdl.formatting import clock, counted, duration
 from hpcdl.reports.watching import WatchedRun, Watching, number
 from hpcdl.runs.stopping import Budget
-from hpcdl.search.search_log_reader import TrialRow, Trials, best, is_search, read, score_text, values_text
+from hpcdl.search.search_log_reader import best, is_search, read, score_text, values_text
 
-NEWS = 60.0  # seconds without any after which that is said
+NEWS = 60.0  # seconds without a change after which the view says so
 LEAST, MOST = 7, 16  # lines of a curve
 BEST = 5  # trials of a search
-BESIDE = 100  # columns of a terminal in which two curves stand beside each other
-GET_PLOTEXT = "curves need plotext: pip install 'hpcdl[report]'"
-
-
-def measure(name: str, value: float) -> str:
-    """Return a score as text."""
-    told = name.replace("_", " ")
-    return f"{told} {value:.2%}" if name.endswith("accuracy") else f"{told} {value:.4g}"
+BESIDE = 100  # fewest columns for two curves side by side
 
 
 def title(name: str, run: WatchedRun) -> str:
-    """Return a line about the run."""
     about = run.started
-    what = about.get("program") or about.get("strategy")
     model, data = (about.get(key) or run.options.get(key) for key in ("model", "data"))
-    parts = [str(what)] if what else []
-    parts += [f"{model} on {data}"] if model and data else []
-    if number(about.get("ranks"), 0):
-        parts.append(counted(about["ranks"], "rank"))
-    if about.get("job"):
-        parts.append(f"job {about['job']}")
-    return f"{name}: {', '.join(parts)}" if parts else name
+    parts = [
+        str(about.get("program") or about.get("strategy") or ""),
+        f"{model} on {data}" if model and data else "",
+        counted(about["ranks"], "rank") if number(about.get("ranks"), 0) else "",
+        f"job {about['job']}" if about.get("job") else "",
+    ]
+    return f"{name}: {', '.join(filter(None, parts))}" if any(parts) else name
 
 
 def progress(run: WatchedRun) -> str:
-    """Return the progress: step 120 of 360 (33%), epoch 3.3 of 10."""
+    """Return the progress: step 120 of 360 (33%), epoch 3.33 of 10."""
     word = "round" if run.rounds else "step"
     of = f" of {run.steps:,} ({min(1, run.step / run.steps):.0%})" if run.steps else ""
     said = f"{word} {run.step:,}{of}"
@@ -54,15 +45,15 @@ def progress(run: WatchedRun) -> str:
 
 
 def quality(run: WatchedRun) -> str:
-    """Return loss and scores."""
     loss = run.last.get("train_loss")
     said = [f"loss {loss:.4g}"] if isinstance(loss, int | float) else []
-    said += [measure(name, value) for name, value in run.scores.items() if isinstance(value, int | float)]
+    for name, value in run.scores.items():
+        if isinstance(value, int | float):
+            said.append(f"{name.replace('_', ' ')} {format(value, '.2%' if name.endswith('accuracy') else '.4g')}")
     return "  ".join(said)
 
 
 def speed(run: WatchedRun) -> str:
-    """Return examples or steps per second, current and mean."""
     rates = run.rates()
     if rates is None:
         return ""
@@ -76,7 +67,7 @@ def outlook(run: WatchedRun) -> list[str]:
     state, reason = run.state()
     on = f"go on with --resume {run.folder}" if (run.folder / "checkpoint.h5").exists() else "there is no checkpoint"
     if state == "gone":
-        return ["the run is not there any more"]
+        return ["the run's files are gone"]
     if state == "ended":
         return [f"ended: {reason}" if reason else "ended"]
     if state == "stopped":
@@ -89,7 +80,7 @@ def outlook(run: WatchedRun) -> list[str]:
         budget = f" (--budget {run.options['budget']})" if run.budget != Budget() else ""
         said.append(f"{duration(left)} left{budget}, until {clock(run.now() + left, run.now())}")
     for what, seconds in run.ends():
-        when = f"{what} ends it in {duration(seconds)}" if seconds > 0 else f"{what} should have ended it"
+        when = f"{what} ends it in {duration(seconds)}" if seconds > 0 else f"{what} should have ended it already"
         if left is None or seconds <= 0:
             said.append(when)
         elif left <= seconds:
@@ -101,7 +92,6 @@ def outlook(run: WatchedRun) -> list[str]:
 
 
 def remarks(watching: Watching, run: WatchedRun) -> list[str]:
-    """Return remarks about other runs and unreadable files."""
     said = []
     if not watching.single:
         said.append(f"{watching.done} of {counted(len(watching.runs), 'run')} done; this one has changed last")
@@ -111,7 +101,7 @@ def remarks(watching: Watching, run: WatchedRun) -> list[str]:
 
 
 def searches(watching: Watching, count: int) -> list[str]:
-    """Of each folder that is a search how far that is, and so many of its best trials."""
+    """Return the progress of each folder that is a search, and its `count` best trials."""
     said = []
     for folder in map(Path, watching.folders):
         if not is_search(folder):
@@ -121,32 +111,22 @@ def searches(watching: Watching, count: int) -> list[str]:
             rows = found.rows()
             ended, failed = (sum(row.status == each for row in rows) for each in ("ended", "failed"))
             of = f" of {found.asked}" if found.asked is not None else ""
-            said.append(f"{named(folder)}: {ended}{of} trials ended" + (f", {failed} failed" if failed else ""))
-            said += [f"  {best_text(found, row)}" for row in best(rows, count)]
+            more = f", {failed} failed" if failed else ""
+            said.append(f"{folder.name or folder.absolute().name}: {ended}{of} trials ended{more}")
+            for row in best(rows, count):
+                epochs = f", {counted(row.amount, 'epoch', 'g')}" if row.amount else ""
+                score = f"{found.objective.replace('_', ' ')} {score_text(found, row.score, row.spread)}"
+                said.append(f"  trial {row.trial}{epochs}: {score}, {values_text(row)}")
     return said
 
 
-def best_text(found: Trials, row: TrialRow) -> str:
-    """Return a line about a trial of a search."""
-    epochs = f", {counted(row.amount, 'epoch', 'g')}" if row.amount else ""
-    score = f"{found.objective.replace('_', ' ')} {score_text(found, row.score, row.spread)}"
-    return f"trial {row.trial}{epochs}: {score}, {values_text(row)}"
-
-
-def named(folder: Path) -> str:
-    """The folder's name, of "." too."""
-    return folder.name or folder.absolute().name
-
-
 def facts(watching: Watching, run: WatchedRun) -> list[str]:
-    """Return the state in lines."""
     found = [title(watching.name, run), progress(run), quality(run), speed(run), *outlook(run)]
     found += [*remarks(watching, run), *searches(watching, BEST)]
     return [printable(line, allowed="") for line in found if line]
 
 
 def news(watching: Watching, run: WatchedRun) -> str:
-    """Return the state in one line."""
     rates = speed(run).split(" lately")[0]
     found = [f"{watching.name}: {progress(run)}", quality(run), rates, "; ".join(outlook(run)), *remarks(watching, run)]
     found += searches(watching, 0)
@@ -156,12 +136,12 @@ def news(watching: Watching, run: WatchedRun) -> str:
 def can_draw(console: Console) -> str:
     """Return why no curves can be drawn; "" if they can."""
     if importlib.util.find_spec("plotext") is None:
-        return GET_PLOTEXT
-    return "" if "utf" in console.encoding.lower() else f"curves need a terminal of UTF-8, not {console.encoding}"
+        return "curves need plotext: pip install 'hpcdl[report]'"
+    return "" if "utf" in console.encoding.lower() else f"curves need a UTF-8 terminal, not {console.encoding}"
 
 
 def curve(name: str, points: list[tuple[float, float]], width: int, height: int, by: str = "step") -> Text:
-    """A curve of so many columns and lines; by: what a step is called."""
+    """Return a curve of `width` columns and `height` lines. by: "step" or "round", for the title."""
     import plotext
 
     plotext.terminal.limit(False, False)  # the size is ours to choose
@@ -178,12 +158,11 @@ def curve(name: str, points: list[tuple[float, float]], width: int, height: int,
 
 
 def view(watching: Watching, run: WatchedRun, console: Console) -> Any:
-    """Return the whole view for a terminal of this size."""
     lines, why = facts(watching, run), can_draw(console)
     text = [Text(lines[0], style="bold"), *map(Text, lines[1:])]
     if why:
         return Group(*text, Text(why, style="dim"))
-    curves = {name: found.drawn() for name, found in run.curves.items() if found.drawn()}
+    curves = {name: points for name in run.curves if (points := run.points(name))}
     names, by = [name for name in ("loss", run.score) if name in curves], "round" if run.rounds else "step"
     width = console.width
     room = console.height - 1 - sum(len(line.wrap(console, width)) for line in text)

@@ -1,13 +1,11 @@
 """A running job watched through its files: its progress, its speed, and the time that is left.
 
-    started.json     the program, the number of steps, and the time at which Slurm or --time-limit ends the run
-    metrics.jsonl    steps and evaluations; new lines are read each time, a bounded number of points is kept
-    summary.json     the run has ended
-    .lock            locked while the run lives, on file systems of this machine
-    logs/            the reason of a stop
-
-Older runs have no started.json: config.yaml then has the options, and the other entries are unknown.
-"""
+started.json     the program, the number of steps, and the time at which Slurm or --time-limit ends the run
+config.yaml      the options, which replace the missing started.json of an older run
+metrics.jsonl    steps and evaluations; new lines are read each time, a bounded number of points is kept
+summary.json     the run has ended
+.lock            locked while the run lives, on file systems of this machine
+logs/            the reason of a stop"""
 
 import collections
 import contextlib
@@ -20,67 +18,35 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpcdl.errors import UsageError
-from hpcdl.files import parse_json
+from hpcdl.files import finite
 from hpcdl.launch.option_parser import read_file
+from hpcdl.machine.file_systems import file_system
+from hpcdl.reports.downsampling import Thinned
 from hpcdl.reports.lines import MetricLines, is_evaluation
 from hpcdl.reports.load import METRICS, runs_of
+from hpcdl.reports.run_reader import read_json
 from hpcdl.runs.stopping import Budget
 
 POINTS = 512  # of a curve, at most
-WINDOW = 60.0  # seconds of steps over which "now" is measured
+WINDOW = 60.0  # seconds of steps over which the current speed is measured
 PATIENCE = 60.0  # seconds without a change after which a summary counts as final, if the lock is unknown
 STEADY = 60.0  # seconds of steps after which the overhead (evaluations, checkpoints) is known well enough
-LOCAL = re.compile(
-    "bcachefs|btrfs|ext[234]|f2fs|jfs|overlay|ramfs|reiserfs|tmpfs|xfs|zfs"
-)  # file systems of one machine
+LOCAL = re.compile("bcachefs|btrfs|ext[234]|f2fs|jfs|overlay|ramfs|reiserfs|tmpfs|xfs|zfs")  # of one machine
 ENDED = re.compile(rb"ended after step (\d+): (.+)")  # in the log of rank 0
-SCORES = (
-    "validation_accuracy",
-    "test_accuracy",
-    "test_return",
-    "validation_rmse",
-    "test_rmse",
-    "validation_loss",
-    "test_loss",
-)
-
-
-class BoundedCurve:
-    """A curve with at most `most` points: when it is full, pairs of points are replaced by their means."""
-
-    def __init__(self, most: int = POINTS):
-        self.most, self.each = most, 1  # each: values per point
-        self.points: list[tuple[float, float]] = []
-        self.open = (0, 0.0, 0.0)  # the next point: number of values, and their sums
-
-    def add(self, x: float, y: Any) -> None:
-        """Add a value; other than finite numbers are ignored."""
-        if not isinstance(y, int | float) or not math.isfinite(y):
-            return
-        count, sum_x, sum_y = self.open
-        self.open = (count + 1, sum_x + x, sum_y + y)
-        if self.open[0] == self.each:
-            self.points.append((self.open[1] / self.each, self.open[2] / self.each))
-            self.open = (0, 0.0, 0.0)
-        if len(self.points) == self.most:
-            two = zip(self.points[::2], self.points[1::2], strict=True)
-            self.points = [((a + c) / 2, (b + d) / 2) for (a, b), (c, d) in two]
-            self.each *= 2
-
-    def drawn(self) -> list[tuple[float, float]]:
-        """Return all points, the incomplete last one included."""
-        count, sum_x, sum_y = self.open
-        return [*self.points, (sum_x / count, sum_y / count)] if count else [*self.points]
+SCORES = ["validation_accuracy", "test_accuracy", "test_return", "validation_rmse", "test_rmse"]  # the main one first
+SCORES += ["validation_loss", "test_loss"]
 
 
 class WatchedRun:
-    """A run's folder. `look` updates the attributes from its files; now: a clock of UNIX seconds."""
+    """A run's folder. `look` updates the attributes from its files. now: returns the time in UNIX seconds."""
 
     def __init__(self, folder: Path, now: Any = time.time):
         self.folder, self.now = folder, now
         self.place: tuple[int, int] | None = None  # of metrics.jsonl: device and number
-        self.seen: dict[str, tuple[int, int] | None] = {}  # files that were read, as they were
+        self.seen: dict[str, tuple[int, int] | None] = {}  # inode and time of change of each file at the last look
         self.started: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
         self.summary: dict[str, Any] | None = None
@@ -88,23 +54,29 @@ class WatchedRun:
         self._over()
 
     def _over(self) -> None:
-        """Begin metrics.jsonl anew."""
+        """Reset all that was read from metrics.jsonl."""
         self.lines = MetricLines(self.folder / METRICS)
-        self.last: dict[str, Any] = {}  # what was last said of each name
+        self.last: dict[str, Any] = {}  # the last value of each name
         self.scores: dict[str, Any] = {}  # of the last evaluation
-        self.curves = {"loss": BoundedCurve()}
+        self.curves = {"loss": Thinned(("step", "train_loss"), POINTS)}
         self.recent: collections.deque[tuple[float, float]] = collections.deque()  # step and seconds, a second apart
         self.sent = (0.0, 0.0)  # the step of the last evaluation, and the bytes by then
         self.before = 0.0  # seconds that steps took in legs before this one
 
-    # -- reading -----------------------------------------------------------------------------------------------------
-
     def look(self) -> bool:
         """Read new data; return True if there were any."""
         changed = False
-        for name, read in (("started.json", self._read_started), ("config.yaml", self._read_config)):
-            changed |= self._changed(name, read)
-        changed |= self._changed("summary.json", self._read_summary)
+        if self._changed("started.json"):
+            changed, self.started = True, read_json(self.folder / "started.json", []) or {}
+        if self._changed("config.yaml"):
+            changed, self.options, self.problem = True, {}, ""
+            try:
+                if self.seen["config.yaml"] is not None:
+                    self.options = read_file(self.folder / "config.yaml", str(self.folder / "config.yaml"))
+            except UsageError as error:
+                self.problem = str(error)
+        if self._changed("summary.json"):
+            changed, self.summary = True, read_json(self.folder / "summary.json", [])
         if (self.folder / METRICS).exists():
             changed |= self._read_metrics()
         elif self.place is not None:
@@ -112,32 +84,14 @@ class WatchedRun:
             self._over()
         return changed
 
-    def _changed(self, name: str, read: Any) -> bool:
-        """Read a file if it has changed or is gone; return True if so."""
+    def _changed(self, name: str) -> bool:
+        """Return True if a file has changed, appeared or vanished since the last call for it."""
         mark = None
         with contextlib.suppress(OSError):
             about = os.stat(self.folder / name)
             mark = (about.st_ino, about.st_mtime_ns)
-        if self.seen.get(name) == mark:
-            return False
-        self.seen[name] = mark
-        read(self.folder / name, mark is not None)
-        return True
-
-    def _read_started(self, path: Path, there: bool) -> None:
-        found = read_json(path) if there else None
-        self.started = found or {}
-
-    def _read_summary(self, path: Path, there: bool) -> None:
-        self.summary = read_json(path) if there else None
-
-    def _read_config(self, path: Path, there: bool) -> None:
-        self.options, self.problem = {}, ""
-        if there:
-            try:
-                self.options = read_file(path, str(path))
-            except UsageError as error:
-                self.problem = str(error)
+        before, self.seen[name] = self.seen.get(name), mark
+        return before != mark
 
     def _read_metrics(self) -> bool:
         """Read the new lines; all lines if the file was replaced or cut. Return True if there were any."""
@@ -161,9 +115,9 @@ class WatchedRun:
             self.sent = (step, number(line.get("bytes"), 0))
             name = self.score
             if name:
-                self.curves.setdefault(name, BoundedCurve()).add(step, line[name])
+                self.curves.setdefault(name, Thinned(("step", name), POINTS)).add(line)
         else:
-            self.curves["loss"].add(step, line.get("train_loss"))
+            self.curves["loss"].add(line)
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
             return
         if step <= number(self.started.get("first_step"), 0):
@@ -173,7 +127,10 @@ class WatchedRun:
             while len(self.recent) > 2 and seconds - self.recent[1][1] >= WINDOW:
                 self.recent.popleft()
 
-    # -- state -------------------------------------------------------------------------------------------------------
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """Return the curve of the loss or of a score: (step, value), means of neighbours if there are many."""
+        x, y = self.curves[name].mean.values()
+        return [*zip(x[np.isfinite(y)].tolist(), y[np.isfinite(y)].tolist(), strict=True)]
 
     @property
     def score(self) -> str:
@@ -182,12 +139,10 @@ class WatchedRun:
 
     @property
     def step(self) -> int:
-        """The last recorded step."""
         return int(number(self.last.get("step"), number(self.started.get("first_step"), 0)))
 
     @property
     def rounds(self) -> bool:
-        """True if steps are rounds."""
         return "round" in self.last or self.started.get("program") == "train-federated"
 
     @property
@@ -225,70 +180,53 @@ class WatchedRun:
 
     def left(self) -> float | None:
         """Return the remaining seconds of the run at its current speed; None if unknown.
-
-        Overhead (evaluations, checkpoints) is added in the proportion of this leg so far.
-        """
+        Overhead (evaluations, checkpoints) is added in the proportion of this leg so far."""
         rates, seconds = self.rates(), number(self.last.get("seconds"), 0)
-        begun = number(self.started.get("started"), 0)
         if rates is None:
             return None
-        steps = [] if self.steps is None else [(self.steps - self.step) / rates[0]]
-        found = min([*steps, *self._allowed(seconds, rates[0])], default=None)
-        if found is None:
+        budget, (at, sent) = self.budget, self.sent
+        allowed = [] if self.steps is None else [float(self.steps)]  # total number of steps that each limit allows
+        if math.isfinite(budget.bytes) and at > 0 and sent > 0:
+            allowed.append(budget.bytes * at / sent)  # at the rate until the last evaluation
+        if math.isfinite(budget.examples) and self.batch:
+            allowed.append(budget.examples / self.batch)
+        lefts = [(steps - self.step) / rates[0] for steps in allowed]
+        lefts += [budget.seconds - seconds] if math.isfinite(budget.seconds) else []
+        if not lefts:
             return None
-        of_steps, changed, share = seconds - self.before, self.changed(), 1.0
+        of_steps, changed, share = seconds - self.before, last_change(self.folder), 1.0
+        begun = number(self.started.get("started"), 0)
         if begun and of_steps >= STEADY and changed is not None:
             share = max(1.0, (changed - begun) / of_steps)
-        return max(0.0, found) * share
-
-    def _allowed(self, seconds: float, rate: float) -> list[float]:
-        """Return the seconds of steps that --budget leaves; bytes at the rate until the last evaluation."""
-        budget, (at, sent) = self.budget, self.sent
-        found = [budget.seconds - seconds] if math.isfinite(budget.seconds) else []
-        if math.isfinite(budget.bytes) and at > 0 and sent > 0:
-            found.append((budget.bytes * at / sent - self.step) / rate)
-        if math.isfinite(budget.examples) and self.batch:
-            found.append((budget.examples / self.batch - self.step) / rate)
-        return found
+        return max(0.0, min(lefts)) * share
 
     @property
     def budget(self) -> Budget:
-        """The --budget of the run."""
         text = self.options.get("budget")
         with contextlib.suppress(UsageError):
             return Budget.read(text if isinstance(text, str) else "")
         return Budget()
 
     def ends(self) -> list[tuple[str, float]]:
-        """Return (Slurm or --time-limit, seconds until it ends the run), the earlier one first."""
-        found = []
-        if number(self.started.get("ends"), 0):
-            found.append(("Slurm", self.started["ends"] - self.now()))
-        limit, begun = number(self.started.get("time_limit"), 0), number(self.started.get("started"), 0)
-        if limit and begun:
-            found.append(("--time-limit", begun + limit - self.now()))
-        return sorted(found, key=lambda each: each[1])
-
-    def changed(self) -> float | None:
-        """Return the last change of the run's files in UNIX seconds; None without files."""
-        return last_change(self.folder)
+        """Return pairs ("Slurm" or "--time-limit", seconds until this ends the run), the earlier end first."""
+        slurm, limit, begun = (number(self.started.get(name), 0) for name in ("ends", "time_limit", "started"))
+        found = [("Slurm", slurm), ("--time-limit", limit and begun and begun + limit)]
+        return sorted(((what, at - self.now()) for what, at in found if at), key=lambda each: each[1])
 
     def quiet(self) -> float:
-        """Return the seconds since the last change."""
-        changed = self.changed()
+        changed = last_change(self.folder)
         return 0.0 if changed is None else max(0.0, self.now() - changed)
 
     def state(self) -> tuple[str, str]:
         """Return the state (gone, ended, stopped, dead or going) and the reason, if any.
-
-        dead: no process holds the lock, and the run has not logged its end. A run with an unknown lock is going.
-        """
-        if self.changed() is None:
+        dead: no process holds the lock, and the run has not logged its end. A run with an unknown lock is going."""
+        if last_change(self.folder) is None:
             return "gone", ""
-        living = is_held(self.folder)
-        summary = self.summary
+        living, summary = is_held(self.folder), self.summary
         silent = living is False or (living is None and self.quiet() > PATIENCE)
-        if summary and number(summary.get("steps"), -1) == self.step and (silent or self.summary_is_last()):
+        written, *others = (self.seen.get(name) for name in ("summary.json", "started.json", "config.yaml"))
+        last = written is not None and all(each is None or each[1] <= written[1] for each in others)  # no other leg
+        if summary and number(summary.get("steps"), -1) == self.step and (silent or last):
             return "ended", str(summary.get("stopped") or "")
         if living is not False:
             return "going", ""
@@ -298,11 +236,6 @@ class WatchedRun:
             if said:
                 return "stopped", said[0][1].decode(errors="replace")
         return "dead", ""
-
-    def summary_is_last(self) -> bool:
-        """True if nothing was written after the summary: no other leg has begun."""
-        times = [self.seen.get(name) for name in ("summary.json", "started.json", "config.yaml")]
-        return times[0] is not None and all(each is None or each[1] <= times[0][1] for each in times[1:])
 
 
 def last_change(folder: Path) -> float | None:
@@ -314,17 +247,9 @@ def last_change(folder: Path) -> float | None:
     return max(times, default=None)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object of a file; None if it is missing or incomplete."""
-    with contextlib.suppress(OSError, ValueError):
-        found = parse_json(path.read_bytes()) if path.is_file() else None  # a pipe would be waited for
-        return found if isinstance(found, dict) else None
-    return None
-
-
 def number(value: Any, otherwise: float) -> float:
     """Return the value if it is a finite number, else `otherwise`."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else otherwise
+    return value if finite(value) is not None else otherwise
 
 
 def whole(text: Any) -> int:
@@ -333,10 +258,7 @@ def whole(text: Any) -> int:
 
 
 def is_held(folder: Path) -> bool | None:
-    """True if a process holds the lock of this folder; None if unknown.
-
-    On network file systems it is unknown: the process may be on another machine.
-    """
+    """True if a process holds the lock of this folder; None if unknown, as on network file systems."""
     try:
         if not LOCAL.fullmatch(file_system(folder)):
             return None
@@ -349,21 +271,8 @@ def is_held(folder: Path) -> bool | None:
         return None
 
 
-def file_system(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
-    """Return the type of a path's file system; "" if unknown."""
-    about = os.stat(path).st_dev
-    device = f"{os.major(about)}:{os.minor(about)}"
-    kind = ""
-    with contextlib.suppress(OSError), open(mounts) as file:
-        for line in file:
-            fields, _, more = line.partition(" - ")
-            if fields.split()[2] == device:
-                kind = more.split()[0]
-    return kind
-
-
 class Watching:
-    """Folders of runs: the run that changed last, and the number of runs."""
+    """Folders of runs: the run that changed last, and how many have ended."""
 
     def __init__(self, folders: Iterable[str], now: Any = time.time):
         self.folders, self.now = [*folders], now

@@ -1,17 +1,12 @@
-"""The parts that DQN, Gorila and Ape-X are made of: exploration, an actor, and a learner.
+"""The parts of DQN, Gorila and Ape-X: exploration, an actor, and a learner.
 
-    Epsilon     probability of a random action, as a function of environment steps
-    Actor       acts in its copies of an environment and passes the steps on
-    Learner     computes the gradient of a sample, with the values of a target network
+    target of a row     R + d Q'(s', argmax_a Q(s', a))     double DQN: R n-step return, d gamma^n, 0 if terminated
+                        R + d max_a Q'(s', a)               else; Q': the target network, or Q if there is none
 
-    target of a row     R + d Q'(s', argmax_a Q(s', a))     double DQN: R the n-step return, d gamma^n, or 0 at the end
-                        R + d max_a Q'(s', a)               without; Q' is the target network, or Q if there is none
+(van Hasselt, Guez and Silver, "Deep reinforcement learning with double Q-learning", AAAI 2016; n-step returns: Sutton,
+"Learning to predict by the methods of temporal differences", 1988)"""
 
-(Mnih et al., Nature 2015; van Hasselt, Guez and Silver, "Deep reinforcement learning with double Q-learning", AAAI
-2016; Sutton, "Learning to predict by the methods of temporal differences", 1988, for returns of n steps.)
-"""
-
-import contextlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,25 +34,20 @@ class Epsilon(NamedTuple):
     @classmethod
     def read(cls, text: str) -> "Epsilon":
         """Parse a number, or linear:first=1,last=0.04,steps=8000. Raises UsageError."""
-        with contextlib.suppress(ValueError):
-            return cls(parse_finite(text), parse_finite(text), 1)._checked(text)
-        return cls(**parse_spec("epsilon", text, EPSILON)[1])._checked(text)
-
-    def _checked(self, text: str) -> "Epsilon":
-        if not (0 <= self.first <= 1 and 0 <= self.last <= 1 and self.steps > 0):
-            raise UsageError(f"--epsilon {text}: first and last are probabilities, from 0 to 1, and steps more than 0")
-        return self
+        try:
+            found = cls(parse_finite(text), parse_finite(text), 1)
+        except ValueError:
+            found = cls(**parse_spec("epsilon", text, EPSILON)[1])
+        if not (0 <= found.first <= 1 and 0 <= found.last <= 1 and found.steps > 0):
+            raise UsageError(f"--epsilon {text}: first and last are probabilities, from 0 to 1; steps is more than 0")
+        return found
 
     def __call__(self, step: int) -> float:
-        """Return epsilon after so many environment steps."""
         return self.first + (self.last - self.first) * min(1.0, step / self.steps)
 
 
 class Explorer:
-    """Random numbers of exploration in step 0, 1, 2, ..., keyed by each copy's global number.
-
-    So they do not depend on how copies are divided among actors, nor on where a run was resumed.
-    """
+    """Random numbers of exploration, keyed by each environment copy's global number and step, not by actor or leg."""
 
     def __init__(self, random: Random, first: int, count: int, actions: int):
         self.random, self.first, self.count, self.actions = random, first, count, actions
@@ -75,11 +65,9 @@ class Explorer:
 
 
 class Actor:
-    """Acts in `environments`, whose first copy has the global number `first`; `add` is the method of a replay memory.
-
-    since: steps of each copy in earlier legs, by which the random numbers continue. steps: of each copy in this leg.
-    episodes: number that have ended; returns: of the last of them.
-    """
+    """Acts in `environments`, and hands each step to `add`, which takes the arguments of Replay.add.
+    first: global number of the first copy. since: number of steps in earlier legs, after which random numbers
+    continue. steps: of each copy after `since`. episodes: number of finished episodes; returns: of the last LAST."""
 
     def __init__(self, network: QNetwork, environments: Any, random: Random, add: Any, first: int = 0, since: int = 0):
         self.network, self.environments, self.add, self.since = network, environments, add, since
@@ -97,10 +85,7 @@ class Actor:
             self.begun = True
 
     def act(self, parameters: Array, epsilon: Any) -> None:
-        """Take a step in each copy: the greedy action for these parameters, or with probability epsilon a random one.
-
-        epsilon: a number, or one for each copy.
-        """
+        """Step each copy: randomly with probability epsilon (a number, or one for each copy), else greedily."""
         chance, actions = self.explorer.draw(self.since + self.steps)
         if (chance >= epsilon).any():
             best = self.network.values(parameters, self.observations).argmax(axis=1)
@@ -118,49 +103,47 @@ class Actor:
             self.returns = [*self.returns[1 - LAST :], float(returned)]
 
     def scores(self) -> dict[str, float]:
-        """Return the number of training episodes, and mean, smallest and largest of the last returns."""
-        if not self.returns:
-            return {"episodes": self.episodes}
-        returns = np.array(self.returns)
-        statistics = {"return_mean": returns.mean(), "return_min": returns.min(), "return_max": returns.max()}
-        return {"episodes": self.episodes} | {name: float(value) for name, value in statistics.items()}
+        return return_scores(self.episodes, self.returns)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the state for a checkpoint, with the actions that led the environments to where they are."""
+        """Return the state for a checkpoint, with the actions of unfinished episodes."""
         return {
             "counts": np.array([self.steps, self.episodes], np.int64),
             "returns": np.array(self.returns, np.float64),
             "lengths": np.array([len(each) for each in self.action_history], np.int64),
             "actions": np.array([action for each in self.action_history for action in each], np.int64),
             "observations": self.observations,
-        } | {f"environments/{name}": value for name, value in self.environments.state().items()}
+        } | {f"{ENVIRONMENTS}{name}": value for name, value in self.environments.state().items()}
 
     def load(self, state: dict[str, np.ndarray]) -> bool:
-        """Restore a state; False if the environments do not reach the same observation, and new episodes begin.
-
-        An unfinished episode is begun with its seed again, and its actions are repeated.
-        """
-        environment_state = {
-            name.removeprefix(ENVIRONMENTS): value for name, value in state.items() if name.startswith(ENVIRONMENTS)
-        }
+        """Restore a state: begin the unfinished episodes with their seeds, and repeat their actions; return True.
+        If this does not lead to the saved observations, begin new episodes and return False."""
+        environments, self.begun = self.environments, True
+        begun = {name: state[f"{ENVIRONMENTS}{name}"] for name in environments.state()}
         self.steps, self.episodes = map(int, state["counts"])
-        self.returns, self.begun = state["returns"].tolist(), True
-        self.environments.load(environment_state | {"episodes": environment_state["episodes"] - 1})
-        self.environments.reset()
+        self.returns = state["returns"].tolist()
+        environments.load(begun | {"episodes": begun["episodes"] - 1})
+        environments.reset()
         histories = np.split(state["actions"], np.cumsum(state["lengths"])[:-1])
-        if repeat_actions(self.environments, histories) and np.array_equal(
-            self.environments.current, state["observations"]
-        ):
+        if repeat_actions(environments, histories) and np.array_equal(environments.current, state["observations"]):
             self.action_history = [each.tolist() for each in histories]
-            self.observations = self.environments.current.copy()
+            self.observations = environments.current.copy()
             return True
-        self.environments.load(environment_state)
-        self.observations = self.environments.reset()
+        environments.load(begun)
+        self.observations = environments.reset()
         return False
 
 
+def return_scores(episodes: int, returns: Sequence[float]) -> dict[str, float]:
+    """Return the number of training episodes and, unless `returns` is empty, its mean, smallest and largest value."""
+    scores: dict[str, float] = {"episodes": episodes}
+    if returns:
+        scores |= {f"return_{name}": float(getattr(np, name)(returns)) for name in ("mean", "min", "max")}
+    return scores
+
+
 def repeat_actions(environments: Any, actions: list[np.ndarray]) -> bool:
-    """Repeat these actions in environments that have begun an episode; False if one raises."""
+    """Repeat the actions of each copy in environments that have begun an episode; False if a step raises."""
     for i, each in enumerate(actions):
         for action in each:
             try:
@@ -173,7 +156,7 @@ def repeat_actions(environments: Any, actions: list[np.ndarray]) -> bool:
 
 
 class Learner:
-    """Computes gradients of samples. target: parameters of the target network; None: the network's own."""
+    """Computes gradients of samples. target: parameters of the target network; None: the network is its own target."""
 
     def __init__(self, network: QNetwork, target: Array | None, double: bool = True):
         self.network, self.target, self.double = network, target, double
@@ -190,11 +173,8 @@ class Learner:
         self, parameters: Array, sample: Any, gradient: Array, model: Any = None, step: int = 0, whole: bool = True
     ) -> tuple[float, np.ndarray]:
         """Add the gradient of a sample's losses to `gradient`; return the sum of losses and |errors| (rows,).
-
-        model: computes it in the place of the network, for a straggler. step: of the updates. whole: True if the sample
-        is a whole batch: its weights are divided by their largest; for a part the caller divides by the largest weight
-        of all parts.
-        """
+        model: a straggler's wrapper of the network; None: the network. step: number of the update. whole: True: divide
+        weights by the largest; False: the sample is part of a batch, by whose largest weight the caller divides."""
         rows = len(sample.actions)
         targets = self.targets(parameters, sample)
         weights = sample.weights / sample.weights.max(initial=0) if whole and rows else sample.weights

@@ -8,91 +8,64 @@
         send the chunk          ---------->          add with the priorities              update theta
                                                      priorities <- |TD errors|  <-----    send |TD errors|
 
-Compared with Gorila, parameters travel only now and then and gradients not at all; transitions travel instead, once to
-a memory and to a learner each time they are sampled. With --replays 0 each learner holds a shard, and samples stay
-local.
+Unlike in Gorila, parameters travel seldom, gradients only between learners, and transitions once to a memory, then to a
+learner each time they are sampled. With --replays 0 each learner holds a shard, and samples stay local.
 
-The learner makes an update per --train-every environment steps, and the faster side waits: actors for credits to send
-(transition_stream.py), the learner for its sample (`learner_waited_seconds`). With `free` there is no such ratio, as in
-the paper: the learner makes as many updates as it can, and the run ends after so many environment steps.
-
-(Horgan et al., "Distributed prioritized experience replay", ICLR 2018)
-"""
+The learner makes an update per --train-every environment steps. The faster side waits: actors for credits
+(transition_stream.py), the learner for its sample (`learner_waited_seconds`). With --free, as in the paper, the learner
+updates as often as it can, and the run ends after --env-steps. (Horgan et al., "Distributed prioritized experience
+replay", ICLR 2018)"""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcdl.checkpoint.state import Same, Tracked
+from hpcdl.checkpoint.state import Same
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
-from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import Traffic
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
-from hpcdl.models.model import unwrapped
-from hpcdl.optim import Optimizer
-from hpcdl.random import Random
-from hpcdl.rl.agent import Epsilon, Learner
-from hpcdl.rl.agent_state import ReturnScored, state_of, tracked_state
-from hpcdl.rl.dqn import FIXED, fixed_summary, rate_summary
+from hpcdl.rl.agent import Learner
+from hpcdl.rl.agent_rank import AgentRank
+from hpcdl.rl.agent_state import ReturnScored, track_state
 from hpcdl.rl.parameter_broadcast import Publisher, Receiver
-from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, make_actor, make_recorder
+from hpcdl.rl.remote_actor import act, chunk_receiver, chunk_sender
 from hpcdl.rl.replay import Sample
-from hpcdl.rl.replay_checkpoint import replay_path, restore_replay, write_replay
-from hpcdl.rl.roles import RLRoles
-from hpcdl.rl.shards import AHEAD, LocalShard, RemoteShard, SampleFormat, SampleRequest, ShardServer
-from hpcdl.rl.tally import COUNTS, BytesByKind, RankCounts
-from hpcdl.rl.task import EnvironmentTask
-from hpcdl.rl.transition_stream import ChunkReceiver, ChunkSender
+from hpcdl.rl.replay_checkpoint import restore_replay, write_replay
+from hpcdl.rl.shards import AHEAD, LocalShard, RemoteShard, SampleRequest, ShardServer, sample_kinds
+from hpcdl.rl.tally import COUNTS
 from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
-from hpcdl.runs.stopwatch import Stopwatch
 
 FAILED, REFUSED = 1, 2
-OTHERS = -10  # OTHERS - rank: key of another learner's totals among those of single ranks
+OTHERS = -10  # OTHERS - rank: key of another learner's totals in RankCounts.by_rank
 
 
-def train(
-    comm: Communicator,
-    model: Any,
-    task: EnvironmentTask,
-    optimizer: Optimizer,
-    run: Run,
-    environments: Any,
-    replay: Any,
-    roles: RLRoles,
-) -> Array:
-    """Train on the learners, which are `comm`; run.everyone are all ranks. Returns the parameters."""
-    options, everyone, network = run.options, run.everyone, unwrapped(model)  # type: Any, Communicator, QNetwork
-    by_kind = BytesByKind(everyone.traffic)
-    tally = RankCounts(by_kind)
-    with by_kind("parameters"):
+def train(rank: AgentRank, run: Run) -> Array:
+    """Train on the learners, which are `rank.comm`; return the parameters."""
+    options, everyone, network, tally, roles = rank.options, rank.everyone, rank.network, rank.tally, rank.roles
+    with tally.by_kind("parameters"):
         parameters = run.initial(network)
     target = parameters.copy() if options.target_every else None
-    ownership = LearnerOwnership(model, parameters, optimizer, target, tally, int(options.batch_size))
-    run.report(
-        **fixed_summary(task, options), learners=comm.size, replays=len(roles.memories), actors=len(roles.actors)
-    )
+    ownership = LearnerOwnership(rank, parameters)
+    counts = track_state(run, "actor", tally)
+    if target is not None:
+        run.track("target", Same(target), counted=False)
+    about = {"learners": rank.comm.size, "replays": len(roles.memories), "actors": len(roles.actors)}
     try:
-        run.begin("apex", ownership, task, FIXED)
-        folder = run.folder.path
-        broadcast_start(everyone, 0, folder, run.step)
+        rank.begin(run, "apex", ownership, LearnerScored(ownership), **about)
+        tally.load(counts)
+        broadcast_start(everyone, 0, run.folder.path, run.step)
     except (TrainingError, AgreedError) as error:
         broadcast_start(everyone, REFUSED if isinstance(error, AgreedError) else FAILED)
         raise
-    restored, stopwatch = restore_replays(everyone, options, replay), run.stopwatch
-    about = options, stopwatch, run.random, run.steps, partial(save_replay, folder, replay)
-    learner = ApexLearner(
-        comm, everyone, model, task, run, *about, optimizer, parameters, target, replay, roles, tally, restored
-    )
+    learner = ApexLearner(rank, run, parameters, target, restore_replays(rank))
     try:
         learner.learn()
     except (TrainingError, AgreedError):
@@ -100,95 +73,66 @@ def train(
         raise
     learner.close()
     ownership.gather_tallies()
-    rates = rate_summary(run.progress, options.per_step, tally["restarts"])
-    run.report(**ownership.progress(), **rates, learner_waited_seconds=stopwatch.data_seconds)
-    run.report_own(bytes_by_kind=dict(by_kind.sent))
+    progress = ownership.progress() | {"learner_waited_seconds": rank.stopwatch.data_seconds}
+    rank.report_end(run, progress, tally["restarts"])
+    run.report_own(bytes_by_kind=dict(tally.by_kind.sent))
     return parameters
 
 
 def broadcast_start(everyone: Communicator, status: int = 0, folder: Path | None = None, step: int = 0) -> tuple:
-    """Broadcast rank 0's status, folder and step, with which all ranks begin; collective."""
-    with activity.inside("begin", everyone):
+    """Return (status, folder, step of the run) as rank 0 gives them; collective. status: 0, FAILED or REFUSED."""
+    with everyone.inside("begin"):
         start: tuple = everyone.mpi.bcast((status, folder, step))
     return start
 
 
-def ignored(rank: int, message: np.ndarray) -> None:
-    """Ignore a report: only the first learner collects them."""
-
-
 class ApexLearner:
-    """One learner: requests samples, computes its share of each gradient, and sends parameters and priorities.
+    """One learner: requests samples, computes its share of each gradient, sends parameters and priorities.
+    target: the target network's parameters; None: no such network. restored: transitions restored in all memories."""
 
-    steps: of the whole run. save(rank): writes this learner's own replay memory. restored: transitions from earlier
-    legs, in all memories.
-    """
-
-    def __init__(
-        self,
-        comm: Communicator,
-        everyone: Communicator,
-        model: Any,
-        task: EnvironmentTask,
-        run: Run,
-        options: Any,
-        stopwatch: Stopwatch,
-        random: Random,
-        steps: int,
-        save: Callable[[int], None],
-        optimizer: Optimizer,
-        parameters: Array,
-        target: Array | None,
-        replay: Any,
-        roles: RLRoles,
-        tally: RankCounts,
-        restored: int = 0,
-    ):
-        self.comm, self.everyone, self.model, self.run = comm, everyone, model, run
-        self.options, self.stopwatch, self.random, self.steps, self.save = options, stopwatch, random, steps, save
-        self.optimizer, self.parameters, self.target, self.tally = optimizer, parameters, target, tally
-        assert tally.by_kind is not None
-        self.by_kind, self.network = tally.by_kind, unwrapped(model)
-        self.learner = Learner(self.network, target, options.double == "yes")
-        # The all-reduce also carries the steps that rank 0 knows of, on which all have to agree, and each learner's
-        # largest importance weight, in a place of its own: the sum of all vectors holds each of them.
+    def __init__(self, rank: AgentRank, run: Run, parameters: Array, target: Array | None, restored: int = 0):
+        self.rank, self.run, self.parameters, self.target = rank, run, parameters, target
+        self.comm, self.everyone, self.options, self.roles = rank.comm, rank.everyone, rank.options, rank.roles
+        self.optimizer, self.tally, self.network, comm = rank.optimizer, rank.tally, rank.network, rank.comm
+        self.learner = Learner(self.network, target, self.options.double == "yes")
+        # The all-reduce also carries the number of steps, which rank 0 alone knows, and each learner's largest
+        # importance weight. Each weight has an element of its own, so the sum over the learners holds all weights.
         size = self.network.size
         self.sums = comm.empty(size + 1 + comm.size, self.network.dtype)
         self.gradient, self.farthest, self.largest = self.sums[:size], self.sums[size : size + 1], self.sums[size + 1 :]
-        cut = chunks(int(options.batch_size), comm.size)[comm.rank]
+        cut = chunks(int(self.options.batch_size), comm.size)[comm.rank]
         self.rows, self.kept = cut.stop - cut.start, run.saved
         self.requested = self.received = 0  # samples of this leg
-        self.starts = max(0, int(options.learning_starts) - restored)  # environment steps before the first update
-        self.first = optimizer.step
-        own_actors = [actor for i, actor in enumerate(roles.actors) if i % comm.size == comm.rank]
-        self.publisher = Publisher(self.everyone, own_actors, self.by_kind)
-        self.roles, self.everywhere = roles, sum(map(roles.streams, roles.memories))
-        self.shards: dict[int, Any] = self._shards(replay, task)
+        self.starts = max(0, int(self.options.learning_starts) - restored)  # environment steps before the first update
+        self.first = self.optimizer.step
+        own_actors = [actor for i, actor in enumerate(self.roles.actors) if i % comm.size == comm.rank]
+        self.publisher = Publisher(self.everyone, own_actors, self.tally.by_kind)
+        self.everywhere = sum(map(self.roles.streams, self.roles.memories))
+        self.shards: dict[int, Any] = self._shards()
 
-    def _shards(self, replay: Any, task: EnvironmentTask) -> dict[int, Any]:
-        """Return the shards by the rank of the memory; if the learners hold memories, only the own one."""
-        rank, options = self.everyone.rank, self.options
-        if rank in self.roles.memories:
-            intake = ChunkReceiver(
-                self.everyone, self.roles.actors_of(rank), self.roles.envs, replay, self.tally, self.by_kind
-            )
-            return {rank: LocalShard(intake, options.prioritized, self.random, partial(self.save, rank))}
-        form = SampleFormat(self.network.shape, task.environment["dtype"])
-        on_report = self.tally.take if self.comm.rank == 0 else ignored
-        return {
-            memory: RemoteShard(self.everyone, memory, form, self.by_kind, on_report) for memory in self.roles.memories
-        }
+    def _shards(self) -> dict[int, Any]:
+        """Return the shards by the rank of the memory; only this rank's own if the learners hold the memories."""
+        rank = self.rank
+        if self.everyone.rank in self.roles.memories:
+            save = partial(write_replay, rank.replay, self.run.folder.path, self.everyone.rank)
+            shard = LocalShard(chunk_receiver(rank), self.options.prioritized, rank.random, save)
+            return {self.everyone.rank: shard}
+        kinds = partial(sample_kinds, shape=self.network.shape, dtype=rank.task.environment["dtype"])
+        told = self.comm.rank == 0  # the first learner collects reports
+        return {each: RemoteShard(self.everyone, each, kinds, self.tally, told) for each in self.roles.memories}
 
     def learn(self) -> None:
-        """Learn until the run is over."""
-        run = self.run
+        run, options = self.run, self.options
         self.publisher.publish(self.parameters, self.network.device)
         losses, total = 0.0, 0
         for first in run.rounds():
             samples = self._samples(first)
             if samples:
-                losses, total = losses + self._update(samples, first), total + int(self.options.batch_size)
-            for _ in range(self._steps(bool(samples), first)):
+                losses, total = losses + self._update(samples, first), total + int(options.batch_size)
+            advance = 1  # steps of the run
+            if options.free and samples:
+                advance = max(0, min(int(self.farthest[0]), run.steps) - first)
+            for _ in range(advance):
                 run.record(losses, total)
                 losses, total = 0.0, 0
                 run.boundary(signalled=bool(self.tally["signal"]))
@@ -198,7 +142,7 @@ class ApexLearner:
             self.publisher.catch_up(self.parameters, self.network.device)
 
     def _keep(self) -> None:
-        """Write the memories with a new checkpoint: a learner its own, the first learner asks remote ones."""
+        """Save the replay memories after a new checkpoint; the first learner alone asks remote memories to save."""
         saved = self.run.saved
         if not self.options.save_replay or saved == self.kept:
             return
@@ -207,28 +151,25 @@ class ApexLearner:
             if self.comm.rank == 0 or rank == self.everyone.rank:
                 shard.keep()
 
-    # -- samples -----------------------------------------------------------------------------------------------------
-
     def _samples(self, step: int) -> list[tuple[Any, Sample]]:
-        """Return this learner's share of the batch after `step`, one part per shard; [] if it is too early to learn."""
+        """Return this learner's share of the batch after `step`, (shard, sample) pairs; [] if too early to learn."""
         while self.requested <= self.received + AHEAD:
             self._request(self.requested, step)
             self.requested += 1
         self.received += 1
         shards = self.shards.values()
         if not all(shard.ready for shard in shards):
-            with self.stopwatch.fetching():
+            with self.rank.stopwatch.fetching():
                 self.everyone.wait_until(lambda: all(shard.ready for shard in shards), patient=True)
         samples = [(shard, shard.take()) for shard in shards]
         return [(shard, sample) for shard, sample in samples if sample is not None]
 
     def _request(self, number: int, step: int) -> None:
-        """After `step` of the run, request sample `number` of this leg from the shards."""
         options, many = self.options, len(self.shards)
         steps, starts = (number + 1) * options.per_step, self.starts
         rows = self.rows if steps >= starts else 0
         beyond = min(steps, max(starts, options.per_step)) if options.free else steps
-        beta = options.beta + (1 - options.beta) * min(1.0, (step + number - self.received) / self.steps)
+        beta = options.beta + (1 - options.beta) * min(1.0, (step + number - self.received) / self.run.steps)
         for i, (rank, shard) in enumerate(self.shards.items()):
             streams = self.roles.streams(rank)
             share = -(-beyond * streams // self.everywhere)
@@ -238,18 +179,17 @@ class ApexLearner:
             shard.ask(SampleRequest(part.stop - part.start, beta, key, share, allowed))
 
     def _update(self, samples: list[tuple[Any, Sample]], step: int) -> float:
-        """Make an update from all learners' samples; return this learner's sum of losses."""
+        """Make an update from all learners' samples; return this learner's sum of losses. samples: this learner's."""
         options, optimizer = self.options, self.optimizer
         parts = [sample for _, sample in samples]
         sample = parts[0] if len(parts) == 1 else Sample(*map(np.concatenate, zip(*parts, strict=True)))
         self.sums[:] = 0
-        loss, errors = self.learner.gradient(
-            self.parameters, sample, self.gradient, self.model, optimizer.step, whole=False
-        )
+        about = self.parameters, sample, self.gradient, self.rank.model, optimizer.step
+        loss, errors = self.learner.gradient(*about, whole=False)
         self.largest[self.comm.rank] = sample.weights.max(initial=0)
         if self.comm.rank == 0:
-            self.farthest[:] = self.reached
-        with self.by_kind("gradients"):
+            self.farthest[:] = int(self.tally["steps"]) // int(options.per_step)  # steps of the run
+        with self.tally.by_kind("gradients"):
             self.comm.all_reduce(self.sums)
         rate = optimizer.schedule(step)
         largest = float(self.largest.max())  # over the whole batch
@@ -264,46 +204,22 @@ class ApexLearner:
             self.publisher.publish(self.parameters, self.network.device)
         return loss / largest
 
-    @property
-    def reached(self) -> int:
-        """Steps of the run that correspond to the environment steps this rank knows of."""
-        return int(self.tally["steps"]) // int(self.options.per_step)
-
-    def _steps(self, updated: bool, step: int) -> int:
-        """Return the number of steps by which the run, which is at `step`, advances now."""
-        if not (self.options.free and updated):
-            return 1
-        return max(0, min(int(self.farthest[0]), self.steps) - step)
-
-    # -- the end -----------------------------------------------------------------------------------------------------
-
     def close(self, status: int = 0) -> None:
-        """End the memories and actors, too; status: 0, or why the run cannot go on."""
+        """Tell the memories and actors to end. status: 0, or FAILED if the run cannot continue."""
         for shard in self.shards.values():
             shard.close(status)
         self.publisher.close()
 
 
-class LearnerOwnership(ReturnScored, Whole):
-    """Ownership of parameters and target network that all learners hold; the first one has the counts of all ranks."""
+class LearnerOwnership(Whole):
+    """Ownership of parameters that each learner holds whole. The first learner gathers all ranks' steps and bytes."""
 
-    def __init__(
-        self, model: Any, parameters: Array, optimizer: Optimizer, target: Array | None, tally: RankCounts, batch: int
-    ):
-        super().__init__(model, parameters, optimizer)
-        self.target, self.tally, self.of_actors, self.batch = target, tally, dict[str, np.ndarray](), batch
-
-    def tracked(self) -> dict[str, Tracked]:
-        state = super().tracked() | tracked_state("actor", self.tally, self.of_actors)
-        return state | ({"target": Same(self.target)} if self.target is not None else {})
-
-    def resumed(self, everyone: Communicator) -> None:
-        super().resumed(everyone)
-        if self.of_actors:
-            self.tally.load(state_of("actor", self.of_actors))
+    def __init__(self, rank: AgentRank, parameters: Array):
+        super().__init__(rank.model, parameters, rank.optimizer)
+        self.tally, self.batch = rank.tally, int(rank.options.batch_size)
 
     def sent(self, traffic: Traffic) -> tuple[float, float]:
-        """Return bytes and messages sent by this learner; on the first one, also those of memories and actors."""
+        """Return (bytes, messages) sent by this learner; the first one adds other ranks' bytes, with NaN messages."""
         bytes, messages = super().sent(traffic)
         others = [totals[len(COUNTS) :].sum() for rank, totals in self.tally.by_rank.items() if rank >= 0]
         return bytes + float(sum(others)), math.nan if others else messages
@@ -312,20 +228,11 @@ class LearnerOwnership(ReturnScored, Whole):
         """Collect the counts of all learners on the first one; collective."""
         if self.peers.size == 1:
             return
-        with activity.inside("score", self.peers):
+        with self.peers.inside("score"):
             messages = self.peers.mpi.gather(self.tally.packed())
         for rank, message in enumerate(messages or ()):
             if rank > 0:
                 self.tally.take(OTHERS - rank, message)
-
-    def scores(self, data: Any) -> dict:
-        self.gather_tallies()
-        own_scores = None
-        if self.peers.rank == 0:
-            own_scores = data.scores(self.network, self.parameters) | self.tally.scores() | self.progress()
-        with activity.inside("score", self.peers):
-            scores: dict = self.peers.mpi.bcast(own_scores)
-        return scores
 
     def progress(self) -> dict:
         """Return environment steps, updates, replay ratio and bytes by kind."""
@@ -337,102 +244,71 @@ class LearnerOwnership(ReturnScored, Whole):
         } | self.tally.bytes_by_kind()
 
 
-# -- memories and actors ----------------------------------------------------------------------------------------------
+class LearnerScored(ReturnScored):
+    """Scores from the first learner, which has the counts of all ranks."""
+
+    def __init__(self, held: LearnerOwnership):
+        super().__init__(held, lambda: held.tally.scores() | held.progress())
+        self.gather_tallies = held.gather_tallies
+
+    def scores(self, data: Any) -> dict:
+        self.gather_tallies()
+        peers = self.held.peers
+        own_scores = super().scores(data) if peers.rank == 0 else None
+        with peers.inside("score"):
+            scores: dict = peers.mpi.bcast(own_scores)
+        return scores
 
 
-def assist(comm: Communicator, network: QNetwork, run: Run, environments: Any, replay: Any, roles: RLRoles) -> None:
-    """Run a memory or an actor; `comm` are all ranks. Raises the error of the learners, who report it."""
-    status, folder, step = broadcast_start(comm)
+def assist(rank: AgentRank, run: Run) -> None:
+    """Run a memory or an actor. Raises the learners' error, without a message, because the learners report it."""
+    status, folder, step = broadcast_start(rank.everyone)
     if not status:
-        options, random, stopwatch = run.options, run.random, run.stopwatch
-        tally = RankCounts(BytesByKind(comm.traffic))
-        restore_replays(comm, options, replay)
-        arm = partial(inject.arm, run)
-        if comm.rank in roles.memories:
-            status = run_memory(comm, random, stopwatch, replay, roles, tally, folder, arm)
-        else:
-            status = run_actor(comm, network, options, random, stopwatch, environments, roles, tally, step, arm)
-        run.report_own(bytes_by_kind=dict(tally.by_kind.sent) if tally.by_kind else None)
+        restore_replays(rank)
+        remembers = rank.everyone.rank in rank.roles.memories
+        status = run_memory(rank, run, folder) if remembers else run_actor(rank, run, step)
+        run.report_own(bytes_by_kind=dict(rank.tally.by_kind.sent))
     if status:
         error = AgreedError("") if status == REFUSED else TrainingError("")
         error.speaker = None
         raise error
 
 
-def restore_replays(everyone: Communicator, options: Any, replay: Any) -> int:
+def restore_replays(rank: AgentRank) -> int:
     """Restore the saved memories; return the number of transitions in all of them; collective."""
+    everyone = rank.everyone
     with refuse_together(everyone.mpi):
-        restore_replay(options, replay, everyone.rank)
-    with activity.inside("begin", everyone):
-        total: int = everyone.mpi.allreduce(replay.size if replay is not None else 0)
+        restore_replay(rank.options, rank.replay, everyone.rank)
+    with everyone.inside("begin"):
+        total: int = everyone.mpi.allreduce(rank.replay.size if rank.replay is not None else 0)
     return total
 
 
-def save_replay(folder: Path | None, replay: Any, rank: int) -> None:
-    """Write a memory beside the checkpoint."""
-    if folder is not None:
-        write_replay(replay, replay_path(folder, rank))
-
-
-def run_memory(
-    comm: Communicator,
-    random: Random,
-    stopwatch: Stopwatch,
-    replay: Any,
-    roles: RLRoles,
-    tally: RankCounts,
-    folder: Path | None,
-    arm: Callable[[], None],
-) -> int:
-    """Run a replay memory; return the status with which the learners ended. arm(): lets faults strike from now on."""
-    assert tally.by_kind is not None
-    intake = ChunkReceiver(comm, roles.actors_of(comm.rank), roles.envs, replay, tally, tally.by_kind)
-    memory = ShardServer(comm, intake, list(roles.learners), random, partial(save_replay, folder, replay, comm.rank))
-    arm()
-    with stopwatch.step("serve"):
+def run_memory(rank: AgentRank, run: Run, folder: Path | None) -> int:
+    """Run a replay memory, saved in the run's `folder` (None: not saved); return the status at the learners' end."""
+    save = partial(write_replay, rank.replay, folder, rank.everyone.rank)
+    memory = ShardServer(rank.everyone, chunk_receiver(rank), list(rank.roles.learners), rank.random, save)
+    inject.arm(run)
+    with rank.stopwatch.step("serve"):
         memory.serve()
     return memory.status
 
 
-def run_actor(
-    comm: Communicator,
-    network: QNetwork,
-    options: Any,
-    random: Random,
-    stopwatch: Stopwatch,
-    environments: Any,
-    roles: RLRoles,
-    tally: RankCounts,
-    step: int,
-    arm: Callable[[], None],
-) -> int:
-    """Run an actor; return the status with which the learners ended. arm(): lets faults strike from now on."""
-    assert tally.by_kind is not None
-    number, copies = roles.actors.index(comm.rank), len(roles.actors) * roles.envs
-    learner = roles.learners[number % len(roles.learners)]
-    receiver = Receiver(comm, learner, CPU.empty(network.size, network.dtype), tally.by_kind)
-    recorder = make_recorder(options, environments)
-    earlier_steps = step * options.per_step
-    actor = make_actor(network, environments, random, recorder.add, roles.first_copy(comm.rank), earlier_steps)
-    feeder = ChunkSender(comm, roles.memory_of(comm.rank), tally, tally.by_kind)
-    base = Epsilon.read(options.epsilon)
-    exponents = epsilon_exponents(roles.first_copy(comm.rank) + np.arange(roles.envs), copies, options.epsilon_alpha)
+def run_actor(rank: AgentRank, run: Run, step: int) -> int:
+    """Run an actor, from step `step` of the run on; return 0, or FAILED if the learners have failed."""
+    comm, roles, network = rank.everyone, rank.roles, rank.network
+    learner = roles.learners[roles.actors.index(comm.rank) % len(roles.learners)]
+    receiver = Receiver(comm, learner, CPU.empty(network.size, network.dtype), rank.tally.by_kind)
+    feeder = chunk_sender(rank)
+    numbers = roles.first_copy(comm.rank) + np.arange(roles.envs)
+    exponents = epsilon_exponents(numbers, len(roles.actors) * roles.envs, rank.options.epsilon_alpha)
     receiver.first()
-    arm()
-    act(
-        stopwatch,
-        actor,
-        recorder,
-        feeder,
-        tally,
-        receiver.newest,
-        lambda: base(earlier_steps + actor.steps * copies) ** exponents,
-        options.prioritized,
-    )
+    inject.arm(run)
+    act(rank, feeder, receiver.newest, step * rank.options.per_step, exponents, rank.options.prioritized)
     receiver.close()
     return FAILED if feeder.failed else 0
 
 
 def epsilon_exponents(number: np.ndarray, copies: int, alpha: float) -> np.ndarray:
-    """Return 1 + i / (N - 1) alpha for copies i: the exponents of epsilon."""
+    """Return the exponents of epsilon, 1 + i / (N - 1) alpha, for the copies i in `number` of N = `copies` copies."""
     return 1 + number / max(1, copies - 1) * alpha

@@ -5,33 +5,30 @@
                                   message = recorder.take(errors).packed()         one typed vector
     replay    Chunk.unpacked(message, ...).add_to(replay, first=its first stream)
 
-A chunk holds each frame once and nothing of earlier chunks: its first steps continue where the actor's last chunk
-ended, since the memory keeps the state of each stream. So the chunks of an actor go to the same memory in order, and
-the result is that of `Replay.add` for the same steps. The transitions that become complete begin with those of the last
-n steps of the previous chunk, and leave out those of this one's last n.
+A chunk holds each of its frames once, and none of earlier chunks: the memory keeps the state of each stream. So an
+actor sends all chunks to one memory, in order, which then holds the same as by `Replay.add`. A chunk completes the
+transitions that begin in the last n steps of the chunk before, and all of its own but those that begin in its last n
+steps.
 
     vector    rows, cut, complete, streams as int64 | priorities float32 | rewards float32 | actions int32
-              | flags uint8 | frames | frames of the cut          each aligned to 8 bytes
+              | flags uint8 | frames | frames of the cut          each aligned to 8 bytes"""
 
-(Horgan et al., "Distributed prioritized experience replay", ICLR 2018)
-"""
-
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcdl.rl.replay import NONE, Replay, Sample, ends
+from hpcdl.rl.replay import NONE, Replay, Sample
 
 HEADER = 4  # int64
+Kinds: TypeAlias = dict[str, tuple[tuple[int, ...], DTypeLike]]  # shapes and types of arrays, by name
 
 
 class Chunk(NamedTuple):
-    """Steps of several streams, row by row: one of each, then the next of each, ...
-
-    frames (rows, *frame), finals (cut, *frame), actions int32, rewards float32, flags uint8 (rows,) as add_frames of a
-    replay memory takes them; priorities float32: |TD errors| of the transitions that become complete, in their order.
-    """
+    """Steps of several streams, row by row: one step of each stream, then the next step of each, and so on.
+    frames (rows, *frame), finals (cut, *frame), actions int32, rewards float32, flags uint8 (rows,): see
+    Replay.add_frames. priorities float32: |TD errors| of the transitions that become complete, in their order."""
 
     frames: np.ndarray
     finals: np.ndarray
@@ -41,87 +38,75 @@ class Chunk(NamedTuple):
     priorities: np.ndarray
     streams: int
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays in the order of the vector."""
-        names = ("priorities", "rewards", "actions", "flags", "frames", "finals")
-        return {name: getattr(self, name) for name in names}
-
     def packed(self) -> np.ndarray:
-        """Return the chunk as one vector of bytes."""
-        header = np.array([len(self.flags), len(self.finals), len(self.priorities), self.streams], np.int64)
-        pieces = [header, *self.arrays().values()]
-        message, offset = np.zeros(sum(padded(piece.nbytes) for piece in pieces), np.uint8), 0
-        for piece in pieces:
-            message[offset : offset + piece.nbytes] = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-            offset += padded(piece.nbytes)
-        return message
+        counts = len(self.flags), len(self.finals), len(self.priorities)
+        arrays = self._asdict() | {"header": np.array([*counts, self.streams])}
+        return packed(arrays, chunk_kinds(*counts, self.frames.shape[1:], self.frames.dtype))
 
     @classmethod
     def unpacked(cls, message: np.ndarray, frame: tuple[int, ...], dtype: DTypeLike) -> "Chunk":
         """Return the chunk in a vector of bytes, as views; frame, dtype: of the memory that receives it."""
         rows, cut, complete, streams = map(int, message[: 8 * HEADER].view(np.int64))
-        kinds: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-            "priorities": ((complete,), np.dtype(np.float32)),
-            "rewards": ((rows,), np.dtype(np.float32)),
-            "actions": ((rows,), np.dtype(np.int32)),
-            "flags": ((rows,), np.dtype(np.uint8)),
-            "frames": ((rows, *frame), np.dtype(dtype)),
-            "finals": ((cut, *frame), np.dtype(dtype)),
-        }
-        offset, arrays = 8 * HEADER, dict[str, np.ndarray]()
-        for name, (shape, kind) in kinds.items():
-            length = int(np.prod(shape)) * kind.itemsize
-            arrays[name] = message[offset : offset + length].view(kind).reshape(shape)
-            offset += padded(length)
-        return cls(streams=streams, **arrays)
+        _, *arrays = unpacked(message, chunk_kinds(rows, cut, complete, frame, dtype)).items()
+        return cls(streams=streams, **dict(arrays))
 
     def add_to(self, replay: Replay, first: int = 0) -> np.ndarray:
         """Add the steps to the streams from `first` on; return the serials of transitions that become complete."""
-        columns = self.frames, self.finals, self.actions, self.rewards, self.flags
-        return replay.add_frames(*columns, first, self.streams, self.priorities)
+        return replay.add_frames(self[:5], first, self.streams, self.priorities)
 
 
-def padded(length: int) -> int:
-    """Return a length in bytes rounded up to a multiple of 8."""
-    return -(-length // 8) * 8
+def chunk_kinds(rows: int, cut: int, complete: int, frame: tuple[int, ...], dtype: DTypeLike) -> Kinds:
+    """Return shape and type of a chunk's arrays, by name, in the order of the vector."""
+    return {
+        "header": ((HEADER,), np.int64),
+        "priorities": ((complete,), np.float32),
+        "rewards": ((rows,), np.float32),
+        "actions": ((rows,), np.int32),
+        "flags": ((rows,), np.uint8),
+        "frames": ((rows, *frame), dtype),
+        "finals": ((cut, *frame), dtype),
+    }
+
+
+def unpacked(message: np.ndarray, kinds: Kinds) -> dict[str, np.ndarray]:
+    """Return the arrays of these `kinds` in a vector of bytes, as views."""
+    offset, arrays = 0, {}
+    for name, (shape, dtype) in kinds.items():
+        length = math.prod(shape) * np.dtype(dtype).itemsize
+        arrays[name] = message[offset : offset + length].view(dtype).reshape(shape)
+        offset += -(-length // 8) * 8
+    return arrays
+
+
+def empty_message(kinds: Kinds) -> np.ndarray:
+    """Return a vector of zero bytes, with room for arrays of these kinds; each is aligned to 8 bytes."""
+    lengths = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds.values()]
+    return np.zeros(sum(-(-length // 8) * 8 for length in lengths), np.uint8)
+
+
+def packed(arrays: dict[str, np.ndarray], kinds: Kinds) -> np.ndarray:
+    """Return the arrays, whose shapes and types are `kinds`, as a vector of bytes."""
+    message = empty_message(kinds)
+    for name, view in unpacked(message, kinds).items():
+        view[...] = arrays[name]
+    return message
 
 
 def sendable_errors(errors: np.ndarray) -> np.ndarray:
-    """Return |TD errors| as float32 for sending: NaN, infinity and overflow become the largest number.
-
-    A run with such errors ends by its loss, as all learners agree; a memory alone could not end it.
-    """
+    """Return |TD errors| as float32 for sending; NaN, infinity and overflow become the largest number.
+    The learners end such a run together, by its loss; a memory alone could not end it."""
     most = float(np.finfo(np.float32).max)
     finite: np.ndarray = np.minimum(np.nan_to_num(errors, nan=most, posinf=most), most).astype(np.float32)
     return finite
 
 
-def bytes_at_most(steps: int, streams: int, n_step: int, frame_bytes: int) -> int:
-    """Return the length of the longest message of `steps` steps of each stream: every step ends an episode."""
-    rows = steps * streams
-    parts = [4 * (rows + streams * n_step), 4 * rows, 4 * rows, rows, rows * frame_bytes, rows * frame_bytes]
-    return 8 * HEADER + sum(map(padded, parts))
-
-
 class ChunkRecorder:
-    """An actor's last steps, until they are sent: `steps` of each of its streams are a chunk.
+    """Collects an actor's steps until they are sent; `steps` steps of each stream make a chunk.
+    Other arguments: of a small `Replay`, which holds the transitions whose errors become priorities."""
 
-    The rest as of Replay: a small one holds what the priorities are computed from.
-    """
-
-    def __init__(
-        self,
-        steps: int,
-        shape: tuple[int, ...],
-        dtype: DTypeLike,
-        *,
-        streams: int = 1,
-        stack: int = 1,
-        n_step: int = 3,
-        gamma: float = 0.99,
-    ):
-        capacity = 2 * streams * (steps + n_step + stack + 1)
-        self.memory = Replay(capacity, shape, dtype, streams=streams, stack=stack, n_step=n_step, gamma=gamma)
+    def __init__(self, steps: int, shape: tuple, dtype: Any, *, streams: int = 1, n_step: int = 3, **about: Any):
+        capacity = 2 * streams * (steps + n_step + about.get("stack", 1) + 1)
+        self.memory = Replay(capacity, shape, dtype, streams=streams, n_step=n_step, **about)
         self.steps, self.streams, frame = steps, streams, self.memory.frame
         rows = steps * streams
         self.frames, self.finals = np.empty((rows, *frame), dtype), np.empty((rows, *frame), dtype)
@@ -131,57 +116,29 @@ class ChunkRecorder:
 
     @property
     def full(self) -> bool:
-        """Whether it holds a chunk."""
         return self.rows == len(self.flags)
 
-    def add(
-        self,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        final: np.ndarray,
-    ) -> None:
-        """Add one step of each stream, as Replay.add; not where it is full."""
-        if self.full:
-            raise ValueError("the recorder is full: take() the chunk first")
-        some = slice(self.rows, self.rows + self.streams)
-        cut, self.flags[some] = ends(terminated, truncated)
-        last = self.memory.frame_rows(final[cut])
-        self.frames[some] = self.memory.frame_rows(observations)
+    def add(self, *step: np.ndarray) -> None:
+        """Add one step of each stream, like Replay.add; the recorder must not be full."""
+        some, columns = slice(self.rows, self.rows + self.streams), self.memory.columns(*step)
+        self.frames[some], last, self.actions[some], self.rewards[some], self.flags[some] = columns
         self.finals[self.cut : self.cut + len(last)] = last
-        self.actions[some], self.rewards[some] = actions, rewards
-        given = self.frames[some], last, self.actions[some], self.rewards[some], self.flags[some]
-        self.completed.append(self.memory.add_frames(*given, 0, self.streams))
+        self.completed.append(self.memory.add_frames(columns, 0, self.streams))
         self.rows, self.cut = some.stop, self.cut + len(last)
 
     def transitions(self) -> Sample:
-        """Those that have become complete since the last chunk, in the order of the priorities."""
+        """Return the transitions completed since the last chunk, in the order of their priorities."""
         serials = np.concatenate([np.empty(0, np.int64), *self.completed])
         return self.memory.gather(serials % self.memory.capacity)
 
     def take(self, errors: np.ndarray | None) -> Chunk:
-        """The steps since the last chunk, also where they are fewer than one.
-
-        errors: those of `transitions()`; None: the memory knows no priorities, or takes the largest so far.
-        """
+        """Return the steps since the last chunk, full or not, as a chunk. errors: TD error of each of `transitions()`;
+        None: without priorities; the memory takes its largest so far. ValueError if the number of errors is wrong."""
         errors = NONE if errors is None else errors
         if errors is not NONE and len(errors) != sum(map(len, self.completed)):
-            raise ValueError("the errors are not as many as the transitions")
-        made = Chunk(
-            self.frames[: self.rows].copy(),
-            self.finals[: self.cut].copy(),
-            self.actions[: self.rows].copy(),
-            self.rewards[: self.rows].copy(),
-            self.flags[: self.rows].copy(),
-            sendable_errors(errors),
-            self.streams,
-        )
+            raise ValueError("errors should have one number for each completed transition")
+        rows, finals = slice(self.rows), self.finals[: self.cut].copy()
+        of_rows = {name: getattr(self, name)[rows].copy() for name in ("frames", "actions", "rewards", "flags")}
+        made = Chunk(finals=finals, priorities=sendable_errors(errors), streams=self.streams, **of_rows)
         self.rows, self.cut, self.completed = 0, 0, []
         return made
-
-    def restart(self) -> None:
-        """Begin new episodes, as where an actor begins anew; the memory that got its chunks must `cut` its streams."""
-        self.memory.cut()
-        self.rows, self.cut, self.completed = 0, 0, []

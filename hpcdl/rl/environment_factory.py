@@ -2,24 +2,22 @@
 
     CartPole-v1                gymnasium's registry; a package's own as package:Name-v0, which imports it
     minatar:breakout           MinAtar (MinAtar/Breakout-v1), if installed
-    ALE/Breakout-v5            Atari, if ale-py and OpenCV are installed, with the usual wrappers: up to 30 idle
-                               steps at the beginning, an action for 4 frames, the larger of the last two, grey, 84 by
-                               84, the last 4 of these; the agent learns from the signs of rewards
-    package.module:function    a user's: its result has reset, step and action_space like gymnasium's environments
+    ALE/Breakout-v5            Atari, if ale-py and OpenCV are installed, with the usual wrappers: up to 30 no-ops, an
+                               action for 4 frames, maximum of the last two, grey, 84 x 84, 4 stacked, signs of rewards
+    package.module:function    the user's function; its environments have reset, step and action_space, like gymnasium's
 
-Options are arguments of that function, except those of the wrappers: noop_max, frame_skip, screen_size,
+--env-options are arguments of the maker, except the wrappers' options: noop_max, frame_skip, screen_size,
 terminal_on_life_loss, stack, clip.
 
     observation                                 array
     Discrete, Dict, Tuple                       float32 (size,), as gymnasium flattens its space
     bytes (height, width, channels)             uint8 (channels, height, width); channels stay first if the first axis
                                                 is shorter than the last
-    booleans of that shape                      the same, 0 or 255
+    booleans (height, width, channels)          as bytes of this shape, 0 or 255
     one axis of bytes                           uint8 (size,)
     anything else                               float32 (size,)
 
-(Wrappers: Mnih et al., Nature 2015; Machado et al., "Revisiting the Arcade Learning Environment", JAIR 2018)
-"""
+(Wrappers: Mnih et al., Nature 2015; Machado et al., "Revisiting the Arcade Learning Environment", JAIR 2018)"""
 
 import importlib
 from collections.abc import Callable
@@ -44,10 +42,7 @@ class Maker(NamedTuple):
 
 
 def maker(spec: str, options: dict[str, Any], render: bool = False) -> Maker:
-    """Return the maker of the environments of this name. Raises UsageError, one line, if there is none.
-
-    render: True if pictures will be taken.
-    """
+    """Return the maker of the environments named `spec`. render: True to allow pictures. Raises UsageError."""
     option = f"--env {spec}"
     if spec.lower().startswith(MINATAR):
         name = spec[len(MINATAR) :].replace("_", " ").title().replace(" ", "")
@@ -82,7 +77,7 @@ def maker(spec: str, options: dict[str, Any], render: bool = False) -> Maker:
 
 
 def plugin_maker(spec: str, options: dict[str, Any], option: str, render: bool) -> Maker:
-    """Return the maker of a user's package.module:function."""
+    """Return the Maker whose environments the user's package.module:function returns. option: named in errors."""
     function, settings = load_plugin(spec, option)
     offered = {"render_mode": "rgb_array" if render else None}
 
@@ -90,8 +85,8 @@ def plugin_maker(spec: str, options: dict[str, Any], option: str, render: bool) 
         environment = call_plugin(function, settings | options, offered, option)
         if missing := [name for name in ("reset", "step", "action_space") if not hasattr(environment, name)]:
             raise UsageError(
-                f"{option}: it makes a {type(environment).__name__}, which has no {missing[0]}; an environment has "
-                "reset, step and action_space, as gymnasium's have them"
+                f"{option}: the environment is a {type(environment).__name__}, which has no {missing[0]}; give it "
+                "reset, step and action_space, like gymnasium's environments"
             )
         return environment
 
@@ -99,13 +94,12 @@ def plugin_maker(spec: str, options: dict[str, Any], option: str, render: bool) 
 
 
 def make_gymnasium(gymnasium: Any, spec: str, arguments: dict[str, Any], option: str) -> Any:
-    """Call gymnasium.make; its errors become one line."""
     with blamed_on(option):
         return gymnasium.make(spec, **arguments)
 
 
 def imported(name: str, option: str, install: str) -> Any:
-    """Import a module; raises UsageError if it is not installed."""
+    """Import a module. Raises UsageError if it is missing; the message names `option` and the command `install`."""
     package = name.partition(".")[0]
     try:
         return importlib.import_module(name)
@@ -114,19 +108,19 @@ def imported(name: str, option: str, install: str) -> Any:
 
 
 def actions_of(environment: Any, option: str) -> tuple[int, int]:
-    """Return (number of actions, number of the first). Raises UsageError for another kind of actions."""
+    """Return (number of actions, the first action's number). Raises UsageError for actions other than Discrete."""
     space = environment.action_space
     count = getattr(space, "n", None)
     if not isinstance(count, int | np.integer) or tuple(getattr(space, "shape", ()) or ()) != () or count < 1:
         raise UsageError(
-            f"{option}: its actions are {space}; a Q-network chooses one of a number of actions (Discrete), "
+            f"{option}: the action space is {space}; a Q-network needs a Discrete space, one of n actions, "
             "not continuous or several ones"
         )
     return int(count), int(getattr(space, "start", 0))
 
 
 def observation_converter(environment: Any, option: str) -> Callable[[Any], np.ndarray]:
-    """Return the function that converts this environment's observations to arrays, as in the table above."""
+    """Return the function that converts this environment's observations to arrays, as the module's table says."""
     space = getattr(environment, "observation_space", None)
     if space is None or type(space).__name__ == "Box" or not type(space).__module__.startswith("gymnasium."):
         return array_of
@@ -135,7 +129,7 @@ def observation_converter(environment: Any, option: str) -> Callable[[Any], np.n
 
 
 def array_of(observation: Any) -> np.ndarray:
-    """Convert an observation that is an array, or like one."""
+    """Return an array or array-like observation as an array, as the module's table says."""
     array = np.asarray(observation)
     if array.dtype == bool and array.ndim > 1:
         array = array.astype(np.uint8) * np.uint8(255)
@@ -149,7 +143,7 @@ def array_of(observation: Any) -> np.ndarray:
 
 
 def first_observation(environment: Any, seed: int, option: str) -> Any:
-    """Return the first observation; UsageError if reset takes no seed or does not return a pair."""
+    """Reset the environment; return the first observation. UsageError if reset takes no seed or returns no pair."""
     with plugin_errors(option):
         begun = environment.reset(seed=seed)
     if not (isinstance(begun, tuple) and len(begun) == 2):

@@ -10,8 +10,7 @@ Environment i of an actor has the number first + i, and its episodes are seeded 
 of where it runs and of how the environments are divided among actors.
 
 An environment that raises is replaced by a new one, and counted; its episode is truncated at its last observation, with
-reward 0. The third exception in a row without a step between ends the run. (--env's names: environment_factory.py)
-"""
+reward 0. The third exception in a row without a step between ends the run. (--env's names: environment_factory.py)"""
 
 import contextlib
 import os
@@ -28,20 +27,17 @@ from hpcdl.rl.environment_factory import actions_of, first_observation, maker, o
 PATIENCE = 3  # exceptions in a row that end the run
 
 
-class EpisodeReturn(NamedTuple):
-    """Sum of an episode's rewards, unclipped, and its steps."""
+class Episode(NamedTuple):
+    """A finished episode. returned: the sum of its rewards, unclipped. length: the number of its steps."""
 
-    return_: float
+    returned: float
     length: int
 
 
 class StepResult(NamedTuple):
-    """Result of a step in each environment.
-
-    observations (count, *shape): where an episode has ended, the first one of the next. rewards float32, terminated and
-    truncated bool (count,). final (count, *shape): where an episode has ended, its true last observation; else
-    undefined.
-    """
+    """Result of a step in each environment: rewards float32, terminated and truncated bool (count,).
+    observations (count, *shape): where an episode has ended, the first one of the next. final (count, *shape): where an
+    episode has ended, its last observation; undefined elsewhere."""
 
     observations: np.ndarray
     rewards: np.ndarray
@@ -51,31 +47,18 @@ class StepResult(NamedTuple):
 
 
 class Environments:
-    """`count` copies of the environment `spec`, made with these options.
+    """`count` copies of the environment `spec`, made with these options. Raises UsageError if it cannot be used.
 
-    first: number of the first copy. pretend_ms: extra milliseconds per step of one copy. render: allow `picture`.
-
-    shape, dtype: of an observation; stack: frames along its first axis, the oldest first. actions: their number.
-    finished: episodes that have ended since the user emptied the list. restarts: environments replaced so far. Raises
-    UsageError, one line, if there is no such environment, or it cannot be used.
-    """
+    first: number of the first copy. pretend: extra milliseconds per step of one copy. render: allow `picture`. shape,
+    dtype: of an observation; stack: frames along its first axis, the oldest first. actions: number of actions.
+    finished: episodes ended since the caller emptied the list. restarts: environments replaced so far."""
 
     def __init__(
-        self,
-        spec: str,
-        options: dict[str, Any],
-        count: int,
-        seed: int,
-        first: int = 0,
-        pretend_ms: float = 0.0,
-        *,
-        render: bool = False,
+        self, spec: str, options: dict, count: int, seed: int, first: int = 0, pretend: float = 0, render: bool = False
     ):
-        self.option, self.count, self.first, self.pretend = f"--env {spec}", count, first, pretend_ms / 1000
-        if count < 1:
-            raise UsageError(f"--envs must be 1 or more, not {count}")
+        self.option, self.count, self.first, self.pretend = f"--env {spec}", count, first, pretend / 1000
         self.random = Random(seed)
-        self.finished: list[EpisodeReturn] = []
+        self.finished: list[Episode] = []
         self.restarts, self.failures = 0, np.zeros(count, np.int64)
         self.episodes = np.zeros(count, np.int64)
         self.returns, self.lengths = np.zeros(count), np.zeros(count, np.int64)
@@ -83,10 +66,8 @@ class Environments:
         self.copies = [self.make() for _ in range(count)]
         self.actions, self.start = actions_of(self.copies[0], self.option)
         self.view = observation_converter(self.copies[0], self.option)
-        begun = [
-            first_observation(environment, self.seed_of(i), self.option) for i, environment in enumerate(self.copies)
-        ]
-        with blamed_on(f"{self.option}: what it shows cannot be made an array"):
+        begun = [first_observation(each, self.seed_of(i), self.option) for i, each in enumerate(self.copies)]
+        with blamed_on(f"{self.option}: its observation cannot be converted to an array"):
             arrays = [self.view(each) for each in begun]
         self.shape, self.dtype = arrays[0].shape, arrays[0].dtype
         self.current = np.empty((count, *self.shape), self.dtype)
@@ -95,11 +76,11 @@ class Environments:
         self.fresh = True  # no step was taken since the constructor's reset
 
     def seed_of(self, i: int) -> int:
-        """Return the seed of the present episode of environment i of this actor."""
+        """Return the seed of the current episode of environment i."""
         return int(self.random("environment", self.first + i, self.episodes[i]).integers(2**31))
 
     def reset(self) -> np.ndarray:
-        """Begin a new episode everywhere; return the first observations (count, *shape)."""
+        """Begin a new episode in each environment; return the first observations (count, *shape)."""
         if not self.fresh:
             for i in range(self.count):
                 self.current[i] = self.begin_episode(i)
@@ -108,9 +89,7 @@ class Environments:
 
     def step(self, actions: np.ndarray) -> StepResult:
         """Take an action, int64 (count,), in each environment.
-
-        Raises TrainingError for an observation or reward with NaN or infinity, and after three exceptions in a row.
-        """
+        Raises TrainingError for an invalid observation or reward, and after three exceptions in a row."""
         if self.pretend:
             time.sleep(self.pretend * self.count)
         self.fresh = False
@@ -124,9 +103,7 @@ class Environments:
                 shown, reward, ends, cut, _ = self.copies[i].step(int(action) + self.start)
                 array, reward, ends, cut = self.view(shown), float(reward), bool(ends), bool(cut)
             except (Exception, SystemExit) as error:  # an exit would leave other ranks waiting
-                failed = error
-            if failed is not None:
-                array, ends, cut = self.current[i], False, True
+                failed, array, ends, cut = error, self.current[i], False, True
             else:
                 self.failures[i] = 0
                 array = self.checked_observation(array, i, TrainingError)
@@ -139,7 +116,7 @@ class Environments:
             if final is now:
                 final = np.zeros_like(now)
             final[i] = array
-            self.finished.append(EpisodeReturn(float(self.returns[i]), int(self.lengths[i])))
+            self.finished.append(Episode(float(self.returns[i]), int(self.lengths[i])))
             if failed is not None:
                 self.replace_environment(i, failed)
             now[i] = self.begin_episode(i)
@@ -147,11 +124,11 @@ class Environments:
         return StepResult(now.copy(), rewards, terminated, truncated, final)
 
     def count_reward(self, i: int, reward: float) -> None:
-        """Add a reward to the episode. Raises TrainingError if it is not finite."""
+        """Add a reward to the episode of environment i. Raises TrainingError if the reward is not finite."""
         self.lengths[i] += 1
         self.returns[i] += reward
         if not np.isfinite(reward):
-            raise TrainingError(f"{self.where(i)} gives the reward {reward}")
+            raise TrainingError(f"{self.where(i)} returned the reward {reward}, which is not finite")
 
     def begin_episode(self, i: int) -> np.ndarray:
         """Begin a new episode of environment i and return its first observation."""
@@ -184,22 +161,21 @@ class Environments:
     def checked_observation(self, array: np.ndarray, i: int, kind: type[Exception]) -> np.ndarray:
         """Return the observation if its shape, type and values are valid; else raise an error of this kind."""
         if array.shape != self.shape or array.dtype != self.dtype:
-            was = f"{array.dtype} of shape {array.shape}, and was {self.dtype} of shape {self.shape}"
-            raise kind(f"{self.where(i)} shows {was} before")
+            first = f"the first observation was {self.dtype} of shape {self.shape}"
+            raise kind(f"{self.where(i)} shows {array.dtype} of shape {array.shape}, but {first}")
         if self.dtype != np.uint8 and not np.isfinite(array).all():
-            raise kind(f"{self.where(i)} shows NaN or infinity")
+            raise kind(f"{self.where(i)} shows NaN or infinity in its observation")
         return array
 
     def where(self, i: int) -> str:
-        """Return a text that names the environment, episode and step."""
         return f"{self.option}: environment {self.first + i}, episode {self.episodes[i]}, step {self.lengths[i]},"
 
     def picture(self, i: int = 0) -> np.ndarray:
         """Return a picture of environment i, uint8 (height, width, 3). Raises UsageError if it has none."""
-        with blamed_on(f"{self.option} cannot be shown"):
+        with blamed_on(f"{self.option} cannot be shown in a picture"):
             picture = self.copies[i].render()
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3):
-            raise UsageError(f"{self.option} cannot be shown: its render returns no picture (height, width, 3)")
+            raise UsageError(f"{self.option} cannot be shown in a picture: render() gave no array (height, width, 3)")
         return picture if picture.dtype == np.uint8 else (255 * picture).clip(0, 255).astype(np.uint8)
 
     def state(self) -> dict[str, np.ndarray]:
@@ -207,14 +183,13 @@ class Environments:
         return {"episodes": self.episodes.copy(), "restarts": np.array([self.restarts])}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a state of as many environments; `reset` begins the next episodes. Raises UsageError."""
+        """Restore a state; `reset` begins the next episodes. Raises UsageError if the number of copies differs."""
         if "episodes" not in state or np.shape(state["episodes"]) != (self.count,):
-            raise UsageError(f"the checkpoint is not of {self.count} environments: take as many --envs as it has")
+            raise UsageError(f"the checkpoint is not of {self.count} environments: give the --envs of the run before")
         self.episodes[:] = state["episodes"]
         self.restarts, self.fresh = int(np.asarray(state["restarts"])[0]), False
 
     def close(self) -> None:
-        """Close all environments."""
         for environment in self.copies:
             with contextlib.suppress(Exception, SystemExit):
                 environment.close()

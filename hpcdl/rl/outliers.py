@@ -7,19 +7,16 @@ FIRST = 100  # losses before any can be an outlier: the mean is uncertain
 
 
 class OutlierDetector:
-    """Detects losses more than `deviations` standard deviations over the running mean; 0: none.
-
-    m <- k m + (1 - k) |l|,  v <- k (v + (1 - k) (|l| - m)^2), for outliers as well: exponentially weighted mean and
-    variance of all losses. The first loss sets m = |l| and v = 0. (West, "Updating mean and variance estimates", CACM
-    1979)
-    """
+    """Detects losses more than `deviations` standard deviations over the exponential running mean; 0: no outliers.
+    m <- k m + (1 - k) |l|, v <- k (v + (1 - k) (|l| - m)^2), for outliers, too; k is DECAY, at first less; the first
+    loss sets m = |l|, v = 0. (West, "Updating mean and variance estimates", CACM 1979)"""
 
     def __init__(self, deviations: float):
         self.deviations, self.count = deviations, 0
         self.mean = self.variance = 0.0
 
     def is_outlier(self, loss: float) -> bool:
-        """True if this loss is an outlier; False if it is not finite, which the run reports itself."""
+        """True if this loss is an outlier. A loss that is not finite is no outlier, because the run reports it."""
         size = abs(loss)
         if not self.deviations or not math.isfinite(size):
             return False

@@ -5,12 +5,10 @@
         that has received the last ones:  parameters  ------->       takes them between two chunks
                                                 <-------------       acknowledgement
 
-A slow actor receives the newest parameters after it has acknowledged the last ones and never sees those in between: at
-most one message to it is in flight. The last message is empty.
-"""
+A slow actor receives the newest parameters once it has acknowledged its last ones, and never the versions in between:
+at most one message to an actor is in flight. The last message is empty."""
 
 from collections.abc import Iterable
-from enum import IntEnum
 
 import numpy as np
 
@@ -19,38 +17,32 @@ from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import Array, Device
 from hpcdl.rl.tally import BytesByKind
 
-
-class BroadcastTag(IntEnum):
-    """Tags of these messages; memories use smaller ones."""
-
-    PARAMETERS, GOT = 41, 42
+PARAMETERS, GOT = 41, 42  # tags; memories use smaller ones
 
 
 class Publisher:
-    """The learner's side: sends parameters to these actors."""
+    """The learner's side: sends parameters to `actors`."""
 
     def __init__(self, comm: Communicator, actors: Iterable[int], by_kind: BytesByKind):
         self.comm, self.by_kind = comm, by_kind
-        self.acknowledgements: dict[int, Request | None] = dict.fromkeys(
-            actors
-        )  # acknowledgements that are due, by actor
+        self.acknowledgements: dict[int, Request | None] = dict.fromkeys(actors)  # by actor; None: nothing sent yet
         self.behind: set[int] = set()
 
     def publish(self, parameters: Array, device: Device) -> None:
-        """Send the parameters to actors that have acknowledged the last ones; the others get the newest later."""
+        """Send the parameters to actors that have acknowledged their last ones, to other actors in `catch_up`."""
         self.behind.update(self.acknowledgements)
         self.catch_up(parameters, device)
 
     def catch_up(self, parameters: Array, device: Device) -> None:
-        """Send the newest parameters to actors that lack them and have acknowledged the last ones."""
+        """Send the newest parameters to actors that lack them and have acknowledged the last ones they got."""
         free = [actor for actor in self.behind if self._free(actor)]
         if not free:
             return
         copy = np.array(device.host(parameters))
         for actor in free:
-            self.acknowledgements[actor] = self.comm.iwait(None, actor, BroadcastTag.GOT)
+            self.acknowledgements[actor] = self.comm.iwait(None, actor, GOT)
             with self.by_kind("parameters"):
-                self.comm.ipush(copy, actor, BroadcastTag.PARAMETERS)
+                self.comm.ipush(copy, actor, PARAMETERS)
         self.behind -= set(free)
 
     def _free(self, actor: int) -> bool:
@@ -58,23 +50,22 @@ class Publisher:
         return coming is None or coming.test()
 
     def close(self) -> None:
-        """Send the last message, when all acknowledgements have arrived."""
+        """Wait for all acknowledgements, then send the last message."""
         self.comm.wait_until(lambda: all(map(self._free, self.acknowledgements)), patient=True)
         for actor in self.acknowledgements:
             with self.by_kind("control"):
-                self.comm.push(np.empty(0, np.float32), actor, BroadcastTag.PARAMETERS)
+                self.comm.push(np.empty(0, np.float32), actor, PARAMETERS)
 
 
 class Receiver:
-    """The actor's side. parameters: the last received ones, valid once `first` has returned."""
+    """The actor's side. parameters: array of the newest received parameters, valid once `first` has returned."""
 
     def __init__(self, comm: Communicator, learner: int, parameters: np.ndarray, by_kind: BytesByKind):
         self.comm, self.learner, self.parameters, self.by_kind = comm, learner, parameters, by_kind
         self.buffer, self.over = np.empty_like(parameters), False
-        self.coming = comm.iwait(self.buffer, learner, BroadcastTag.PARAMETERS)
+        self.coming = comm.iwait(self.buffer, learner, PARAMETERS)
 
     def first(self) -> None:
-        """Wait for the first parameters."""
         self.comm.wait_until(lambda: self.coming.done, patient=True)
         self.newest()
 
@@ -85,13 +76,11 @@ class Receiver:
             if not self.over:
                 self.parameters[:] = self.buffer
                 with self.by_kind("control"):
-                    self.comm.inotify(self.learner, BroadcastTag.GOT)
-                self.coming = self.comm.iwait(self.buffer, self.learner, BroadcastTag.PARAMETERS)
+                    self.comm.inotify(self.learner, GOT)
+                self.coming = self.comm.iwait(self.buffer, self.learner, PARAMETERS)
         return self.parameters
 
     def close(self) -> None:
-        """Wait for the last message."""
-
         def over() -> bool:
             self.newest()
             return self.over

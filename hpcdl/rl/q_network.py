@@ -8,17 +8,15 @@
 The loss of a row is weight * l(Q(s, a) - target), for the action taken only; l is half the square, or Huber's, which is
 linear beyond delta, so that its derivative by Q is at most delta. (Mnih et al., "Human-level control through deep
 reinforcement learning", Nature 2015; Wang et al., "Dueling network architectures", ICML 2016, with a separate stream
-for V and for A, both as wide as the last layer that is named.)
-"""
+for V and for A, both as wide as the last layer that is named.)"""
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError, parse_spec, refuse_beyond
 from hpcdl.kernels import td
@@ -29,7 +27,7 @@ from hpcdl.models.group import LayerGroup
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.layers import Dense, Layer, dense_layers
 from hpcdl.models.losses import LOSSES, Loss
-from hpcdl.models.model import abilities_of
+from hpcdl.models.model import OnReady, abilities_of
 from hpcdl.models.pool import Pool
 from hpcdl.plugins import of_torch
 from hpcdl.random import Random
@@ -40,11 +38,8 @@ ROWS = 1024  # observations per forward pass
 
 @dataclass
 class QBatch:
-    """A batch: x (rows, ...) observations; of each the action taken, its target and its weight.
-
-    After `QNetwork.loss_and_gradient`, errors (rows,) holds |Q(s, a) - target|. total: rows of all ranks. step: of the
-    learner, which keys dropout.
-    """
+    """A batch: observations x (rows, *shape); by row the action taken, the target of its value, and its weight.
+    errors (rows,): |Q(s, a) - target|, set by `loss_and_gradient`. total: rows of all ranks. step: a key of dropout."""
 
     epoch = 0
 
@@ -58,44 +53,38 @@ class QBatch:
 
     @property
     def index(self) -> np.ndarray:
-        """The numbers of the rows."""
         return np.arange(len(self.targets))
 
     @property
     def y(self) -> np.ndarray:
-        """The targets, by the name that other batches use."""
         return self.targets
 
 
 class QNetwork:
-    """The model `spec` of the values of `actions` actions (`layout`, `size`, `dtype`, `device`).
-
-    shape: of an observation; dtype: of the parameters. Observations of type uint8 are scaled by 1/255. loss: squared or
-    huber:delta=1. Raises UsageError, one line.
-    """
+    """The model `spec`, with a value for each of `actions` actions. UsageError for an invalid argument.
+    shape: of an observation; uint8 is scaled by 1/255. dtype: of the parameters. loss: squared or huber:delta=1."""
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        actions: int,
-        spec: str,
-        dtype: DTypeLike = "float32",
-        device: Device = CPU,
-        loss: str = "huber",
+        self, shape: tuple, actions: int, spec: str, dtype: Any = "float32", device: Device = CPU, loss: str = "huber"
     ):
         self.shape, self.actions, self.spec, self.device = tuple(shape), actions, spec, device
         kind = np.dtype(dtype).name
         if kind not in DTYPES:
             raise UsageError(f"dtype {kind!r}: parameters are float32 or float64")
         delta = delta_of(loss)
-        factory = torch_values if of_torch(spec) else dense_values
-        self.model: Any = factory(spec, self.shape, actions, kind, device, delta)
+        self.model: Any
+        if of_torch(spec):
+            from hpcdl.rl.torch_values import torch_values  # here: PyTorch is loaded on demand only
+
+            self.model = torch_values(spec, self.shape, actions, kind, device, delta)
+        else:
+            self.model = dense_values(spec, self.shape, actions, kind, device, delta)
+        self.row = self.shape if of_torch(spec) else (self.model.features,)  # its shape, as the model takes it
         self.layout, self.size, self.dtype = self.model.layout, self.model.layout.size, self.model.layout.dtype
         if abilities_of(self.model).pool:
             self.pool = self.model.pool
 
     def initialize(self, random: Random) -> Array:
-        """Return a new parameter vector; each tensor's values depend on the seed and its name."""
         return self.model.initialize(random)
 
     def input(self, observations: np.ndarray) -> Array:
@@ -103,7 +92,7 @@ class QNetwork:
         x = observations.astype(self.dtype)
         if observations.dtype == np.uint8:
             x /= 255
-        return self.device.array(np.ascontiguousarray(x.reshape(self.model.rows(len(x)))))
+        return self.device.array(np.ascontiguousarray(x.reshape(len(x), *self.row)))
 
     def values(self, parameters: Array, observations: np.ndarray) -> np.ndarray:
         """Return Q (rows, actions), on the host, for observations (rows, *shape)."""
@@ -113,28 +102,18 @@ class QNetwork:
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def loss_and_gradient(
-        self, parameters: Array, batch: QBatch, gradient: Array, on_ready: Callable[[slice], None] | None = None
-    ) -> float:
-        """Add the gradient of the sum of losses to `gradient`, fill in batch.errors; return the sum.
-
-        batch.x: unscaled observations. Zero rows are allowed.
-        """
-        ready = QBatch(
-            self.input(batch.x),
-            batch.actions,
-            np.ascontiguousarray(batch.targets, self.dtype),
-            np.ascontiguousarray(batch.weights, self.dtype),
-            batch.total,
-            step=batch.step,
-        )
+    def loss_and_gradient(self, parameters: Array, batch: QBatch, gradient: Array, on_ready: OnReady = None) -> float:
+        """Add the gradient of the sum of losses to `gradient`, set batch.errors; return the sum.
+        batch.x: unscaled observations; may have zero rows."""
+        targets, weights = (np.ascontiguousarray(each, self.dtype) for each in (batch.targets, batch.weights))
+        ready = replace(batch, x=self.input(batch.x), targets=targets, weights=weights)
         loss = self.model.loss_and_gradient(parameters, ready, gradient, on_ready)
         batch.errors = ready.errors
         return loss
 
 
 def delta_of(loss: str) -> float:
-    """Return where the loss becomes linear; infinity for half the square. Raises UsageError."""
+    """Return the |error| from which the loss is linear; infinity for half the square. Raises UsageError."""
     _, settings = parse_spec("loss", loss, LOSSES)
     delta = settings.get("delta", math.inf)
     if not delta > 0:
@@ -142,11 +121,8 @@ def delta_of(loss: str) -> float:
     return delta
 
 
-# -- dense layers ----------------------------------------------------------------------------------------------------
-
-
 class ChosenAction(Loss):
-    """The loss of the action taken; predicts Q itself."""
+    """The loss of the value of the action taken. `predict` returns Q itself."""
 
     def __init__(self, pool: Pool, delta: float):
         super().__init__(pool)
@@ -163,7 +139,6 @@ class ChosenAction(Loss):
         return (total, float(np.square(y.errors).sum())), dz
 
     def predict(self, z: Array) -> Array:
-        """Return a copy of z."""
         return z.copy()
 
 
@@ -177,16 +152,13 @@ class Dueling(Layer):
         self.width, self.actions = width, actions
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
-        """Return the shape of Q for so many observations."""
         return rows, self.actions
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
-        """Initialize weights with variance 1 / width and biases with zero."""
         for tensor, random in zip(w, generators, strict=True):
             tensor[...] = random.standard_normal(tensor.shape) / math.sqrt(self.width) if tensor.ndim == 2 else 0
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
-        """Return Q and the saved values for backward."""
         value, value_bias, advantage, advantage_bias = w
         y = self.pool.take(len(x), self.actions)
         self.matmul(x[:, self.width :], advantage, out=y)
@@ -196,7 +168,6 @@ class Dueling(Layer):
         return y, (x, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
-        """Return dx; add the gradients of the tensors to g."""
         x, _ = saved
         d_value = dy.sum(axis=1, keepdims=True)
         d_advantage = dy - d_value / self.actions
@@ -211,19 +182,14 @@ class Dueling(Layer):
         return dx
 
     def release(self, saved: Any) -> None:
-        """Return forward's buffers to the pool."""
         self.pool.give(saved[1])
 
 
 class DenseValues(Layered):
     """Dense layers whose output is action values."""
 
-    def rows(self, count: int) -> tuple[int, ...]:
-        """Return the shape of `count` observations as the first layer takes them."""
-        return count, self.features
-
     def check_arrays(self, x: Array, y: Array | None, *vectors: Array) -> None:
-        """Check observations and vectors only: targets stay on the host, with the loss's other inputs."""
+        """Check observations and vectors only: targets stay on the host."""
         super().check_arrays(x, None, *vectors)
 
     def targets(self, batch: Any) -> Any:
@@ -231,7 +197,6 @@ class DenseValues(Layered):
         return batch
 
     def values(self, parameters: Array, x: Array) -> Array:
-        """Return Q (rows, actions)."""
         layers = range(len(self.layers) - 1)
         z, saved = self.forward(FlatWeights(self, parameters), x, layers, keep=False)
         values = z.copy()
@@ -239,17 +204,15 @@ class DenseValues(Layered):
         return values
 
 
-def dense_values(
-    spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float
-) -> DenseValues:
-    """Return the network mlp:WIDTHS, or mlp:WIDTHS,dueling, for observations of this shape."""
+def dense_values(spec: str, shape: tuple, actions: int, dtype: str, device: Device, delta: float) -> DenseValues:
+    """Return the network mlp:WIDTHS, or mlp:WIDTHS,dueling. UsageError for another spec, or a too large one."""
     name, _, rest = spec.partition(":")
     items = rest.split(",")
     dueling = DUELING in items
     plain = ",".join(item for item in items if item != DUELING)
     if name != "mlp":
         raise UsageError(
-            f"--model {spec}: action values are those of mlp:128,128 or mlp:128,128,dueling, or of torch:..."
+            f"--model {spec}: action values need mlp:128,128, mlp:128,128,dueling or torch:package.module:function"
         )
     _, hidden, settings = parse_model(f"{name}:{plain}")
     pool, features, activation = Pool(dtype, device), math.prod(shape), settings["activation"]
@@ -265,15 +228,3 @@ def dense_values(
         layers[-1] = Dense(last.name, inputs, outputs, activation, pool, first=last.first, by="columns")
         layers.append(Dueling(DUELING, widths[-1], actions, pool))
     return DenseValues(features, [*layers, ChosenAction(pool, delta)], pool)
-
-
-# -- PyTorch ---------------------------------------------------------------------------------------------------------
-
-
-def torch_values(spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float) -> Any:
-    """Return the module of torch:package.module:function, whose outputs are action values."""
-    offered = {"features": shape, "classes": actions, "outputs": (), "dtype": dtype, "device": device}
-    from hpcdl.rl.torch_values import TorchValues  # here: PyTorch is loaded on demand only
-    from hpcdl.torch.module_factory import make_torch_model
-
-    return TorchValues(make_torch_model(spec, offered), shape, actions, delta)

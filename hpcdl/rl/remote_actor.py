@@ -6,9 +6,7 @@
         priorities <- |TD errors| of its transitions by these parameters      Ape-X only
         send the chunk, when it has a credit                                  transition_stream.py
 
-(Nair et al., "Massively parallel methods for deep reinforcement learning", 2015; Horgan et al., "Distributed
-prioritized experience replay", ICLR 2018)
-"""
+(Nair et al., 2015: gorila.py; Horgan et al., 2018: apex.py)"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,46 +16,32 @@ import numpy as np
 
 from hpcdl.errors import LoneError, TrainingError
 from hpcdl.kernels.device import Array
-from hpcdl.random import Random
-from hpcdl.rl.agent import Actor, Learner
+from hpcdl.rl.agent import Epsilon, Learner
+from hpcdl.rl.agent_rank import AgentRank
 from hpcdl.rl.chunk import ChunkRecorder
-from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Sample
-from hpcdl.rl.tally import RankCounts
-from hpcdl.rl.transition_stream import ChunkSender
-from hpcdl.runs.stopwatch import Stopwatch
+from hpcdl.rl.transition_stream import ChunkReceiver, ChunkSender
 
 
 @contextlib.contextmanager
 def failing_alone() -> Iterator[None]:
-    """Context that turns an environment's TrainingError into a LoneError, which only this rank knows."""
+    """Context that turns an environment's TrainingError into a LoneError: only this rank knows of the error."""
     try:
         yield
     except TrainingError as error:
         raise LoneError(str(error)) from error
 
 
-def make_recorder(options: Any, environments: Environments) -> ChunkRecorder:
-    """Return a recorder for chunks of --chunk steps."""
-    return ChunkRecorder(
-        options.chunk,
-        environments.shape,
-        environments.dtype,
-        streams=environments.count,
-        stack=environments.stack,
-        n_step=options.n_step,
-        gamma=options.gamma,
-    )
+def chunk_sender(rank: AgentRank) -> ChunkSender:
+    """Return the sender of chunks from this actor to its memory."""
+    return ChunkSender(rank.everyone, rank.roles.memory_of(rank.everyone.rank), rank.tally)
 
 
-def make_actor(
-    network: QNetwork, environments: Environments, random: Random, add: Callable, first: int, before: int
-) -> Actor:
-    """Return an actor whose episodes continue after `before` environment steps: no leg repeats another's seeds."""
-    if before:
-        environments.load({"episodes": np.full(environments.count, before), "restarts": [0]})
-    return Actor(network, environments, random, add, first, since=before)
+def chunk_receiver(rank: AgentRank) -> ChunkReceiver:
+    """Return the receiver of the chunks of this memory's actors."""
+    actors = rank.roles.actors_of(rank.everyone.rank)
+    return ChunkReceiver(rank.everyone, actors, rank.roles.envs, rank.replay, rank.tally)
 
 
 def td_errors(network: QNetwork, parameters: Array, transitions: Sample) -> np.ndarray:
@@ -69,30 +53,24 @@ def td_errors(network: QNetwork, parameters: Array, transitions: Sample) -> np.n
 
 
 def act(
-    stopwatch: Stopwatch,
-    actor: Actor,
-    recorder: ChunkRecorder,
-    feeder: ChunkSender,
-    tally: RankCounts,
-    newest: Callable[[int], Array],
-    epsilon: Callable[[], Any],
-    priorities: bool = False,
-    meanwhile: Callable[[], bool] | None = None,
+    rank: AgentRank, feeder: ChunkSender, newest: Callable, since: int = 0, exponents: Any = 1, priorities: bool = False
 ) -> None:
-    """Act until the memory reports the end; `actor.add` is that of the recorder.
-
-    newest(steps): returns parameters after so many environment steps of this rank. epsilon(): probability of a random
-    action, for all copies or for each. meanwhile: called while waiting.
-    """
-    environments = actor.environments
+    """Act until the memory reports the end. newest(steps): parameters to act by after `steps` steps of this actor.
+    since: environment steps of earlier legs. exponents: of epsilon, one for all copies or an array. Epsilon falls with
+    the steps of all actors, estimated from this actor's. priorities: True to send |TD errors|."""
+    environments, options = rank.environments, rank.options
+    about = {"stack": environments.stack, "n_step": options.n_step, "gamma": options.gamma}
+    recorder = ChunkRecorder(options.chunk, environments.shape, environments.dtype, streams=environments.count, **about)
+    actor, copies = rank.actor(recorder.add, since), len(rank.roles.actors) * rank.roles.envs
+    epsilon = Epsilon.read(options.epsilon)
     actor.begin()
     while not feeder.over:
-        with stopwatch.step("act"):
+        with rank.stopwatch.step("act"):
             parameters = newest(actor.steps * environments.count)
-            with stopwatch.fetching(), failing_alone():
+            with rank.stopwatch.fetching(), failing_alone():
                 while not recorder.full:
-                    actor.act(parameters, epsilon())
-            errors = td_errors(actor.network, parameters, recorder.transitions()) if priorities else None
-            tally.note(actor, environments)
-            feeder.send(recorder.take(errors), meanwhile)
+                    actor.act(parameters, epsilon(since + actor.steps * copies) ** exponents)
+            errors = td_errors(rank.network, parameters, recorder.transitions()) if priorities else None
+            rank.tally.note(actor)
+            feeder.send(recorder.take(errors))
     feeder.close()

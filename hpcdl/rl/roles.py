@@ -7,8 +7,7 @@
     apex        learners | replay memories | actors                             --replays 0: the learners remember
 
 Copies of an environment are numbered over all ranks that act, in rank order. Actor i sends its steps to memory i mod M,
-where the copies of its actors are consecutive streams; the memories share --replay evenly.
-"""
+where the copies of its actors are consecutive streams; the memories share --replay evenly."""
 
 from typing import NamedTuple
 
@@ -38,11 +37,9 @@ class RLRoles(NamedTuple):
         return self.actors.index(rank) * self.envs if rank in self.actors else 0
 
     def memory_of(self, actor: int) -> int:
-        """Return the rank of the memory that an actor's steps go to."""
         return self.memories[self.actors.index(actor) % len(self.memories)]
 
     def actors_of(self, memory: int) -> list[int]:
-        """Return the ranks whose steps go to this memory."""
         return [actor for actor in self.actors if self.memory_of(actor) == memory]
 
     def streams(self, memory: int) -> int:
@@ -50,14 +47,9 @@ class RLRoles(NamedTuple):
         return self.envs * len(self.actors_of(memory)) if memory in self.memories else 0
 
     def room(self, memory: int, whole: int) -> int:
-        """Return the transitions that this memory holds of `whole` in all."""
+        """Return how many transitions this memory has room for, if all memories together have room for `whole`."""
         cut = chunks(whole, len(self.memories))[self.memories.index(memory)]
         return cut.stop - cut.start
-
-
-def single_rank_roles(envs: int) -> RLRoles:
-    """Return the roles of a single rank."""
-    return RLRoles(NOBODY, range(1), range(1), range(1), envs)
 
 
 def bundle_roles(size: int, servers: int, envs: int) -> RLRoles:
@@ -76,7 +68,7 @@ def separate_roles(size: int, servers: int, learners: int, actors: int, envs: in
     if actors not in (0, len(acting)):
         raise UsageError(
             f"--actors {actors}, --learners {learners} and {counted(servers, 'parameter server')} are "
-            f"{servers + learners + actors} ranks, not {size}"
+            f"{servers + learners + actors} ranks, but there are {size}"
         )
     if len(acting) < learners:
         raise UsageError(f"--learners {learners}: each needs an actor, and there are {len(acting)}")
@@ -85,28 +77,28 @@ def separate_roles(size: int, servers: int, learners: int, actors: int, envs: in
 
 def sharded_roles(size: int, learners: int, replays: int, actors: int, envs: int) -> RLRoles:
     """Return the roles of learners, memories (0: on the learners) and actors (0: the remaining ranks)."""
-    check("actor", size, {"learner": learners, "replay": replays}, actors or 1)
+    check("actor", size, {"learner": learners, "replay rank": replays}, actors or 1)
     acting = range(learners + replays, size)
     if actors not in (0, len(acting)):
         raise UsageError(
             f"--actors {actors}, --learners {learners} and --replays {replays} are {learners + replays + actors} "
-            f"ranks, not {size}"
+            f"ranks, but there are {size}"
         )
     memories = range(learners, learners + replays) if replays else range(learners)
     if len(acting) < len(memories):
         raise UsageError(
-            f"{len(memories)} ranks that remember need as many actors, and there are {len(acting)}: "
-            f"take fewer --{'replays' if replays else 'learners'}"
+            f"{len(memories)} ranks with a replay memory need as many actors, and there are {len(acting)}: "
+            f"give fewer --{'replays' if replays else 'learners'}"
         )
     return RLRoles(NOBODY, range(learners), memories, acting, envs)
 
 
 def check(what: str, size: int, others: dict[str, int], least: int) -> None:
-    """Raise UsageError if fewer than `least` of `size` ranks are left beside the others."""
+    """Raise UsageError if fewer than `least` of `size` ranks remain beside `others`, numbers of ranks by role."""
     needed = sum(others.values())
     if size < needed + least:
         named = ", ".join(counted(count, each) for each, count in others.items() if count)
         left = "no" if size <= needed else "too few"
         raise UsageError(
-            f"{left} {what}s are left over: {named} of {counted(size, 'rank')}; start at least {needed + least} ranks"
+            f"{left} ranks are left for {what}s beside {named}: start {needed + least} ranks or more, not {size}"
         )

@@ -3,11 +3,9 @@
     hpcdl evaluate runs/cartpole --episodes 100 --render cartpole.gif
 
 A checkpoint names the environment, its options and the model. Pictures are written one by one by imageio: .gif by
-Pillow, .mp4 if it has a codec (`pip install 'imageio[ffmpeg]'`).
-"""
+Pillow, .mp4 if it has a codec (`pip install 'imageio[ffmpeg]'`)."""
 
 import contextlib
-import importlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,16 +21,17 @@ from hpcdl.files import atomic_path, parse_json
 from hpcdl.inference.trained_model import parameters_of
 from hpcdl.kernels.device import CPU
 from hpcdl.plugins import names_in, refuse_untrusted
-from hpcdl.rl.environments import Environments
+from hpcdl.rl.environment_factory import imported
+from hpcdl.rl.environments import Environments, Episode
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.task import APART, LONGEST, Episode, play
+from hpcdl.rl.task import APART, play
 
 PICTURES = (".gif", ".mp4")
 RATE = 30  # default pictures a second
 
 
 def is_agent_run(run: str) -> bool:
-    """True if this is a run, or a checkpoint file, of an agent."""
+    """True if this is the folder of an agent's run, or its checkpoint file."""
     path = Path(run, "checkpoint.h5") if os.path.isdir(run) else Path(run)
     attributes: Any = {}
     with contextlib.suppress(Exception):  # the later full read reports errors
@@ -43,10 +42,8 @@ def is_agent_run(run: str) -> bool:
 
 
 class Player:
-    """The greedy policy of a run, or of a checkpoint file. Raises UsageError, one line.
-
-    trust: names of code in it that may be called, as of --trust (hpcdl/plugins.py).
-    """
+    """The greedy policy of a run, or of a checkpoint file. model "": the run's. UsageError if it cannot be played.
+    trust: names of code in the checkpoint that may be called, as by --trust (hpcdl/plugins.py)."""
 
     def __init__(self, run: str, model: str = "", trust: Iterable[str] = ()):
         checkpoint = Checkpoint.read(Path(run))
@@ -60,66 +57,39 @@ class Player:
         self.network = QNetwork(shape, self.actions, spec, self.parameters.dtype, CPU)
         if self.network.layout.describe() != self.about["layout"]:
             raise UsageError(f"{run}: its model {self.about['model']!r} is not one that this program can build")
-        self.checked(self.make(1, 0, APART))
-
-    def make(self, count: int, seed: int, first: int, render: bool = False) -> Environments:
-        """Return `count` copies of its environment."""
-        return Environments(self.environment, self.settings, count, seed, first, render=render)
-
-    def checked(self, environments: Environments) -> Environments:
-        """Return the environments; raises UsageError if they differ from those of the training."""
+        environments = self.make(1, 0, APART)
         actual = tuple(environments.shape), environments.actions
         if actual != (self.network.shape, self.actions):
             raise UsageError(
-                f"{self.name}: {self.environment} shows {actual[0]} and has {actual[1]} actions now; the run has "
-                f"learned with {self.network.shape} and {self.actions}"
+                f"{run}: {self.environment} now has observations {actual[0]} and {actual[1]} actions; the run has "
+                f"learned with observations {self.network.shape} and {self.actions} actions"
             )
-        return environments
+
+    def make(self, count: int, seed: int, first: int, render: bool = False) -> Environments:
+        return Environments(self.environment, self.settings, count, seed, first, render=render)
 
     def play(self, episodes: int, seed: int) -> list[Episode]:
         """Play episodes, the same ones for the same seed; evaluations in runs use seed 0."""
         return play(self.network, self.parameters, self.make, episodes, seed)
 
     def render(self, path: Path, seed: int) -> Episode:
-        """Write a moving picture of the first of these episodes. Raises UsageError if it cannot be made."""
+        """Write a moving picture of the first episode of `play`; return the episode. Raises UsageError."""
         environments = self.make(1, seed, APART, render=True)
-        observations, length, returned = environments.reset(), 0, 0.0
         metadata = getattr(environments.copies[0], "metadata", None) or {}
-        imageio, ended = import_imageio(path), False
+        imageio = imported("imageio.v2", f"--render {path}", "pip install 'hpcdl[rl]'")
         with blamed_on(f"--render {path} cannot be written"), atomic_path(path) as temporary:
             whole = temporary.with_name(temporary.name + path.suffix)
             try:
-                with open_writer(imageio, whole, metadata.get("render_fps") or RATE) as file:
-                    file.append_data(environments.picture())
-                    while not ended and length < LONGEST:
-                        stepped = environments.step(self.network.values(self.parameters, observations).argmax(axis=1))
-                        ended = bool(stepped.terminated[0] or stepped.truncated[0])
-                        observations, length = stepped.observations, length + 1
-                        returned += float(stepped.rewards[0])
-                        if not ended:  # afterwards the environment shows the next episode
-                            file.append_data(environments.picture())
+                rate = metadata.get("render_fps") or RATE
+                gif = {"format": "GIF", "mode": "I", "duration": 1000 / rate, "loop": 0}
+                with imageio.get_writer(whole, **gif if path.suffix == ".gif" else {"fps": rate}) as file:
+                    watch = lambda: file.append_data(environments.picture())  # noqa: E731
+                    (episode,) = play(self.network, self.parameters, lambda *_: environments, 1, seed, watch)
                 os.replace(whole, temporary)
             finally:
                 whole.unlink(missing_ok=True)
         environments.close()
-        return Episode(*environments.finished[0]) if environments.finished else Episode(returned, length)
-
-
-def import_imageio(path: Path) -> Any:
-    """Import imageio; raises UsageError if it is not installed."""
-    try:
-        return importlib.import_module("imageio.v2")
-    except ImportError as error:
-        raise UsageError(
-            f"--render {path} needs imageio, which cannot be imported ({error}): pip install 'hpcdl[rl]'"
-        ) from None
-
-
-def open_writer(imageio: Any, path: Path, rate: float) -> Any:
-    """Return imageio's writer for this file."""
-    if path.suffix == ".gif":
-        return imageio.get_writer(path, format="GIF", mode="I", duration=1000 / rate, loop=0)
-    return imageio.get_writer(path, fps=rate)
+        return episode
 
 
 def evaluation_summary(player: Player, played: list[Episode], seed: int) -> dict[str, Any]:
@@ -131,9 +101,7 @@ def evaluation_summary(player: Player, played: list[Episode], seed: int) -> dict
         "environment": player.environment,
         "episodes": len(played),
         "seed": seed,
-        "return_mean": float(returns.mean()),
-        "return_min": float(returns.min()),
-        "return_max": float(returns.max()),
+        **{f"return_{name}": float(getattr(np, name)(returns)) for name in ("mean", "min", "max")},
         "return_deviation": float(returns.std()),
         "length_mean": float(np.mean([episode.length for episode in played])),
         "returns": returns.tolist(),

@@ -1,45 +1,40 @@
-"""Counts of what the ranks of a distributed run have done, and bytes sent by kind; they travel with other messages.
+"""Counts of what the ranks of a distributed run have done, and bytes sent by kind; both travel with other messages.
 
-    actor   tally.note(actor, environments)       its environment steps, episodes, restarts, returns
+    actor   tally.note(actor)                     its environment steps, episodes, restarts, returns
             tally.packed()      -> message ->     tally.take(rank, message)   memory or server: sums over all
                                                   tally.packed()  -> ...      which may be passed on
 
     with by_kind("transitions"): comm.push(...)   bytes as the communicator counts them
 
 Numbers are totals since the run started or was resumed: a late or missing message loses nothing. Returns of single
-episodes travel once, some in each message; if there are too many, the oldest are dropped.
-"""
+episodes travel once, some in each message; if there are too many, the oldest are dropped."""
 
 import contextlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from hpcdl.comm.trace import Traffic
-from hpcdl.rl.agent import LAST
+from hpcdl.rl.agent import LAST, Actor, return_scores
 from hpcdl.runs import signals
 
 KINDS = ("parameters", "gradients", "transitions", "samples", "priorities", "control")
 COUNTS = ("steps", "episodes", "restarts", "discarded", "signal")
 NUMBERS = len(COUNTS) + len(KINDS)
 SLOTS = 8  # returns in a message
-EARLIER = -1  # in the place of a rank: earlier legs
+EARLIER = -1  # key of the counts of earlier legs in RankCounts.by_rank
 
 
 class BytesByKind:
-    """Bytes that this rank has sent, by kind: parameters, gradients, ...
-
-    transitions: from actors to memories; samples: from memories to learners. control: requests and credits.
-    """
+    """Bytes sent by this rank, by kind. transitions: by actors; samples: by memories; control: requests, credits."""
 
     def __init__(self, traffic: Traffic):
         self.traffic, self.sent = traffic, dict.fromkeys(KINDS, 0)
 
     @contextlib.contextmanager
     def __call__(self, kind: str) -> Iterator[None]:
-        """Context whose messages are of this kind, except those of contexts inside."""
+        """Context whose messages are of this kind, except those of nested contexts."""
         before = self._unnamed
         try:
             yield
@@ -47,7 +42,7 @@ class BytesByKind:
             self.sent[kind] += self._unnamed - before
 
     def rest(self, kind: str) -> None:
-        """Count bytes that were sent outside all contexts as this kind."""
+        """Count as `kind` all bytes that were sent outside the contexts."""
         self.sent[kind] += self._unnamed
 
     @property
@@ -61,21 +56,21 @@ class RankCounts:
     length = NUMBERS + SLOTS
 
     def __init__(self, by_kind: BytesByKind | None = None):
-        self.by_kind = by_kind
+        self.by_kind = by_kind or BytesByKind(Traffic())
         self.local, self.by_rank = np.zeros(NUMBERS), dict[int, np.ndarray]()
         self.unsent_returns: deque[float] = deque(maxlen=10 * LAST)
         self.returns: deque[float] = deque(maxlen=LAST)
         self.counted_episodes = 0
 
-    def note(self, actor: Any, environments: Any) -> None:
+    def note(self, actor: Actor) -> None:
         """Count what this rank's own actor has done so far."""
         new = min(actor.episodes - self.counted_episodes, len(actor.returns))
         self.counted_episodes = actor.episodes
         self._add(actor.returns[len(actor.returns) - new :])
+        environments = actor.environments
         self.local[:3] = actor.steps * environments.count, actor.episodes, environments.restarts
 
     def discard(self) -> None:
-        """Count a discarded gradient of this rank."""
         self.local[COUNTS.index("discarded")] += 1
 
     def take(self, rank: int, message: np.ndarray) -> None:
@@ -93,10 +88,8 @@ class RankCounts:
         self.returns.extend(returns)
 
     def total(self) -> np.ndarray:
-        """Return the sums over all ranks."""
         self.local[COUNTS.index("signal")] = bool(signals.received)
-        if self.by_kind is not None:
-            self.local[len(COUNTS) :] = list(self.by_kind.sent.values())
+        self.local[len(COUNTS) :] = list(self.by_kind.sent.values())
         return sum(self.by_rank.values(), start=self.local)
 
     def packed(self) -> np.ndarray:
@@ -109,27 +102,18 @@ class RankCounts:
         return float(self.total()[(*COUNTS, *KINDS).index(name)])
 
     def scores(self) -> dict[str, float]:
-        """Return the number of episodes, and mean, smallest and largest of the last returns."""
-        scores: dict[str, float] = {"episodes": int(self["episodes"])}
-        if not self.returns:
-            return scores
-        returns = np.array(self.returns)
-        return scores | {
-            "return_mean": float(returns.mean()),
-            "return_min": float(returns.min()),
-            "return_max": float(returns.max()),
-        }
+        return return_scores(int(self["episodes"]), self.returns)
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Return the bytes of all ranks by kind."""
         return {f"{kind}_bytes": int(self[kind]) for kind in KINDS}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return the state for a checkpoint."""
         return {"totals": self.total(), "returns": np.array(self.returns, np.float64)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Restore a state."""
+        """Continue the counts of a state; an empty state begins a new run."""
+        if not state:
+            return
         self.by_rank[EARLIER] = np.asarray(state["totals"], np.float64).copy()
         self.by_rank[EARLIER][COUNTS.index("signal")] = 0
         self.returns.extend(np.asarray(state["returns"]).tolist())

@@ -1,104 +1,87 @@
 """Stream of steps from actors to a replay memory, in chunks, with credit-based flow control.
 
-    actor    feeder                                             memory   intake
+    actor    ChunkSender                                        memory   ChunkReceiver
         wait for a credit             <-----  credit, or "over"  ---     for each chunk added, if it may grow
         header, chunk                 ------------------------------>    replay <- chunk
 
-An actor has CREDITS credits at first, so that one chunk travels while the next is made. Each chunk added to the memory
-gives a new credit, but not while the memory has all the steps that it is allowed (`allow`): so messages in flight are
-bounded, whichever side is slow, and the waiting side is known.
-"""
+An actor begins with CREDITS credits, so that one chunk travels while the next is made. The memory gives a credit for
+each chunk added, but none while it has all the steps that it is allowed (`allow`). So messages in flight are bounded,
+whichever side is slow, and the waiting side is known."""
 
-from collections.abc import Callable, Sequence
-from enum import IntEnum
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.inbox import Inbox
+from hpcdl.comm.framing import Frame, Inbox
 from hpcdl.comm.requests import Request
 from hpcdl.rl.chunk import Chunk
 from hpcdl.rl.replay import Replay
-from hpcdl.rl.tally import BytesByKind, RankCounts
+from hpcdl.rl.tally import RankCounts
 
 CREDITS = 2
-HEADER = 3  # numbers before those of the tally: bytes of the chunk, its rows, 1 if the actor has ended
 LEAVE, OVER, FAILED = 0, 1, 2  # credit; end of the run; end with an error
 
-
-class StreamTag(IntEnum):
-    """Tags of these messages; parameter stores use smaller ones."""
-
-    HEADER, CHUNK, LEAVE = 21, 22, 23
+# Parameter stores use smaller tags. ended: 1 if the actor sends no more; what: LEAVE, OVER or FAILED.
+CHUNK = Frame(21, ["length", "rows", "ended", ("tally", RankCounts.length)])
+CREDIT = Frame(23, ["credits", "what"], number=np.int64)
 
 
 class ChunkSender:
-    """The actor's side. to: rank of the memory. over: True at the end of the run; failed: True if it cannot go on."""
+    """The actor's side. to: rank of the memory. over: True at the run's end; failed: True if the run has failed."""
 
-    def __init__(self, comm: Communicator, to: int, tally: RankCounts, by_kind: BytesByKind):
-        self.comm, self.to, self.tally, self.by_kind = comm, to, tally, by_kind
+    def __init__(self, comm: Communicator, to: int, tally: RankCounts):
+        self.comm, self.to, self.tally, self.by_kind = comm, to, tally, tally.by_kind
         self.credits, self.over, self.failed = CREDITS, False, False
-        self.credit_message = np.empty(2, np.int64)
-        self.coming = comm.iwait(self.credit_message, to, StreamTag.LEAVE)
+        self.credit = CREDIT.header()
+        self.coming = CREDIT.expect(comm, to, self.credit)[0]
         self.sending: list[Request] = []
 
     def may_act(self) -> bool:
         """True if the actor may send, or has to end."""
         while not self.over and self.coming.done:
-            self.credits += int(self.credit_message[0])
-            self.over, self.failed = self.credit_message[1] != LEAVE, self.credit_message[1] == FAILED
+            self.credits += int(self.credit["credits"])
+            self.over, self.failed = bool(self.credit["what"] != LEAVE), bool(self.credit["what"] == FAILED)
             if not self.over:
-                self.coming = self.comm.iwait(self.credit_message, self.to, StreamTag.LEAVE)
+                self.coming = CREDIT.expect(self.comm, self.to, self.credit)[0]
         return self.over or self.credits > 0
 
-    def send(self, chunk: Chunk, meanwhile: Callable[[], bool] | None = None) -> None:
-        """Send a chunk as soon as there is a credit; drop it if the run is over. meanwhile: called while waiting."""
-        self.comm.wait_until(self.may_act, meanwhile, patient=True)
+    def send(self, chunk: Chunk) -> None:
+        """Send a chunk as soon as there is a credit; drop it if the run is over."""
+        self.comm.wait_until(self.may_act, patient=True)
         if self.over:
             return
         self.credits -= 1
-        self._send(chunk.packed(), len(chunk.flags))
+        self._send(len(chunk.flags), chunk.packed())
 
     def close(self) -> None:
         """Send the last message: this actor sends no more."""
-        self._send(None, 0)
+        self._send(0)
         self.comm.wait_until(lambda: all(request.done for request in self.sending))
 
-    def _send(self, message: np.ndarray | None, rows: int) -> None:
-        nothing = message is None
-        header = np.array([0 if message is None else message.nbytes, rows, nothing, *self.tally.packed()], np.float64)
+    def _send(self, rows: int, *message: np.ndarray) -> None:
+        length = sum(each.nbytes for each in message)
+        header = CHUNK.header(length=length, rows=rows, ended=not message, tally=self.tally.packed())
         self.sending = [request for request in self.sending if not request.done]
-        with self.by_kind("control" if nothing else "transitions"):
-            self.sending.append(self.comm.ipush(header, self.to, StreamTag.HEADER))
-            if message is not None:
-                self.sending.append(self.comm.ipush(message, self.to, StreamTag.CHUNK))
+        with self.by_kind("transitions" if message else "control"):
+            self.sending += CHUNK.send(self.comm, self.to, header, *message)
 
 
 class ChunkReceiver:
     """The memory's side. actors: ranks, each with `envs` environment copies, which are streams of the replay memory.
+    steps: environment steps received. allowed: from so many steps on no credits are given; infinite at first."""
 
-    steps: number received. allowed: no credits are given at so many steps; infinite at first.
-    """
-
-    def __init__(
-        self,
-        comm: Communicator,
-        actors: Sequence[int],
-        envs: int,
-        replay: Replay,
-        tally: RankCounts,
-        by_kind: BytesByKind,
-    ):
-        self.comm, self.replay, self.tally, self.by_kind = comm, replay, tally, by_kind
+    def __init__(self, comm: Communicator, actors: Sequence[int], envs: int, replay: Replay, tally: RankCounts):
+        self.comm, self.replay, self.tally, self.by_kind = comm, replay, tally, tally.by_kind
         self.first = {actor: i * envs for i, actor in enumerate(actors)}
-        self.inbox = Inbox(comm, StreamTag.HEADER, actors, HEADER + RankCounts.length, "f8")
+        self.inbox = Inbox(comm, CHUNK, actors)
         self.owed = dict.fromkeys(actors, 0)
         self.left = set(actors)
         self.steps, self.allowed, self.closed = 0, float("inf"), False
 
     def attend(self, *_: Any) -> bool:
-        """Receive what has arrived, and give credits that are due; True if anything had arrived."""
+        """Receive all messages that have arrived, give credits that are due; return True if a message had arrived."""
         busy = False
         while senders := self.inbox.arrived():
             for actor in senders:
@@ -107,27 +90,22 @@ class ChunkReceiver:
         self._give()
         return busy
 
-    def look(self) -> None:
-        """Do the same from outside a wait."""
-        self.inbox.look()
-        self.attend()
-
     def allow(self, steps: float) -> None:
-        """Allow so many steps in all from now on."""
+        """Give credits until `steps` steps, counted from the beginning, have been received."""
         self.allowed = steps
         self._give()
 
     def _take(self, actor: int) -> None:
-        bytes, rows, last, *counts = self.inbox.take(actor)
-        self.tally.take(actor, np.array(counts))
-        if last:
+        header = self.inbox.take(actor)
+        self.tally.take(actor, header["tally"])
+        if header["ended"]:
             self.left.discard(actor)
             return
-        message = np.empty(int(bytes), np.uint8)
-        self.comm.iwait(message, actor, StreamTag.CHUNK).wait(doze=True)
+        message = np.empty(int(header["length"]), np.uint8)
+        CHUNK.fill(self.comm, actor, message)
         if not self.closed:
             Chunk.unpacked(message, self.replay.frame, self.replay.dtype).add_to(self.replay, self.first[actor])
-            self.steps += int(rows)
+            self.steps += int(header["rows"])
             self.owed[actor] += 1
         self.inbox.listen(actor)
 
@@ -141,10 +119,10 @@ class ChunkReceiver:
 
     def _say(self, actor: int, credits: int, what: int) -> None:
         with self.by_kind("control"):
-            self.comm.ipush(np.array([credits, what]), actor, StreamTag.LEAVE)
+            CREDIT.send(self.comm, actor, CREDIT.header(credits=credits, what=what))
 
     def close(self, status: int = 0) -> None:
-        """End the stream with this status: tell the actors, and wait for the last message of each."""
+        """End the stream: tell the actors (status not 0: the run has failed), and wait for the last message of each."""
         self.closed = True
         for actor in self.left:
             self._say(actor, 0, FAILED if status else OVER)

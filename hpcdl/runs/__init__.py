@@ -3,13 +3,7 @@
 import importlib
 from typing import Any
 
-_HOME = {
-    "Accumulated": "accumulated",
-    "Options": "options",
-    "Replicas": "replicas",
-    "Run": "run",
-    "Whole": "ownership",
-}
+_HOME = {"Accumulated": "accumulated", "Options": "options", "Replicas": "replicas", "Run": "run", "Whole": "ownership"}
 __all__ = list(_HOME)
 
 

@@ -1,12 +1,9 @@
 """Gradient accumulation: a rank computes its share of a batch in parts, one after the other, to need less memory.
 
-    loss = 0
     for each part of the batch:
         loss <- loss + sum of losses of the part;   gradient <- gradient + its gradient
 
-Activations are those of one part, 1/parts of the batch's. A gradient is a sum over examples, so that the result is the
-same but for the order of additions, and no update takes place in between.
-"""
+Only the activations of one part are held. The result is the same up to the order of additions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +17,7 @@ NOTHING = slice(0, 0)
 
 
 class Accumulated(ModelWrapper):
-    """`model`, whose gradient of a batch is computed in so many parts."""
+    """Wraps a model so that it computes the gradient of a batch in `parts` parts, one after the other."""
 
     def __init__(self, model: Any, parts: int):
         super().__init__(model)
@@ -29,36 +26,29 @@ class Accumulated(ModelWrapper):
     def loss_and_gradient(
         self, parameters: Array, batch: Batch, gradient: Array, on_ready: Callable[[slice], object] | None = None
     ) -> float:
-        """Adds to `gradient`; returns the sum of losses.
-
-        on_ready(slice): a slice of the gradient is final, in the last part only. Between the layers of the parts
-        before it is told that nothing is: for what goes on meanwhile, that is the moment.
-        """
-
-        def not_yet(part: slice) -> None:
-            assert on_ready is not None
-            on_ready(NOTHING)
-
+        """Add the batch's gradient to `gradient`; return its sum of losses. on_ready gets final slices, in the last
+        part only; in earlier parts an empty slice after each layer, so that messages under way can proceed."""
         *parts, last = batch.split(self.parts)
-        early = on_ready and not_yet
+        early = on_ready and (lambda part: on_ready(NOTHING))
         loss = sum(self.model.loss_and_gradient(parameters, part, gradient, early) for part in parts)
         return loss + self.model.loss_and_gradient(parameters, last, gradient, on_ready)
 
 
 def accumulated(model: Any, parts: int) -> Any:
-    """The model itself, or one that accumulates its gradient over so many parts of a batch."""
+    """Return the model itself (parts = 1), or one that accumulates its gradient over `parts` parts of a batch."""
     return model if parts == 1 else Accumulated(model, parts)
 
 
 def accumulation(model: Any) -> int:
-    """The parts in which this model accumulates its gradient."""
+    """Return the number of parts in which this model accumulates its gradient."""
     wrapper = wrapper_of(model, Accumulated)
     return wrapper.parts if wrapper else 1
 
 
 def refuse_another_accumulation(model: Any, parts: int) -> None:
-    """Raise AgreedError, on all ranks alike, where the options ask for so many parts and the model has others."""
+    """Raise AgreedError, on all ranks alike, unless the model's number of parts is `parts`, as --accumulate asks."""
     if accumulation(model) != parts:
         raise AgreedError(
-            f"accumulate={parts}: that is the model's to do; give the strategy hpcdl.runs.Accumulated(model, {parts})"
+            f"accumulate={parts} is not the model's number of parts, {accumulation(model)}: give the strategy "
+            f"hpcdl.runs.Accumulated(model, {parts})"
         )

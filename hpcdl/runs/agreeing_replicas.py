@@ -1,18 +1,13 @@
-"""Whether replicas that must agree do so, every so many steps while the run goes on (--check replicas=STEPS).
+"""Check every few steps that replicas which must agree do so (--check replicas=STEPS).
 
-    rank 0   | step | checksum of parameters | of each vector of the optimizer's |
-    rank 1   |  ...        an all-gather of these on the run's own communicator, counted apart from the training
-    all      where ranks differ: which vector, on which ranks, after which step; what most ranks hold is taken as right
+    rank 0   | checksum of the parameters | of each vector of the optimizer |
+    rank 1   |  ...        an all-gather on the run's own communicator, counted apart from the training
+    all      if ranks differ: which vector, on which ranks, after which step; the majority is taken as right
 
-Without it a run says at its end whether the replicas agree. Memory that fails without a word, a random number of one's
-own that differs from rank to rank, or an update of one rank alone are then found long after they happened.
-
-The checksum is CRC-32 (Peterson and Brown, "Cyclic codes for error detection", 1961): it finds every change of up to 32
-neighbouring bits, and others but for one in 4 * 10^9; zlib takes 0.2 ns a byte.
-"""
+A run without --check compares replicas at its end. CRC-32 (Peterson and Brown, "Cyclic codes for error detection",
+1961) detects each change within 32 neighbouring bits, and all but one in 4 * 10^9 others; zlib takes 0.2 ns a byte."""
 
 import zlib
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -24,25 +19,22 @@ from hpcdl.runs.ownership import Ownership, Whole
 
 
 class AgreeingReplicas:
-    """Compares the replicas of a run every so many steps; 0: never.
-
-    Raises AgreedError where the strategy has none that must agree.
-    """
+    """Compares replicas every `every` steps; 0: never. step: steps done. Raises AgreedError if replicas may differ."""
 
     def __init__(self, held: Ownership, every: int, strategy: str, step: int):
-        self.held, self.every, self.agreed = held, every, step  # the last step after which they did
+        self.held, self.every, self.agreed = held, every, step  # agreed: the last step with equal replicas
         if every and not isinstance(held, Whole):
-            what = "of one's own on each rank, or a part" if held.parameters is not None else "no parameters"
+            what = "parameters of its own, or a part of them" if held.parameters is not None else "no parameters"
             raise AgreedError(
-                f"--check replicas: under {strategy.replace('_', ' ')} a rank holds {what}, which need not agree"
+                f"--check replicas compares equal replicas; under {strategy.replace('_', ' ')} a rank holds {what}"
             )
 
     def due(self, step: int) -> bool:
-        """Whether the ranks compare after this step."""
+        """True if the ranks compare after this step."""
         return bool(self.every) and step % self.every == 0
 
     def compare(self, step: int) -> None:
-        """What the ranks hold after this step; collective. Raises TrainingError on all of them where they differ."""
+        """Compare the ranks' vectors after this step; collective. Raises TrainingError on all ranks if they differ."""
         vectors = {"parameters": self.held.parameters} | {
             f"optimizer state ({name})": vector for name, vector in self.held.optimizer.state.items()
         }
@@ -53,35 +45,32 @@ class AgreeingReplicas:
         peers.all_gather(flat)
         for name, column in zip(vectors, sums.T.tolist(), strict=True):
             if len(set(column)) > 1:
-                raise TrainingError(f"after step {step} {departed(column, name)}; {self.before()}{CAUSES}")
+                before = f"after step {self.agreed} all ranks held the same"
+                raise TrainingError(f"after step {step} {departed(column, name)}; {before}. {CAUSES}")
         self.agreed = step
-
-    def before(self) -> str:
-        return f"after step {self.agreed} all was the same. "
 
 
 CAUSES = (
-    "What makes ranks differ: a random number or a clock of one's own in model or data, a vector that one rank alone "
-    "changes, memory that fails (another machine tells)"
+    "Possible causes: model or data use a random number or a clock of each rank, one rank alone changes a vector, or "
+    "memory fails (then on this machine only)"
 )
 
 
 def checksum(held: Ownership, vector: Any) -> int:
-    """Of the bits of a vector, wherever it lies."""
+    """Return the CRC-32 of a vector's bits; the vector may lie on the device of `held`."""
     contiguous: Any = np.ascontiguousarray(held.device.host(vector))
     return zlib.crc32(contiguous)
 
 
 def departed(sums: list[int], name: str) -> str:
-    """Who differs, given the checksums of all ranks: those that do not hold what more than half of them do."""
-    (most, count), size = Counter(sums).most_common(1)[0], len(sums)
-    if 2 * count > size:
-        others = [rank for rank, each in enumerate(sums) if each != most]
-        rest = [rank for rank, each in enumerate(sums) if each == most]
-        return f"{format_ranks(others)} {'hold' + 's' * (len(others) == 1)} other {name} than {format_ranks(rest)}"
-    groups: dict[int, list[int]] = {}
+    """Return a text that names the ranks without the majority's checksum; without a majority, all. sums: by rank."""
+    groups, size = dict[int, list[int]](), len(sums)
     for rank, each in enumerate(sums):
         groups.setdefault(each, []).append(rank)
+    most = max(groups.values(), key=len)
+    if 2 * len(most) > size:
+        others = [rank for rank in range(size) if rank not in most]
+        return f"{format_ranks(others)} {'hold' + 's' * (len(others) == 1)} other {name} than {format_ranks(most)}"
     if len(groups) == size:
         return f"{format_ranks(range(size))} differ in {name}"
     return f"{' and '.join(map(format_ranks, groups.values()))} differ in {name}"

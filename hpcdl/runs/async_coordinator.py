@@ -1,28 +1,23 @@
-"""A run of replicas that have no common steps: rank 0 keeps the tally of what all do, and calls them to meetings.
+"""A run of replicas without common steps: rank 0 counts the steps of all ranks, and calls the ranks to meetings.
 
     rank 0, which works, too                                     each other rank
-    adds its own steps, and those that it is told of             tells loss and examples of each step, and what it sent
-    a step of the run is done when so many examples are          goes on meanwhile
-    as its batch has, whoever has computed them
+    adds its own steps, and the steps that it is told of         tells loss and examples of each step, and what it sent
+    a step of the run is done when as many examples as its       goes on meanwhile
+    batch has are computed, on whatever ranks
     for a score or a checkpoint:              -- MEET -->        comes when its step is done
-                    all: exchanges rest; average of the replicas, and of the optimizers' states
-    at the last one:                          -- SCORE -->       scores its replica
-    goes on with the run's loop               -- GO_ON, END -->  goes on, or is done, also where the run cannot go on
+                    all: stop exchanging; average the replicas, and the optimizers' states
+    at the last score:                        -- SCORE -->       scores its replica
+    goes on with the run's loop               -- GO_ON, END -->  goes on, or is done (also if the run cannot go on)
 
-The average is what is scored and saved: a run that is gone on with begins there on all ranks, whatever their number.
-The step that sets the learning rate is the run's as of the last meeting, and a rank's own steps since then. All
-messages are the run's own, and counted apart.
-"""
+The average is scored and saved: a resumed run begins with it on all ranks, whatever their number. The learning rate
+depends on the run's step as of the last meeting plus the rank's own steps since."""
 
 import math
 from typing import Any, Protocol
 
-import numpy as np
-
 from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
-from hpcdl.comm.inbox import Inbox
-from hpcdl.comm.progress import activity
+from hpcdl.comm.framing import Frame, Inbox
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import device_of
 from hpcdl.memory import Memory
@@ -36,25 +31,26 @@ from hpcdl.runs.run import Run
 from hpcdl.runs.segments import Legs
 
 TAG = 4
-NUMBERS = 5  # of a message
-MEET, SCORE, GO_ON, END = 1, 2, 3, 4  # what rank 0 tells
+DONE = Frame(TAG, ["loss", "examples", "signalled", ("sent", 2)])  # to rank 0: a step; what its rank has sent in all
+CALL = Frame(TAG, ["what", "step", ("unused", 3)])  # from rank 0
+MEET, SCORE, GO_ON, END = 1, 2, 3, 4  # rank 0's calls
 
 
 class Exchange(Protocol):
-    """What the replicas exchange between meetings, such as `Pairs` (hpcdl/comm/gossip/pairwise.py)."""
+    """A way to exchange values of replicas between meetings, such as `Pairs` (hpcdl/comm/gossip/pairwise.py)."""
 
     def rest(self, comm: Communicator) -> None:
-        """Finish what is under way, and begin nothing; collective over `comm`."""
+        """Finish the messages under way and begin no others; collective over `comm`."""
 
     def go_on(self) -> None:
-        """Begin again."""
+        """Exchange again after a meeting."""
 
     def close(self) -> None:
-        """It is over; all ranks rest."""
+        """End the exchange, at a time when all ranks rest."""
 
 
 class AsyncCoordinator(OnOneRank):
-    """What this rank has of the tally. parameters: the average as of the last meeting. over: no step is to come."""
+    """One rank's part in a run without common steps. parameters: average at the last meeting. over: no step follows."""
 
     def __init__(self, run: Run, replicas: Replicas, exchange: Exchange):
         super().__init__(replicas.model, replicas.parameters, replicas.optimizer)
@@ -66,10 +62,9 @@ class AsyncCoordinator(OnOneRank):
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         super().join(bookkeeping, memory)
-        self.replicas.everyone = bookkeeping
+        self.replicas.peers = bookkeeping
 
     def weigh(self, memory: Memory) -> None:
-        """The replica and the average of the optimizers' states, too, beside the average."""
         super().weigh(memory)
         memory.hold("parameters", self.replicas.replica)
         for vector in self.average_state.values():
@@ -80,10 +75,9 @@ class AsyncCoordinator(OnOneRank):
         return super().tracked() | (state if self.leads else {})
 
     def show_average(self) -> None:
-        """The means of both are made anew at each meeting, and change places there (`refresh`)."""
+        """Do nothing: each meeting averages iterates and their means anew, and `refresh` swaps the two."""
 
-    def hide_average(self) -> None:
-        """So nothing has to change back."""
+    hide_average = show_average  # nothing is to be swapped back
 
     def scores(self, data: Any) -> dict:
         return super().scores(data) | {"consensus_distance": self.consensus_distance}
@@ -92,17 +86,16 @@ class AsyncCoordinator(OnOneRank):
         return self.replicas.last_scores(data)
 
     def gather_costs(self, legs: Legs, folder: Folder) -> None:
-        """All ranks have told at the meeting."""
+        """Do nothing: all ranks have told their costs at the meeting."""
 
     def agree(self, everyone: Communicator) -> bool | None:
-        """Replicas need not."""
         return None
 
     def open(self) -> None:
-        """The run has begun: every rank starts from the average that it goes on from, and is heard; collective."""
+        """Begin the run; on each rank, a resumed run begins with the saved average. Collective."""
         run, replicas = self.run, self.replicas
         if self.goes_on:
-            if self.leads and self.optimizer.averaged:  # they change back
+            if self.leads and self.optimizer.averaged:  # swap iterates and means back
                 exchange(self.parameters, self.average_state[AVERAGE])
             run.bookkeeping.broadcast(self.parameters)
             replicas.replica[:] = self.parameters
@@ -110,18 +103,18 @@ class AsyncCoordinator(OnOneRank):
                 run.bookkeeping.broadcast(vector)
                 self.optimizer.state[name][:] = vector
         self.over, self.talk = run.over, run.bookkeeping.split(0, name="progress")
-        others = range(1, run.comm.size) if run.comm.rank == 0 else [0]
-        self.inbox = Inbox(self.talk, TAG, [] if self.over else others, NUMBERS, "f8")
+        heard: Any = (DONE, range(1, run.comm.size)) if run.comm.rank == 0 else (CALL, [0])
+        self.inbox = Inbox(self.talk, heard[0], [] if self.over else heard[1])
 
     def add(self, loss: float, examples: int) -> None:
-        """A step of this rank is done, of so many examples and with this sum of losses."""
+        """Count a step of this rank: its sum of losses, and its number of examples."""
         raise NotImplementedError
 
     def obey(self) -> None:
-        """Between two steps: do what rank 0 has told."""
+        """Follow a call of rank 0, if any has come, between two steps."""
 
     def meet(self) -> None:
-        """The averages over all ranks; collective."""
+        """Average parameters and optimizer states over all ranks; collective."""
         with self.run.comm.timeline.span("meet"):
             self.exchange.rest(self.run.bookkeeping)
             self.replicas.refresh()
@@ -132,30 +125,26 @@ class AsyncCoordinator(OnOneRank):
             self.run.legs.gather(self.run.bookkeeping)
 
     def go_on(self, step: int) -> None:
-        """The meeting is over, after so many steps of the run."""
+        """Continue after a meeting, or end if `over`. step: the run's step."""
         self.optimizer.step = step
         if not self.over:
             self.exchange.go_on()
 
-    def tell(self, to: int, *message: float) -> None:
-        """Send these numbers, at most NUMBERS, to the rank `to`."""
-        self.talk.ipush(np.array([*message, *[0.0] * (NUMBERS - len(message))]), to, TAG)
-
     def close(self) -> None:
-        """Nothing is under way any more when this returns; collective."""
+        """End the exchange, and return when no message is under way; collective."""
         self.exchange.close()
-        self.talk.wait_until(lambda: not any(each.communicator is self.talk for each in activity.in_flight))
+        self.talk.wait_until(lambda: not self.talk.in_flight)
         self.talk.free()
 
 
 class Leader(AsyncCoordinator):
-    """Rank 0: adds up, and runs the run."""
+    """Rank 0, which counts the steps of all ranks, and records, scores and saves the run."""
 
     def __init__(self, run: Run, replicas: Replicas, exchange: Exchange):
         super().__init__(run, replicas, exchange)
-        self.loss, self.examples = 0.0, 0  # of the step of the run that is under way
-        self.met = False  # since the last step of the run
-        self.changed = False  # whether the means of iterates and of averages have changed places since the last meeting
+        self.loss, self.examples = 0.0, 0  # of the run's current step
+        self.met = False  # True if the ranks have met since the last step of the run
+        self.changed = False  # True if the means of iterates and averages were swapped after the last meeting
 
     def add(self, loss: float, examples: int) -> None:
         self._count(0, loss, examples)
@@ -163,15 +152,15 @@ class Leader(AsyncCoordinator):
         while not self.over and (come := self.inbox.arrived()):
             for source in come:
                 if not self.over:
-                    loss, examples, signalled, *sent = self.inbox.take(source).tolist()
+                    loss, examples, signalled, sent = self.inbox.take(source).item()
                     self.inbox.listen(source)
                     self.run.signalled |= bool(signalled)
-                    self.others_sent.note(source, *sent)
+                    self.others_sent.note(source, *sent.tolist())
                     self._count(source, loss, int(examples))
             self.inbox.look()
 
     def _count(self, rank: int, loss: float, examples: int) -> None:
-        """A step of a rank is done; what it has too many for a step of the run is of the next one."""
+        """Count a step of a rank; examples that the run's step no longer needs belong to the run's next step."""
         run = self.run
         if not math.isfinite(loss):
             self.fail(run.not_finite(run.step + 1, rank))
@@ -185,18 +174,15 @@ class Leader(AsyncCoordinator):
             if self.examples == total:
                 run.record(self.loss, total)
                 self.loss, self.examples = 0.0, 0
-                self._boundary()
-
-    def _boundary(self) -> None:
-        self.run.boundary()
-        self.over |= self.run.over
-        if self.met:
-            self.met = False
-            self._tell_all(END if self.over else GO_ON)
-            self.go_on(self.run.step)
+                run.boundary()
+                self.over |= run.over
+                if self.met:
+                    self.met = False
+                    self._tell_all(END if self.over else GO_ON)
+                    self.go_on(run.step)
 
     def fail(self, error: TrainingError) -> None:
-        """Call all ranks together once more, so that nothing is under way, and end."""
+        """Keep the error, call all ranks to a last meeting, so that no message is under way, and end the run."""
         super().fail(error)
         self.refresh()
         self.over, self.met = True, False
@@ -204,7 +190,7 @@ class Leader(AsyncCoordinator):
         self.go_on(self.run.step)
 
     def refresh(self) -> None:
-        """Call all ranks to a meeting, unless they have met since the last step."""
+        """Call all ranks to a meeting, unless they have met since the last step; swap means as `average_shown` says."""
         if not self.met:
             self.met = True
             self._tell_all(MEET)
@@ -223,31 +209,30 @@ class Leader(AsyncCoordinator):
 
     def _tell_all(self, what: int) -> None:
         for rank in range(1, self.run.comm.size):
-            self.tell(rank, what, self.run.step)
+            CALL.send(self.talk, rank, CALL.header(what=what, step=self.run.step))
 
     def close(self) -> None:
-        """Take what was told too late for the run, up to each rank's last word."""
+        """Receive the messages sent after the end of the run, up to each rank's last one; collective."""
         while self.inbox.pending:
             self.talk.wait_until(self.inbox.arrived)
             for source in self.inbox.arrived():
-                if self.inbox.take(source)[1] >= 0:
+                if self.inbox.take(source)["examples"] >= 0:
                     self.inbox.listen(source)
         super().close()
 
 
 class Follower(AsyncCoordinator):
-    """The other ranks."""
+    """Any rank but 0: tells rank 0 its steps, and comes to meetings."""
 
-    signal_told = False  # whether rank 0 knows of a signal
+    signal_told = False  # True if rank 0 knows of a signal
 
     def add(self, loss: float, examples: int) -> None:
         if examples or (signals.received and not self.signal_told):
-            self.tell(0, loss, examples, bool(signals.received), *self.run.comm.traffic.sent_so_far)
-            self.signal_told = bool(signals.received)
+            self.signal_told, sent = bool(signals.received), self.run.comm.traffic.sent_so_far
+            DONE.send(self.talk, 0, DONE.header(loss=loss, examples=examples, signalled=self.signal_told, sent=sent))
         self.inbox.look()
 
     def obey(self) -> None:
-        """Meet the others, where rank 0 calls."""
         if not self.inbox.arrived():
             return
         with self.run.stopwatch.apart():
@@ -265,15 +250,14 @@ class Follower(AsyncCoordinator):
             exchange(self.parameters, self.average_state[AVERAGE])
 
     def _hear(self) -> tuple[int, int]:
-        """What rank 0 tells, and the run's step."""
         self.talk.wait_until(self.inbox.arrived)
-        what, step, *_ = map(int, self.inbox.take(0))
+        call = self.inbox.take(0)
+        what, step = int(call["what"]), int(call["step"])
         if what != END:
             self.inbox.listen(0)
         return what, step
 
     def close(self) -> None:
-        """The last word: examples below zero."""
-        if self.inbox.room:
-            self.tell(0, 0, -1)
+        if self.inbox.room:  # the last word: examples below zero
+            DONE.send(self.talk, 0, DONE.header(examples=-1))
         super().close()

@@ -1,9 +1,5 @@
 """The table that a run prints at its end: what was trained and how, what it reached, and what it cost each rank.
-
-A row shows an entry of the summary. Many are what a strategy has reported (`Run.report`), so that the table of each
-shows what it is about: the bound of the staleness, the spectral gap of a graph, the idle share of a pipeline.
-Where there is no such entry, or nothing to say of it, there is no row.
-"""
+A row shows an entry of the summary; some entries are reported by one strategy alone (`Run.report`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +11,11 @@ from hpcdl.formatting import counted
 from hpcdl.memory import KINDS
 
 MIB = 2**20
-Show = Callable[[Any, dict], str | None]  # (the entry, the summary) -> what the row says; None: there is no row
+Show = Callable[[Any, dict], str | None]  # (the entry, the summary) -> text of the row; None: no row
 
 
 def as_table(summary: dict) -> Table:
-    """The result of a run for people."""
+    """Return the table of a summary."""
     title = f"{summary['strategy']} on {counted(summary['ranks'], 'rank')}"
     table = Table(title=title, title_justify="left", show_header=False)
     for name_of_row, entry, show in ROWS:
@@ -29,7 +25,7 @@ def as_table(summary: dict) -> Table:
 
 
 def said_of(summary: dict, entry: str, show: Show) -> str | None:
-    """What a row says; None where there is none."""
+    """Return the text of a row; None (no row) if the summary lacks the entry, or `show` returns None."""
     value: Any = summary
     for name in entry.split("."):
         value = value.get(name) if value else None
@@ -37,7 +33,7 @@ def said_of(summary: dict, entry: str, show: Show) -> str | None:
 
 
 def span(values: list, form: str, unit: float = 1, name: str = "") -> str:
-    """One number, or the smallest and the largest of several, in a unit of this name; and how many are not known."""
+    """Return values / unit as text: one number, or smallest to largest, the unit's name, and how many are None."""
     there = [each / unit for each in values if each is not None]
     if not there:
         return "unknown"
@@ -47,30 +43,13 @@ def span(values: list, form: str, unit: float = 1, name: str = "") -> str:
 
 
 def formatted(form: str) -> Show:
-    """A number, or a text, in this form."""
+    """Return a `Show` of a number or a text, in this format."""
     return lambda value, of: format(value, form)
 
 
-def of_ranks(form: str, unit: float = 1, name: str = "") -> Show:
-    """Of each rank a number, which one rank by itself has, too."""
-    return lambda values, of: span(values, form, unit, name)
-
-
-def of_several(form: str, unit: float = 1, name: str = "") -> Show:
-    """Of each rank a number that says something only where there are several."""
-    return lambda values, of: span(values, form, unit, name) if len(values) > 1 else None
-
-
-def model(value: str, of: dict) -> str:
-    return f"{value}, {counted(of['parameters'], 'parameter', ',')}, {of['dtype']}"
-
-
-def devices(value: list, of: dict) -> str | None:
-    return ", ".join(sorted(set(filter(None, value)))) if "exchange" in of else None
-
-
-def servers(value: int, of: dict) -> str:
-    return f"{value}, on the workers" if value + of["workers"] > of["ranks"] else str(value)
+def of_ranks(form: str, unit: float = 1, name: str = "", least: int = 1) -> Show:
+    """Return a `Show` of a list with a number per rank, by `span`; no row on fewer than `least` ranks."""
+    return lambda values, of: span(values, form, unit, name) if len(values) >= least else None
 
 
 def consistency(value: str, of: dict) -> str:
@@ -79,7 +58,7 @@ def consistency(value: str, of: dict) -> str:
 
 
 def staleness(histogram: list, of: dict) -> str | None:
-    """Of the pushes that were stale by 0, 1, 2, ...; where workers go in step none is, and there is no more to say."""
+    """Show mean and maximum of a histogram of pushes by staleness; no row for bsp, where no push is stale."""
     count = sum(histogram)
     if of.get("consistency") == "bsp" or not count:
         return None
@@ -92,12 +71,8 @@ def local_steps(value: int, of: dict) -> str:
     return f"{value:,} in each of {of['synchronizations']:,} rounds{begun}"
 
 
-def samples(value: int, of: dict) -> str:
-    return f"{value:,} of {counted(of['chains'], 'chain')}"
-
-
 def threads(value: int, of: dict) -> str | None:
-    """How many work on a vector, and what an update locks; of other strategies' threads nothing is said here."""
+    """Show how many threads work on a vector, and what an update locks; no row if `update_batch` is not reported."""
     if "update_batch" not in of:
         return None
     where = f" of each rank on {counted(of['vectors'], 'vector')}" if of["ranks"] > 1 else " on one vector"
@@ -105,15 +80,11 @@ def threads(value: int, of: dict) -> str | None:
 
 
 def collisions(value: float | None, of: dict) -> str | None:
-    """Of what one update in some has touched; and by how many of the others' updates it was late."""
+    """Show the share of coordinates with collisions, and by how many updates updates are late, unless repeatable."""
     if value is None or of["repeatable"]:
         return None
     stale = of["update_staleness"]
     return f"{value:.2%} of coordinates, {stale['mean']:.2f} updates late on average, {stale['max']:,} at most"
-
-
-def outer(value: str, of: dict) -> str | None:
-    return None if value == "average" else f"{value}, learning rate {of['outer_lr']:g}"
 
 
 def consensus(value: float, of: dict) -> str | None:
@@ -122,7 +93,7 @@ def consensus(value: float, of: dict) -> str | None:
 
 
 def pipelined(show: Show) -> Show:
-    """What is shown where there are several stages."""
+    """Return a `Show` that shows what `show` does, but has no row for a model of a single stage."""
     return lambda value, of: show(value, of) if len(of.get("layers_of_stages", [])) > 1 else None
 
 
@@ -148,15 +119,6 @@ def rounds_to_accuracy(value: int, of: dict) -> str | None:
     return str(of["rounds_to_accuracy"] or "not reached") if "rounds_to_accuracy" in of else None
 
 
-def abandoned(value: int, of: dict) -> str | None:
-    return f"{value:,}, with too few answers for secure sums" if value else None
-
-
-def gap(value: float, of: dict) -> str:
-    """What is certified: at most so far from the best that there is."""
-    return f"{value:.3g} (primal {of['primal']:.6g}, dual {of['dual']:.6g})"
-
-
 def locking(value: str, of: dict) -> str | None:
     if "drift" not in of:
         return None
@@ -165,17 +127,9 @@ def locking(value: str, of: dict) -> str | None:
 
 
 def all_reduce(value: str, of: dict) -> str:
-    """auto tells what it takes, for short vectors first."""
+    """Show the algorithm; for auto also the algorithms that it uses, the one for short vectors first."""
     taken = dict.fromkeys(each["algorithm"] for each in of["allreduce_by_length"] or [])
     return f"{value} ({', '.join(taken)})" if taken else value
-
-
-def messages(values: list, of: dict) -> str | None:
-    return span(values, ",.0f") if len(values) > 1 and any(each is not None for each in values) else None
-
-
-def replicas_agree(value: bool, of: dict) -> str | None:
-    return ("yes" if value else "NO") if of["ranks"] > 1 else None
 
 
 def steps(value: int, of: dict) -> str | None:
@@ -202,21 +156,17 @@ def replay(value: int, of: dict) -> str:
     return f"{counted(value, 'transition', ',')}, each environment step learned from {of['replay_ratio']:.1f} times"
 
 
-def test_return(value: float, of: dict) -> str:
-    return f"{value:.4g} ({of['test_return_min']:g} to {of['test_return_max']:g})"
-
-
 def memory(values: list, of: dict) -> str | None:
     return span(values, ",.2f", MIB, " MiB") if any(values) else None
 
 
 ROWS: list[tuple[str, str, Show]] = [
-    ("model", "model", model),
+    ("model", "model", lambda value, of: f"{value}, {counted(of['parameters'], 'parameter', ',')}, {of['dtype']}"),
     ("data", "data", lambda value, of: None if "env" in of else printable(value)),
     ("environment", "env", lambda value, of: printable(value)),
-    ("device", "device_per_rank", devices),
+    ("device", "device_per_rank", lambda value, of: ", ".join(sorted({*value} - {None})) if "exchange" in of else None),
     ("messages from there", "exchange", formatted("")),
-    ("servers", "servers", servers),
+    ("servers", "servers", lambda n, of: f"{n}, on the workers" if n + of["workers"] > of["ranks"] else str(n)),
     ("consistency", "consistency", consistency),
     ("fixed delay", "fixed_delay", lambda value, of: f"{value} versions" if value else None),
     ("method", "method", formatted("")),
@@ -226,9 +176,9 @@ ROWS: list[tuple[str, str, Show]] = [
     ("batches of a phase", "phase", lambda value, of: str(value) if value > 1 else None),
     ("local steps", "sync_every", local_steps),
     ("gradients per example", "gradients_per_example", formatted(",.1f")),
-    ("samples", "samples", samples),
+    ("samples", "samples", lambda value, of: f"{value:,} of {counted(of['chains'], 'chain')}"),
     ("R-hat", "r_hat_max", lambda value, of: f"{of['r_hat_median']:.3f} (median), {value:.3f} at its largest"),
-    ("outer optimizer", "outer", outer),
+    ("outer optimizer", "outer", lambda v, of: None if v == "average" else f"{v}, learning rate {of['outer_lr']:g}"),
     ("threads", "threads", threads),
     ("collisions", "collisions", collisions),
     ("grid", "grid", lambda value, of: ", ".join(f"{axis} {ranks}" for axis, ranks in value.items())),
@@ -243,12 +193,16 @@ ROWS: list[tuple[str, str, Show]] = [
     ("exchange hidden", "hidden_fraction", formatted(".0%")),
     ("rounds", "rounds", rounds),
     ("rounds to accuracy", "rounds", rounds_to_accuracy),
-    ("rounds abandoned", "rounds_abandoned", abandoned),
+    (
+        "rounds abandoned",
+        "rounds_abandoned",
+        lambda n, of: f"{n:,}, with too few answers for secure sums" if n else None,
+    ),
     ("privacy", "epsilon", lambda value, of: f"epsilon {value:.3g} at delta {of['delta']:g}"),
     ("steps", "steps", steps),
     ("legs", "legs", legs),
     ("locking", "locking", locking),
-    ("duality gap", "duality_gap", gap),
+    ("duality gap", "duality_gap", lambda v, of: f"{v:.3g} (primal {of['primal']:.6g}, dual {of['dual']:.6g})"),
     ("train loss", "train_loss", formatted(".4f")),
     ("validation loss", "validation_loss", formatted(".4f")),
     ("validation accuracy", "validation_accuracy", formatted(".2%")),
@@ -257,19 +211,19 @@ ROWS: list[tuple[str, str, Show]] = [
     ("test rmse", "test_rmse", formatted(".4f")),
     ("training episodes", "episodes", episodes),
     ("replay memory", "replay_size", replay),
-    ("test return", "test_return", test_return),
+    ("test return", "test_return", lambda v, of: f"{v:.4g} ({of['test_return_min']:g} to {of['test_return_max']:g})"),
     ("seconds", "seconds", lambda value, of: f"{value:.2f} ({of['examples_per_second']:,.0f} examples/s)"),
     ("all-reduce", "allreduce", all_reduce),
     ("messages in", "compress", lambda value, of: None if value == "none" else value),
-    ("sent per rank", "bytes_sent_per_rank", of_several(".2f", 1e6, " MB")),
-    ("messages per rank", "messages_per_rank", messages),
+    ("sent per rank", "bytes_sent_per_rank", of_ranks(".2f", 1e6, " MB", least=2)),
+    ("messages per rank", "messages_per_rank", lambda v, of: span(v, ",.0f") if {*v} - {None} and len(v) > 1 else None),
     ("compute per rank", "compute_seconds_per_rank", of_ranks(".2f", 1, " s")),
-    ("communication per rank", "communication_seconds_per_rank", of_several(".2f", 1, " s")),
-    ("idle per rank", "idle_seconds_per_rank", of_several(".2f", 1, " s")),
+    ("communication per rank", "communication_seconds_per_rank", of_ranks(".2f", 1, " s", least=2)),
+    ("idle per rank", "idle_seconds_per_rank", of_ranks(".2f", 1, " s", least=2)),
     ("peak memory per rank", "peak_memory_bytes_per_rank", of_ranks(",.0f", MIB, " MiB")),
     *((f"{kind} per rank", f"memory_bytes_per_rank.{kind}", memory) for kind in KINDS),
-    ("replicas agree", "replicas_agree", replicas_agree),
+    ("replicas agree", "replicas_agree", lambda value, of: ("yes" if value else "NO") if of["ranks"] > 1 else None),
     ("consensus distance", "consensus_distance", consensus),
-    ("test accuracy of replicas", "replica_test_accuracy", of_several(".2%")),
+    ("test accuracy of replicas", "replica_test_accuracy", of_ranks(".2%", least=2)),
     ("ended by", "stopped", lambda value, of: None if value == "finished" else value),
 ]

@@ -1,4 +1,4 @@
-"""What a run is given: its context beside the options, and its setup, once it has begun."""
+"""A run's surroundings beside its options (`RunContext`), and its constants once it has begun (`RunSetup`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +11,12 @@ from hpcdl.runs.options import Options
 
 @dataclass(frozen=True)
 class RunContext:
-    """The surroundings of a run.
-
-    everyone: the communicator of all ranks that the summary speaks of, where others serve those that train; None: only
-    these. workers: how many ranks compute; 0: all. survivor: what the ranks that are left go on from when others are
-    gone (hpcdl/recovery/survivor.py). pause: the epoch after which this leg ends; 0: the last. heir: True if the run
-    goes on from one that had other options. repeated: True inside a job of many runs, which begins a run anew with
-    --force after it was killed. data_seed: as `open_data` takes it. prepare(data, options, workers): called once
-    the data are open; returns the data to train on, and the options.
-    """
+    """The surroundings of a run. everyone: the communicator of all ranks in the summary, if some ranks serve the ranks
+    that train; None: all train. workers: how many ranks compute; 0: all. survivor: what surviving ranks continue from
+    (hpcdl/recovery/survivor.py). pause: the epoch after which this leg ends; 0: the last. heir: True if the run
+    continues a run that had other options. repeated: True inside a job of many runs, which restarts a killed run with
+    --force. data_seed: an argument of `open_data`. prepare(data, options, workers): called once the data are open;
+    returns the data to train on, and the options."""
 
     everyone: Communicator | None = None
     workers: int = 0
@@ -33,11 +30,9 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What a run trains, by which strategy and on how many ranks: what stays as it is from its first step to its last.
-
-    batch: examples of a step. per_epoch: steps. readers: how many ranks read a part of each batch. fixed: of what the
-    run reports, what a run that goes on must have as it was.
-    """
+    """What a run trains, by which strategy and on how many ranks: constant from its first step to its last. batch:
+    examples of a step. per_epoch: steps of an epoch. readers: how many ranks read a part of each batch. fixed: the
+    reported entries that a resumed run must have unchanged."""
 
     strategy: str
     options: Options
@@ -52,7 +47,7 @@ class RunSetup:
 
     @property
     def order(self) -> str | None:
-        """How the rows of an epoch are ordered; None where clients visit theirs, whatever an epoch is."""
+        """A text on the order of rows in an epoch; None if each client has an order of its own."""
         if "clients" in self.fixed:
             return None
         text: str = self.data.order.replace("{ranks}", str(self.readers))
@@ -60,12 +55,12 @@ class RunSetup:
 
     @property
     def used(self) -> dict:
-        """Of the options, what the run has really used: a program may hand it a model and data of its own."""
+        """The entries data and model as really used: a program may pass others than its options name."""
         of = {} if hasattr(self.data, "environment") else {"data": self.data.source or self.data.name}
         return of | {"model": name_of(unwrapped(self.model))}
 
     def described(self) -> dict:
-        """What summary.json says of it, too."""
+        """Return the entries that started.json and summary.json have in common."""
         return {
             "strategy": self.strategy,
             "ranks": self.ranks,

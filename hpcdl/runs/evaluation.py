@@ -14,7 +14,7 @@ from hpcdl.models.model import abilities_of, count
 
 
 class Scores(NamedTuple):
-    """What a model scores on a number of examples; `accuracy` for classes, `rmse` for regression, else None."""
+    """Scores of a model on `examples` examples. accuracy: None for regression. rmse: None for classes."""
 
     loss: float
     accuracy: float | None
@@ -22,17 +22,14 @@ class Scores(NamedTuple):
     examples: int
 
     def named(self, prefix: str) -> dict:
-        """As entries of a metrics line: test_loss, test_accuracy or test_rmse."""
+        """Return the scores as entries of a metrics line, such as test_loss and test_accuracy or test_rmse."""
         second = {"accuracy": self.accuracy} if self.rmse is None else {"rmse": self.rmse}
         return {f"{prefix}_{name}": value for name, value in ({"loss": self.loss} | second).items()}
 
 
 def evaluate(model: Any, parameters: Array, split: Any, classes: int, share: tuple[int, int] = (0, 1)) -> np.ndarray:
-    """Sums over this rank's share of the split: [losses, right answers or squared errors, examples].
-
-    A model with a member `evaluate` computes them in one forward pass; for any other the loss is taken from
-    `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`.
-    """
+    """Return sums over this rank's share (rank, size) of a split: [losses, right answers or squared errors, examples].
+    For a model without `evaluate`, call `loss_and_gradient`, whose gradient is discarded, and `predict`."""
     can = abilities_of(model)
     scratch = None if can.evaluate else can.device.zeros(parameters.shape, parameters.dtype)
 
@@ -46,16 +43,10 @@ def evaluate(model: Any, parameters: Array, split: Any, classes: int, share: tup
 
 
 def summed_scores(
-    score: Callable[[Batch], tuple[float, float]],
-    split: Any,
-    share: tuple[int, int],
-    rows_at_once: int,
-    device: Device = CPU,
+    score: Callable[[Batch], Any], split: Any, share: tuple[int, int], rows_at_once: int, device: Device = CPU
 ) -> np.ndarray:
-    """[losses, scores, examples] summed over this rank's share of the split; score(batch) -> (sum of losses, score).
-
-    All ranks take the same number of turns, for ranks that share a model score together; some turns may have no rows.
-    """
+    """Return [losses, scores, examples] over this rank's share of the split; score(batch) -> (sum of losses, score).
+    All ranks call `score` equally often, some without rows, as ranks that share a model score together."""
     rank, size = share
     rows, most, sums = chunk(split.examples, size, rank), chunk(split.examples, size, 0), np.zeros(3)
     for part in chunks(rows.stop - rows.start, -(-(most.stop - most.start) // rows_at_once)):
@@ -67,9 +58,7 @@ def summed_scores(
 
 
 def scores(sums: np.ndarray, classes: int, outputs: tuple[int, ...] = (), unit: float = 1.0) -> Scores:
-    """Means from the sums of all ranks; of several outputs, also over these. unit: of the values, in which an error of
-    1 was counted.
-    """
+    """Return the scores from all ranks' sums. classes: 0 for regression. outputs: shape of a target. unit: of rmse."""
     loss, score, examples = sums
     examples = int(examples)
     if classes:

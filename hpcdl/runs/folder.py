@@ -1,10 +1,7 @@
 """The folder of a run: config.yaml, started.json, metrics.jsonl, checkpoint.h5, trace.json, summary.json, and logs/.
 
-With --log there is more (metric_logs.py); while it goes on, and where it breaks off, flight/
-(hpcdl/comm/diagnostics/flight_recorder.py). Rank 0 writes all but the ranks' logs and recordings. What is rewritten as
-a whole is written under a temporary name first. One job writes at a time: it holds a lock on the file .lock, which goes
-with the process.
-"""
+--log adds files (metric_logs.py). A run that goes on or breaks off has flight/ (comm/diagnostics/flight_recorder.py).
+Rank 0 writes all but the ranks' logs and recordings. The one job that writes holds a lock on the file .lock."""
 
 import contextlib
 import dataclasses
@@ -28,6 +25,7 @@ from pathlib import Path
 import yaml
 from mpi4py import MPI
 
+from hpcdl import drill
 from hpcdl.checkpoint.checkpoint_file import OLDER
 from hpcdl.checkpoint.export import write_json
 from hpcdl.checkpoint.rollback import LATER
@@ -38,20 +36,20 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.diagnostics.flight_recorder import FOLDER as FLIGHT
 from hpcdl.comm.diagnostics.flight_recorder import RECORDING, FlightRecorder, forget
 from hpcdl.comm.diagnostics.flight_recorder import set_aside as set_recordings_aside
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import record_with
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.faults.inject import JOURNAL
-from hpcdl.files import atomic_write, parse_json, refuse_full
+from hpcdl.files import atomic_write, parse_json, unwritable_parent
 from hpcdl.formatting import counted
 from hpcdl.machine.versions import versions
-from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
+from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, LineLog, forms, write_events
 from hpcdl.runs.options import Options
 
 log = logging.getLogger("hpcdl")
-GOING = 30.0  # seconds that the process of a rank that was killed may take to end
+GOING = 30.0  # seconds within which the process of a lost rank ends
 MODULE = ("hpcdl", "__main__.py")  # of python -m hpcdl
-RATE = b'"learning_rate"'  # in the line of a step, and not in that of an evaluation
-UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
+RATE = b'"learning_rate"'  # in lines of steps, not in lines of evaluations
+UNWRITTEN = ("out", "resume", "force")  # options of one start, not of the run
 WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
@@ -62,34 +60,36 @@ LEFTOVER = re.compile(rf"\.+({STATES}|{TEXTS}|{EVENTS_NAME.pattern})(\.\d+\.part
 
 
 def check_run_folder(path: Path, may_hold_run: bool) -> None:
-    """Refuse a folder that cannot be made or written or, unless it may, holds another run."""
+    """Raise UsageError if the folder cannot be made or written, or holds a run, unless `may_hold_run`."""
     if os.path.exists(path) and not os.path.isdir(path):  # os.path: no error where a folder may not be searched
         raise UsageError(f"--out {path} is a file, not a folder; give another name")
-    if not may_hold_run and any(
-        os.path.exists(path / name) for name in ("config.yaml", "checkpoint.h5", "summary.json")
-    ):
+    runs = ("config.yaml", "checkpoint.h5", "summary.json")
+    if not may_hold_run and any(os.path.exists(path / name) for name in runs):
         on = f", or --resume {path} to go on with it" if os.path.exists(path / "checkpoint.h5") else ""
         raise UsageError(f"--out {path} holds another run; give another folder, or --force to replace it{on}")
-    parent = path.absolute()
-    while not os.path.exists(parent):
-        parent = parent.parent
-    if not os.access(parent, os.W_OK | os.X_OK) or not os.path.isdir(parent):
+    if parent := unwritable_parent(path):
         raise UsageError(f"--out {path} cannot be written: no permission in {parent}")
+
+
+def write_config(path: Path, values: dict) -> None:
+    """Write options as YAML, below comments that say where and how the program was started."""
+    header = "".join(f"# {name}: {printable(value, allowed='')}\n" for name, value in environment().items())
+    with atomic_write(path) as file:
+        file.write((header + yaml.safe_dump(values, sort_keys=False)).encode())
 
 
 @functools.cache  # asks git, and does not change while a program runs
 def environment() -> dict[str, str]:
-    """What a reader needs to repeat the run: launch line, git commit, versions, machine."""
+    """Return what a reader needs to repeat the run: launch line, git commit, versions, machine."""
     found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version(), **versions()}
     found["mpi"] = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
-    found["machine"] = (
-        f"{platform.machine()}, {counted(os.cpu_count() or 1, 'core')}, {platform.system()} {platform.release()}"
-    )
+    system, cores = f"{platform.system()} {platform.release()}", counted(os.cpu_count() or 1, "core")
+    found["machine"] = f"{platform.machine()}, {cores}, {system}"
     return found
 
 
 def launch_line() -> str:
-    """The program and its arguments; the launcher's part as far as the world tells it."""
+    """Return the number of ranks, the program and its arguments."""
     program, *arguments = sys.argv
     ours = Path(program).parts[-2:] == MODULE or Path(program).name == "hpcdl"
     started = ["hpcdl"] if ours else [Path(sys.executable).name, program]
@@ -97,7 +97,7 @@ def launch_line() -> str:
 
 
 def commit() -> str:
-    """The git commit of the code, with -dirty for local changes; unknown outside of a repository."""
+    """Return the git commit of the code, with -dirty for local changes; "unknown" outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
@@ -110,20 +110,18 @@ class Folder:
 
     def __init__(self, path: Path | None, rank: int):
         self.path, self.rank = path, rank
-        self.left: Path | None = None  # the folder of a run in which there is nothing left to do
+        self.left: Path | None = None  # the folder of a finished run, which stays as it is
         self.metrics: io.FileIO | None = None
         self.options: Options | None = None
         self.recorder: FlightRecorder | None = None
-        self.logs: list[Csv | Events] = []
+        self.logs: list[LineLog] = []
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
 
     def create(self, options: Options, resumed: bool, used: dict | None = None, repeated: bool = False) -> None:
-        """Make the folder with its config.yaml (rank 0): a new one, or with `resumed` that of the run that goes on.
-
-        used: what stands there in the place of some options. repeated: as of a RunContext.
-        Raises UsageError where it cannot be written, or where another job was first.
-        """
+        """Make the folder with its config.yaml, on rank 0. resumed: go on in the folder of the resumed run. used:
+        entries that replace options. repeated: as in RunContext. Raises UsageError if another job has the folder, or
+        the folder holds another run or cannot be written."""
         self.options = options
         if self.path is None:
             return
@@ -139,25 +137,19 @@ class Folder:
             sweep(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
             set_recordings_aside(self.path)
-            self._write_config(self.path / "config.yaml", options, used or {})
-
-    def ended(self, step: int) -> bool:
-        """Whether it is the folder of a run that has come to its end after this step, and has said so."""
-        found = summary_of(self.path)
-        return found is not None and found.get("steps") == step
+            values = {name: value for name, value in dataclasses.asdict(options).items() if name not in UNWRITTEN}
+            write_config(self.path / "config.yaml", values | (used or {}))
 
     def leave(self) -> None:
-        """Nothing is left to do: let the folder be as it is, and write nothing."""
+        """Write nothing from now on: the run of this folder has ended, and its folder stays as it is."""
         self.path, self.left = None, self.path
         self._release()
 
     def claim(self, together: bool = False, outlived: bool = False) -> None:
-        """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
-
-        together: but those that claim it so, too. Else what killed processes have left half-written is removed.
-        outlived: a rank that had it is gone, and its process may not have let go of it yet: it is waited for.
-        Raises UsageError where another job has it. Where a file system knows no locks, nobody is kept out.
-        """
+        """Lock the folder (rank 0) until this process closes it or ends. Raises UsageError if another job has it.
+        together: jobs that all give `together` share the lock; without it, half-written files of killed processes are
+        removed. outlived: wait for the end of a lost rank's process, which may hold the lock. On a file system without
+        locks, no job is kept out."""
         if self.path is None or self.lock is not None:
             return
         with blamed_on(f"{self.path} cannot be written"):
@@ -184,19 +176,10 @@ class Folder:
             os.close(self.lock)
             self.lock = None
 
-    def _write_config(self, path: Path, options: Options, used: dict) -> None:
-        values = {name: value for name, value in dataclasses.asdict(options).items() if name not in UNWRITTEN} | used
-        header = [f"# {name}: {printable(value, allowed='')}" for name, value in environment().items()]
-        with atomic_write(path) as file:
-            file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
-
     def open(self, step: int, recent: Iterable[dict] = (), scored: int | None = None) -> None:
-        """Start this rank's log and, on rank 0, the metrics; when resuming, later steps' lines are dropped.
-
-        So are lines that are none, which a crash of the machine may have left: the run goes on, and the log says so.
-        recent: lines up to `step` that are added where they are missing. scored: the step whose evaluation is done
-        again, and whose line is dropped. Raises UsageError where a file cannot be written.
-        """
+        """Open this rank's log and, on rank 0, metrics.jsonl, from which broken lines and lines of steps after `step`
+        are removed. recent: lines up to `step` that are added if missing. scored: the step whose evaluation will be
+        repeated, so that its old line is removed; None: no step. Raises UsageError if a file cannot be written."""
         if self.path is None:
             return
         path = self.path / "logs" / f"rank-{self.rank:04d}.log"
@@ -208,68 +191,59 @@ class Folder:
         if self.rank == 0:
             path = self.path / "metrics.jsonl"
             with blamed_on(f"{path} cannot be written"):
-                found = [(step_of(each), each) for each in read_lines(path)]
+                text = path.read_bytes() if path.exists() else b""
+                # The last line may have been cut off.
+                whole = [each for each in text.splitlines(keepends=True) if each.endswith(b"\n")]
+                found = [(step_of(each), each) for each in whole]
                 there = {(of, RATE in each) for of, each in found}
                 more = [(each["step"], dumped(each).encode()) for each in recent]
                 lines = [*found, *((of, each) for of, each in more if (of, RATE in each) not in there)]
-                kept = [
-                    each
-                    for of, each in lines
-                    if of is not None and of <= step and (of, RATE in each) != (scored, False)
-                ]
+                past = [(of, each) for of, each in lines if of is not None and of <= step]
+                kept = [each for of, each in past if (of, RATE in each) != (scored, False)]
                 with atomic_write(path) as file:
                     file.write(b"".join(kept))
                 self.metrics = open(path, "ab", buffering=0)  # noqa: SIM115 - as long as the run
             if broken := [number for number, (of, _) in enumerate(found, 1) if of is None]:
                 log.warning("%s: %d lines are broken, and left out; the first is line %d", path, len(broken), broken[0])
-            self._open_logs(kept)
+            if self.options is not None:
+                self._open_logs(self.path, self.options, kept)
 
-    def _open_logs(self, lines: list[bytes]) -> None:
-        """Begin what --log asks for, with the lines that are there."""
-        if self.path is None or self.options is None:
-            return
-        wanted, last = forms(self.options.log), parse_json(lines[-1]) if lines else {}
+    def _open_logs(self, folder: Path, options: Options, lines: list[bytes]) -> None:
+        wanted, last = forms(options.log), parse_json(lines[-1]) if lines else {}
         if "csv" in wanted:
-            with blamed_on(f"{self.path / CSV} cannot be written"):
-                self.logs.append(write_csv(self.path / CSV, map(parse_json, lines)))
+            with blamed_on(f"{folder / CSV} cannot be written"):
+                self.logs.append(Csv.begin(folder / CSV, map(parse_json, lines)))
         if "tensorboard" in wanted:
-            with blamed_on(f"{self.path / EVENTS} cannot be written"):
-                began = time.time() - (last.get("seconds") or 0.0)
-                options = dataclasses.asdict(self.options)
-                self.logs.append(write_events(self.path / EVENTS, map(parse_json, lines), began, options))
+            with blamed_on(f"{folder / EVENTS} cannot be written"):
+                began, told = time.time() - (last.get("seconds") or 0.0), dataclasses.asdict(options)
+                self.logs.append(write_events(folder / EVENTS, map(parse_json, lines), began, told))
 
     def record_flight(self, size: int, capacity: int, groups: Iterable[Communicator]) -> None:
-        """Keep this rank's last operations, so many, where `hpcdl postmortem` finds them.
-
-        size: of all ranks. groups: the communicators that there are.
-        """
+        """Record this rank's last `capacity` operations for `hpcdl postmortem`. size: ranks. groups: existing ones."""
         if self.path is None or not capacity:
             return
         path = self.path / FLIGHT / f"rank-{self.rank:04d}.bin"
         try:
             path.parent.mkdir(exist_ok=True)
-            self.recorder = activity.record_with(FlightRecorder(path, self.rank, size, capacity, groups))
+            self.recorder = record_with(FlightRecorder(path, self.rank, size, capacity, groups))
         except OSError as error:
             log.warning("%s cannot be written (%s): a postmortem will know nothing of this rank", path, error.strerror)
 
     def landed(self, ended: bool) -> None:
-        """The leg has ended in good order: its recording says nothing that anybody needs.
-
-        ended: the run has, too, and nobody needs those of earlier tries.
-        """
+        """Discard the flight recording of a leg that ended in good order, or of all legs if the run has `ended`."""
         if self.recorder is not None:
             self.recorder.discard()
-            self.recorder = activity.record_with(None)
+            self.recorder = record_with(None)
         if ended and self.rank == 0 and self.path is not None:
             with blamed_on(f"{self.path / FLIGHT} cannot be removed"):
                 forget(self.path)
 
     def record(self, lines: list[dict]) -> None:
-        """Append lines to metrics.jsonl, and to what --log has asked for."""
+        """Append lines to metrics.jsonl, and to the files of --log."""
         if self.metrics is not None:
             text = "".join(map(dumped, lines)).encode()
             with blamed_on(f"{self.metrics.name} cannot be written", LoneError):
-                refuse_full(self.metrics.name)
+                drill.current.check_room(self.metrics.name)
                 append(self.metrics, text)
             for each in self.logs:
                 with blamed_on(f"{each.path} cannot be written", LoneError):
@@ -282,16 +256,16 @@ class Folder:
             write_json(value, self.path / name)
 
     def kept(self) -> str:
-        """What is there to go on from, for the message of a run that cannot go on."""
+        """Return a text on the last checkpoint, for the message of a run that cannot go on."""
         last = self.path and self.path / "checkpoint.h5"
         return f"the last good checkpoint is {last}" if last and last.exists() else "there is no checkpoint yet"
 
     def close(self) -> None:
-        """The run is over. What could not be written has been said before."""
+        """Close all files and release the folder; write errors have been reported before."""
         if self.metrics is not None:
-            for each in (self.metrics, *self.logs):
+            for close in (self.metrics.close, *(each.close for each in self.logs)):
                 with contextlib.suppress(OSError):
-                    each.close()
+                    close()
         if self.handler is not None:
             log.removeHandler(self.handler)
             with contextlib.suppress(OSError):
@@ -300,11 +274,11 @@ class Folder:
 
 
 class Log(logging.FileHandler):
-    """A rank's log, which ends the job in one line where it cannot be written."""
+    """A rank's log; ends the job with one line if it cannot be written."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            refuse_full(self.baseFilename)
+            drill.current.check_room(self.baseFilename)
         except OSError:
             self.handleError(record)
         super().emit(record)
@@ -317,7 +291,7 @@ class Log(logging.FileHandler):
 
 
 def append(file: io.FileIO, text: bytes) -> None:
-    """Write all of it behind what is there or, where the disk has no room for it, nothing. Raises OSError."""
+    """Append all of `text`, or nothing if the disk has no room. Raises OSError."""
     end = os.fstat(file.fileno()).st_size
     try:
         while text:
@@ -327,20 +301,13 @@ def append(file: io.FileIO, text: bytes) -> None:
         raise
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """The whole lines of a file; a last one that was cut off is left out."""
-    if not path.exists():
-        return []
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
 def dumped(line: dict) -> str:
-    """A line of metrics.jsonl."""
+    """Return a line of metrics.jsonl as text."""
     return json.dumps(line, allow_nan=False) + "\n"
 
 
 def step_of(line: bytes) -> float | None:
-    """The step that a line of metrics.jsonl speaks of; None where the line is none."""
+    """Return the step of a line of metrics.jsonl; None if the line is broken."""
     with contextlib.suppress(ValueError):
         found = parse_json(line)
         step = found.get("step") if isinstance(found, dict) else None
@@ -349,7 +316,7 @@ def step_of(line: bytes) -> float | None:
 
 
 def summary_of(path: Path | None) -> dict | None:
-    """What a run has written to its folder at its end; None where it has not, or it cannot be read."""
+    """Return the summary in a run's folder; None without a summary.json that can be read."""
     with contextlib.suppress(OSError, ValueError):
         found = parse_json((path / "summary.json").read_text()) if path is not None else None
         return found if isinstance(found, dict) else None
@@ -357,7 +324,7 @@ def summary_of(path: Path | None) -> dict | None:
 
 
 def new_folder(wanted: Path) -> Path:
-    """Make a folder of this name, with a number behind it where other jobs have made one in the same second."""
+    """Make a folder of this name; a number is appended if another job has taken the name in the same second."""
     wanted.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -368,36 +335,30 @@ def new_folder(wanted: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed: whoever has the lock writes alone."""
-    for part in (folder, folder / EVENTS, folder / LATER):
-        if part == folder or (part.is_dir() and not part.is_symlink()):
-            for path in part.iterdir():
-                if LEFTOVER.fullmatch(path.name):
-                    path.unlink()
+    """Remove the temporary files of killed processes. The caller holds the lock."""
+    remove_files(folder, LEFTOVER, ".", EVENTS, LATER)
 
 
 def remove_run(folder: Path, faults: bool = True) -> None:
-    """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone.
-
-    faults: also what tells of faults on purpose, which strike again then.
-    """
+    """Remove what a run wrote to its folder, and no other file. faults: remove the journal of injected faults, too."""
     if faults:
         (folder / JOURNAL).unlink(missing_ok=True)
-    parts = [(folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME)]
-    parts += [(folder / PIECES, PIECE), (folder / LATER / PIECES, PIECE), (folder / FLIGHT, RECORDING)]
-    for part, ours in parts:
-        if part == folder or (part.is_dir() and not part.is_symlink()):
-            remove_files(part, ours)
+    remove_files(folder, OURS, ".", LATER)
+    remove_files(folder, PIECE, PIECES, f"{LATER}/{PIECES}")
+    for names, part in ((LOG_NAME, "logs"), (EVENTS_NAME, EVENTS), (RECORDING, FLIGHT)):
+        remove_files(folder, names, part)
     forget(folder)
 
 
-def remove_files(folder: Path, ours: re.Pattern[str]) -> None:
-    """Remove the files of these names."""
-    for path in folder.iterdir():
-        if ours.fullmatch(path.name) and (path.is_file() or path.is_symlink()):
-            path.unlink()
+def remove_files(folder: Path, names: re.Pattern[str], *parts: str) -> None:
+    """Remove the files with these names in the subfolders `parts` (".": the folder itself), but none behind a link."""
+    for part in parts:
+        if part == "." or ((folder / part).is_dir() and not (folder / part).is_symlink()):
+            for path in (folder / part).iterdir():
+                if names.fullmatch(path.name) and (path.is_file() or path.is_symlink()):
+                    path.unlink()
 
 
 def automatic(strategy: str) -> Path:
-    """A new folder's name, for a run that was given none."""
+    """Return the name of a new folder for --out auto: runs/STRATEGY-TIME."""
     return Path("runs", f"{strategy}-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -1,18 +1,16 @@
-"""The gradient noise scale: up to which batch more examples a step are worth it, from two norms that a step has anyway.
+"""The gradient noise scale: up to which batch size more examples per step pay off, from norms that a step has anyway.
 
-    g_r         the mean gradient of the b_r examples of rank r        |g|^2 on the mean |G|^2 + tr(Sigma) / b
-    g           that of all B of them                                  |g|^2 on the mean |G|^2 + tr(Sigma) / B
+    G, Sigma    the true gradient, and the covariance of one example's gradient
+    g_r         the mean gradient of the b_r examples of rank r        E |g_r|^2 = |G|^2 + tr(Sigma) / b_r
+    g           the mean gradient of all B examples                    E |g|^2   = |G|^2 + tr(Sigma) / B
 
-    tr(Sigma) ~ (|g_r|^2 - |g|^2) / (1/b_r - 1/B)                       neither has a bias; means over the ranks,
-    |G|^2     ~ |g|^2 - tr(Sigma) / B                                   uneven shares too
-    B_simple  = tr(Sigma) / |G|^2                                       of running means of both, each over the last 100
+    tr(Sigma) ~ (|g_r|^2 - |g|^2) / (1/b_r - 1/B)                      both unbiased, also for uneven shares;
+    |G|^2     ~ |g|^2 - tr(Sigma) / B                                  averaged over the ranks
+    B_simple  = tr(Sigma) / |G|^2                                      of running means over the last 100 steps
 
-At a batch of B_simple a step goes half as far as it could, and takes twice the examples that it needs: beyond it a
-larger batch saves few steps and costs many examples. It grows while a model learns. A step costs two norms of a vector,
-an evaluation one message of three numbers, of the run's own. A run that goes on begins its means anew.
-
-(McCandlish, Kaplan and Amodei, "An empirical model of large-batch training", 2018, appendix A)
-"""
+At a batch of B_simple a step makes half the progress that huge batches allow, and training takes twice the examples
+that tiny ones need. B_simple grows during training. Cost: two norms a step, a message of three numbers an evaluation.
+A resumed run begins anew. (McCandlish et al., "An empirical model of large-batch training", 2018, appendix A)"""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -32,21 +30,18 @@ NAMES = "noise_scale", "gradient_norm_squared", "gradient_variance"
 
 
 class NoiseScale:
-    """Running means of one rank: `own` before the sum over the ranks, `summed` after it, in each step."""
+    """Running means of one rank; in each step `own` is called before the sum over the ranks, `summed` after it."""
 
     def __init__(self) -> None:
         self.weight = self.gradient = self.variance = 0.0
         self.square, self.rows = 0.0, 0
 
     def own(self, gradient: Array, rows: int) -> None:
-        """This rank's sum of gradients, over so many examples."""
+        """Note this rank's sum of gradients over `rows` examples."""
         self.square, self.rows = sum_of_squares(gradient), rows
 
     def summed(self, gradient: Array, total: int) -> None:
-        """The sum over all ranks, of `total` examples.
-
-        Each rank makes estimates by itself; their mean is made when it is asked for.
-        """
+        """Update the running means by the sum of the gradients of all ranks, over `total` examples."""
         if not 0 < self.rows < total:  # the last batch of an epoch may be short of examples
             return
         large = sum_of_squares(gradient) / total**2
@@ -57,7 +52,7 @@ class NoiseScale:
         self.gradient = DECAY * self.gradient + (1 - DECAY) * norm
 
     def scores(self, peers: "Communicator") -> dict[str, float]:
-        """What is known by now, by name; nothing where the noise still hides the gradient. Collective."""
+        """Return the estimates by name, averaged over the ranks; {} while noise hides the gradient. Collective."""
         sums = np.array([self.gradient, self.variance, self.weight])
         peers.all_reduce(sums)
         gradient, variance, weight = sums.tolist()
@@ -67,7 +62,7 @@ class NoiseScale:
 
 
 class Observed(Whole):
-    """Everything on each rank, and the noise scale among the scores."""
+    """The ownership `Whole`, with the noise scale among its scores."""
 
     def __init__(self, model: Any, parameters: Array, optimizer: Any, noise: NoiseScale):
         super().__init__(model, parameters, optimizer)
@@ -78,10 +73,10 @@ class Observed(Whole):
 
 
 def refuse_no_parts(ranks: int, batch: int, overlap: bool) -> None:
-    """Raise UsageError where no rank's gradient is seen before the sum, or ranks have no examples of their own."""
+    """Raise UsageError under --overlap, on fewer than 2 ranks, or if a batch has fewer examples than ranks."""
     if overlap:
-        raise UsageError("--noise-scale looks at each rank's gradient before it is summed: leave out --overlap")
+        raise UsageError("--noise-scale needs each rank's gradient before the sum over the ranks: leave out --overlap")
     if ranks < 2:
-        raise UsageError("--noise-scale compares the gradients of ranks: start 2 or more")
+        raise UsageError("--noise-scale compares the gradients of several ranks: start at least 2 ranks")
     if batch < ranks:
-        raise UsageError(f"--noise-scale: a batch of {batch} leaves some of {ranks} ranks without examples; take more")
+        raise UsageError(f"--noise-scale: a batch of {batch} is less than an example for each of {ranks} ranks")

@@ -1,17 +1,13 @@
-"""A run that rank 0 runs by itself: it counts, scores and saves, and no other rank meets it at boundaries.
+"""A run that rank 0 runs by itself: rank 0 counts, scores and saves, and no other rank meets it at boundaries.
 
-That is how asynchronous strategies run: the ranks have no common step at which they could meet. Nothing but the set-up
-and the end is collective: where rank 0 finds that the run cannot go on, it gives out no more steps, and when all have
-come to the end, all raise its error (`raise_failure`). The parameters lie on servers, or are the average that rank 0
-calls for; a strategy derives from `OnOneRank` and says how rank 0 gets at them.
-"""
+Asynchronous strategies run so, as their ranks have no common step at which to meet. Only set-up and end are collective.
+If the run cannot go on, rank 0 gives out no more steps, and all ranks raise its error at the end (`raise_failure`)."""
 
 from typing import Any
 
 from hpcdl.checkpoint.buffers import share
 from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import SentTotals, Traffic
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
@@ -23,22 +19,21 @@ from hpcdl.runs.segments import Legs
 
 
 class OnOneRank(Ownership):
-    """parameters: on rank 0 the whole vector, which `refresh` fills in; elsewhere what this rank works on, or None.
-
-    works: whether this rank computes gradients. everyone: all ranks of the run, once it has begun.
-    """
+    """The ownership of a run that rank 0 runs; derived classes say how rank 0 gets the parameters. parameters: on rank
+    0 the whole vector, which `refresh` fills in; elsewhere the vector that this rank works on, or None (no vector).
+    works: True if this rank computes gradients. everyone: a communicator of all ranks of the run, from `join` on."""
 
     everyone: Communicator
 
-    still = False  # others go on meanwhile
-    goes_on = False  # whether the run has begun where another has ended
-    leads = False  # whether this is rank 0, once the run has begun
+    still = False  # other ranks train while rank 0 scores and saves
+    goes_on = False  # True for a resumed run
+    leads = False  # True on rank 0, from `join` on
     failure: TrainingError | None = None  # on rank 0: why the run cannot go on
 
     def __init__(self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool = True):
         super().__init__(model, parameters, optimizer)
         self.works = works
-        self.others_sent = SentTotals()  # on rank 0, as far as it knows
+        self.others_sent = SentTotals()  # of the other ranks, as rank 0 knows
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.leads, self.everyone = bookkeeping.rank == 0, bookkeeping
@@ -47,7 +42,6 @@ class OnOneRank(Ownership):
         self.weigh(memory)
 
     def weigh(self, memory: Memory) -> None:
-        """A rank that does not work has a part of the optimizer's state at most; what it serves it counts itself."""
         if self.works:
             super().weigh(memory)
         else:
@@ -55,16 +49,16 @@ class OnOneRank(Ownership):
                 memory.hold("optimizer", vector)
 
     def sent(self, traffic: Traffic) -> tuple[float, float]:
-        """Of all ranks, up to what those have sent since that rank 0 has heard of last."""
-        return self.others_sent.with_own(traffic.sent_so_far)
+        parts = traffic.sent_so_far, *self.others_sent.values()
+        return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
     def fail(self, error: TrainingError) -> None:
-        """The run cannot go on: keep the error until all ranks have come to the end of their loops."""
+        """Keep the error until all ranks have ended their loops."""
         self.failure = error
 
     def raise_failure(self) -> None:
-        """The loop has ended on all ranks: raise a TrainingError on all where rank 0 has a failure; collective."""
-        with activity.inside("end", self.everyone):
+        """Raise a TrainingError on all ranks if rank 0 has a failure; after the loop, collective."""
+        with self.everyone.inside("end"):
             failure = self.everyone.mpi.bcast(None if self.failure is None else str(self.failure))
         if failure is not None:
             raise TrainingError(failure)
@@ -78,5 +72,4 @@ class OnOneRank(Ownership):
         share(self.model, everyone)
 
     def tracked(self) -> dict[str, Tracked]:
-        """What rank 0 knows the whole of; a strategy adds the optimizer's vectors."""
         return {"parameters": Same(self.parameters)} if self.leads else {}

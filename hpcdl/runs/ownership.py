@@ -1,34 +1,28 @@
-"""Who holds the parameters of a run: what a run asks of it, and the simplest answer, everything on each rank.
+"""Who holds the parameters of a run: three protocols, and an ownership that implements all of them.
+
+    Saved          what a checkpoint holds, and parameters that are up to date
+    Scored         the scores of an evaluation, and a first step that only compiles
+    Meeting        the ranks that meet at boundaries, and what they agree on
 
     Whole          the same flat vectors on all ranks                                  here
     Replicas       each rank its own, and their average                                replicas.py
-    CutModel       of each rank a part                                                 hpcdl/parallel/cut_model.py
-    OnOneRank      rank 0 runs the run by itself; vectors lie on servers, or wherever  on_one_rank.py
+    CutModel       each rank a part                                                    hpcdl/parallel/cut_model.py
+    OnOneRank      rank 0 runs the run by itself; vectors lie on servers, or elsewhere on_one_rank.py
 
-A run asks what a checkpoint is to hold (`tracked`), for parameters that can be scored and saved (`refresh`), for their
-scores (`evaluate`), whether ranks that must agree do (`agree`), for a step's computing before any clock runs
-(`warm_up`), and to which step it goes on when it is told to stop (`horizon`). It says when parameters are to be the
-mean of the iterates (`show_average`), where one is kept, and when these again (`hide_average`).
-
-The mean of the iterates is the model of a run with `--average from=5`, Polyak and Ruppert's averaging:
+With `--average from=5` the model of a run is the mean of its iterates, Polyak and Ruppert's averaging:
 
     from epoch E on, after each update:    average <- average + (w - average) / k,   k = 1, 2, 3, ...
 
-The last iterate of SGD at a constant rate wanders about the optimum; the mean of its iterates gets there, at the rate
-of the best estimator there can be, without a schedule that has to be tuned. (Polyak and Juditsky, "Acceleration of
-stochastic approximation by averaging", SIAM J. Control and Optimization 1992; Ruppert, 1988)
-
-The optimizer keeps the mean, of what it updates and where that lies (hpcdl/optim/optimizer.py), so that it costs no
-message under any strategy. Training goes on from the iterates. What is scored and saved is the mean: for that time the
-two change places in memory, and so they do in a checkpoint, whose `parameters` are the mean and whose
-`optimizer/average` are the iterates.
-"""
+At a constant rate the last iterate of SGD wanders about the optimum; the mean converges at the best possible rate
+without a tuned schedule. (Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J. Control
+and Optimization 1992; Ruppert, 1988) The optimizer keeps the mean of what it updates (hpcdl/optim/optimizer.py),
+without a message. While a run scores and saves, mean and iterates change places: in a checkpoint, `parameters` are the
+mean, and `optimizer/average` the iterates."""
 
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,66 +45,125 @@ from hpcdl.runs.segments import Legs
 
 
 def exchange(a: Array, b: Array) -> None:
-    """Let two vectors have each other's values."""
+    """Swap the values of two vectors."""
     kept = device_of(a).empty(a.shape, a.dtype)
     kept[:] = a
     a[:] = b
     b[:] = kept
 
 
-class Ownership:
-    """What this rank holds of `model` and its optimizer. parameters: the flat vector that is scored, or None.
+Weigh = Callable[[Memory], object]
 
-    `peers` are the ranks that meet at boundaries, once `join` has been called.
-    """
 
-    still = True  # whether nothing of it changes while the ranks of a boundary score and save it
-    # whether each rank's vectors are its own, and ranks that are left go on with theirs
-    # (hpcdl/recovery/recovery_points.py)
-    own = False
-    synchronized: Callable[[int], bool] | None = None  # after which steps, of those, the strategy lets all ranks meet
-    average_shown = False  # whether parameters are the mean of the iterates now
+class Saved(Protocol):
+    """The state that checkpoints of a run hold."""
+
+    still: bool  # True if no vector changes while the ranks score and save it at a boundary
+    own: bool  # True if each rank has its own vectors, with which survivors go on (recovery_points.py)
+    average_shown: bool  # True while `parameters` are the mean of the iterates
+
+    def saved(self) -> dict[str, Tracked]:
+        """Return what a checkpoint holds, by name: `tracked`, and the model's buffers (hpcdl/checkpoint/buffers.py)."""
+
+    def refresh(self) -> None:
+        """Bring `parameters` and the model's buffers up to date before they are scored or saved. Collective."""
+
+    def show_average(self) -> None:
+        """Swap the iterates and their mean, before a refresh; collective over the peers."""
+
+    def hide_average(self) -> None:
+        """Swap iterates and mean back, after a save or a load; collective over the peers."""
+
+    def gather_costs(self, legs: Legs, folder: Folder) -> None:
+        """Gather the costs of each rank, before a checkpoint in this folder; collective over the peers."""
+
+    def resumed(self, everyone: Communicator) -> None:
+        """Bring this rank up to date when the peers have loaded the state of a resumed run; collective."""
+
+
+class Scored(Protocol):
+    """Gives the scores of a run."""
+
+    def scores(self, data: Any) -> dict:
+        """Return the scores of an evaluation by name, on test rows and validation rows; collective over the peers."""
+
+    def last_scores(self, data: Any) -> dict:
+        """Return further scores, by name, for the last evaluation alone; collective over the peers."""
+
+    def judged(self, found: dict, train_loss: float) -> float:
+        """Return the value that should decrease: one of the scores `found`, or else `train_loss`."""
+
+    def warm_up(self, few: Batch) -> None:
+        """Compute a step on `few`, one example or none, to compile kernels or load them from the cache."""
+
+
+class Meeting(Protocol):
+    """The agreement of ranks at boundaries. peers: the ranks that meet there, known from `join` on."""
+
     peers: Communicator
-    parameters: Any  # Array | None: a strategy knows which
-
-    def __init__(self, model: Any, parameters: Array | None, optimizer: Optimizer):
-        self.model, self.parameters, self.optimizer = model, parameters, optimizer
-        self.device: Device = abilities_of(model).device
+    synchronized: Callable[[int], bool] | None  # True for a step at whose end the strategy lets all ranks meet
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
-        """The run begins: `bookkeeping` are all ranks, `memory` counts what is held. A collective call."""
+        """Begin a run. bookkeeping: the communicator of all ranks. memory: counts the vectors held. Collective."""
+
+    def agree(self, everyone: Communicator) -> bool | None:
+        """Return True if all ranks with whole parameters have the same bits; None if they may differ. Collective."""
+
+    def sent(self, traffic: Traffic) -> tuple[float, float]:
+        """Return bytes and messages sent by this rank and by the ranks that it speaks for at boundaries."""
+
+    def fail(self, error: TrainingError) -> None:
+        """Raise the error: all peers have found at a boundary that the run cannot go on."""
+
+    def horizon(self, step: int) -> int:
+        """Return the last step in flight after `step`; a run that is told to stop ends with that step."""
+
+
+class Ownership(Saved, Scored, Meeting):
+    """What this rank holds of `model` and its optimizer. parameters: the flat vector that is scored; None: no such
+    vector. weigh_gradients: counts the memory of gradients; None: count one gradient, as long as `parameters`."""
+
+    still = True
+    own = False
+    average_shown = False
+    synchronized: Callable[[int], bool] | None = None
+    parameters: Any  # Array | None: a strategy knows which
+
+    def __init__(
+        self, model: Any, parameters: Array | None, optimizer: Optimizer, weigh_gradients: Weigh | None = None
+    ):
+        self.model, self.parameters, self.optimizer = model, parameters, optimizer
+        self.device: Device = abilities_of(model).device
+        self.weigh_gradients = weigh_gradients or (lambda memory: memory.hold("gradients", self.parameters))
+
+    def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.peers = bookkeeping
         share(self.model, bookkeeping)
         self.weigh(memory)
 
     def weigh(self, memory: Memory) -> None:
-        """Count what this rank holds from the beginning to the end: parameters, a gradient as long, the optimizer's."""
+        """Count the memory of the vectors that this rank always holds: parameters, a gradient, the optimizer's."""
         if self.parameters is None:
             return
-        for kind in ("parameters", "gradients"):
-            memory.hold(kind, self.parameters)
+        memory.hold("parameters", self.parameters)
+        self.weigh_gradients(memory)
         for vector in self.optimizer.state.values():
             memory.hold("optimizer", vector)
         if abilities_of(self.model).pool:
             self.model.pool.memory = memory
 
     def tracked(self) -> dict[str, Tracked]:
-        """What a checkpoint holds of it, by name."""
+        """Return the vectors of parameters and optimizer, by name."""
         raise NotImplementedError
 
     def saved(self) -> dict[str, Tracked]:
-        """That, and what the model holds beside its parameters (hpcdl/checkpoint/buffers.py)."""
         return (tracked(extra_of(self.model)) if self.peers is not None else {}) | self.tracked()
 
     def refresh(self) -> None:
-        """Bring `parameters` up to date, and what the model holds beside them, before they are scored or saved.
-
-        Collective over the peers.
-        """
         average(self.model, self.peers)
 
     def resumed(self, everyone: Communicator) -> None:
-        """The peers have loaded the state of the run that they go on with; collective."""
+        pass
 
     @property
     def iterate(self) -> Array:
@@ -118,29 +171,24 @@ class Ownership:
         return self.parameters
 
     def show_average(self) -> None:
-        """Let the iterates and their mean change places, before a refresh; collective over the peers."""
         exchange(self.iterate, self.optimizer.state[AVERAGE])
 
     def hide_average(self) -> None:
-        """Let them change back, also when they have been loaded; collective over the peers."""
         self.show_average()
 
     def evaluate(self, split: Any, classes: int) -> np.ndarray:
-        """[losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
+        """Return [losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
         sums = evaluate(self.model, self.parameters, split, classes, (self.peers.rank, self.peers.size))
         self.peers.all_reduce(sums)
         return sums
 
     def gather_costs(self, legs: Legs, folder: Folder) -> None:
-        """Let the run know what each rank has spent, before a checkpoint in this folder; collective over the peers."""
         legs.gather(self.peers)
 
     def sent(self, traffic: Traffic) -> tuple[float, float]:
-        """Bytes and messages that this rank has sent, as traffic says, and those that it speaks for at boundaries."""
         return traffic.sent_so_far
 
     def scores(self, data: Any) -> dict:
-        """The scores of an evaluation by name, on the test part and the validation part; collective over the peers."""
         found: dict = {}
         for name, split in (("test", data.test), ("validation", data.validation)):
             if split is not None:
@@ -148,15 +196,12 @@ class Ownership:
         return found
 
     def last_scores(self, data: Any) -> dict:
-        """Scores that only the last evaluation has, beside those; collective over the peers."""
         return {}
 
     def judged(self, found: dict, train_loss: float) -> float:
-        """Of an evaluation's scores, what is to become smaller; train_loss: where there is none."""
         return found.get("validation_loss", found.get("test_loss", train_loss))
 
     def agree(self, everyone: Communicator) -> bool | None:
-        """Whether all ranks that hold whole parameters hold the same, to the bit; None: they need not. Collective."""
         low, high = np.array([np.iinfo(np.int64).max]), np.array([0])
         if self.parameters is not None:
             low[0] = high[0] = fingerprint(self.device.host(self.parameters))
@@ -165,22 +210,19 @@ class Ownership:
         return bool(low[0] == high[0])
 
     def warm_up(self, few: Batch) -> None:
-        """A step's computing with the examples at hand, one or none: it compiles, or loads from the cache."""
-        if self.parameters is not None and not abilities_of(self.model).buffers:  # which a step would change
+        if self.parameters is not None and not abilities_of(self.model).buffers:  # a step would change buffers
             gradient = self.device.zeros(self.parameters.size, self.model.layout.dtype)
             unwrapped(self.model).loss_and_gradient(self.parameters, few, gradient)
 
     def fail(self, error: TrainingError) -> None:
-        """A boundary has found that the run cannot go on, on all peers: raise the error."""
         raise error
 
     def horizon(self, step: int) -> int:
-        """The last step that is under way after `step`, to which a run that is told to stop still goes."""
         return step
 
 
 class Whole(Ownership):
-    """Every rank holds all of it, and the same."""
+    """Every rank holds the same whole vectors."""
 
     def tracked(self) -> dict[str, Tracked]:
         state: dict[str, Tracked] = {"parameters": Same(self.parameters)}
@@ -189,7 +231,7 @@ class Whole(Ownership):
 
 @contextlib.contextmanager
 def averaged(held: Ownership, over: Callable[[], bool]) -> Iterator[None]:
-    """Meanwhile what is held is the mean, where there is one; so it stays when the run is over."""
+    """Context in which `held` shows the mean, under --average; afterwards, too, if the run is `over` by then."""
     if held.optimizer.averaged and not held.average_shown:
         held.show_average()
         held.average_shown = True
@@ -199,20 +241,15 @@ def averaged(held: Ownership, over: Callable[[], bool]) -> Iterator[None]:
         held.average_shown = False
 
 
-def warm_up(
-    held: Ownership, data: Any, make_optimizer: Callable[..., Optimizer], uncounted: AbstractContextManager
-) -> None:
-    """Compile, or load from the cache, what a step needs, before any clock runs.
-
-    make_optimizer: `Run.make_optimizer`. uncounted: what a step sends is not counted; the row that it needs, and that a
-    data server may send, is.
-    """
+def warm_up(held: Ownership, scored: Scored, data: Any, make_optimizer: Callable, uncounted: Any) -> None:
+    """Compile, or load from the cache, what a step needs, before any clock runs. make_optimizer: `Run.make_optimizer`.
+    uncounted: context for the step, whose messages are not counted; but a row from a data server is counted."""
     device, dtype = held.device, held.model.layout.dtype
     least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
     if held.parameters is not None:
         x, y = (on(device, each[:least]) for each in data.train.rows(0, 1))
         with uncounted:
-            held.warm_up(Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)))
+            scored.warm_up(Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)))
     optimizer = make_optimizer(held.model, data, least)
     optimizer.step = optimizer.average_from or 0
     optimizer.update(device.zeros(least, dtype), device.zeros(least, dtype))
@@ -220,6 +257,6 @@ def warm_up(
 
 
 def fingerprint(vector: np.ndarray) -> int:
-    """A number that two vectors share only if they are the same bits."""
+    """Return a hash of the vector's bits, for comparisons."""
     contiguous: Any = np.ascontiguousarray(vector)  # a buffer, which mypy believes from Python 3.12 on
     return int.from_bytes(hashlib.blake2b(contiguous, digest_size=7).digest(), "little")

@@ -8,14 +8,9 @@
 
 A run composes parts that know nothing of each other: where the time goes (stopwatch.py), what the ranks agree on
 (agreement.py), when it ends (stopping.py), what is saved (checkpoint/state.py), who holds parameters (ownership.py).
-
-The ranks agree in one small message on a communicator of the run's own, counted apart from the training's; when steps
-are short, only every few steps. Where rank 0 runs the run by itself (on_one_rank.py), it records, and the others time
-their steps: `with run.stopwatch.step(): ...`.
-"""
+If rank 0 runs alone (on_one_rank.py), it records; other ranks time steps: `with run.stopwatch.step(): ...`."""
 
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -27,7 +22,7 @@ import numpy as np
 from hpcdl.checkpoint import buffers
 from hpcdl.checkpoint.state import PerRank, Same, State, Tracked
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import exempt
 from hpcdl.data import Batch
 from hpcdl.data.scale_warning import scale_warning
 from hpcdl.errors import AgreedError, TrainingError
@@ -44,9 +39,9 @@ from hpcdl.runs.agreeing_replicas import AgreeingReplicas
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
 from hpcdl.runs.context import RunContext, RunSetup
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.metrics import Metrics, shown, with_largest
+from hpcdl.runs.metrics import Metrics, shown
 from hpcdl.runs.options import Options
-from hpcdl.runs.ownership import Ownership, averaged, warm_up
+from hpcdl.runs.ownership import Ownership, Scored, averaged, warm_up
 from hpcdl.runs.progress import Progress
 from hpcdl.runs.resume import open_folder, position
 from hpcdl.runs.saving import BEST, LAST, Saver
@@ -58,16 +53,15 @@ log = logging.getLogger("hpcdl")
 
 
 class Run:
-    """One training run of all ranks of `comm`. Use it as a context: `with Run(comm, options) as run: train(..., run)`.
+    """One training run of all ranks of `comm`, used as a context: `with Run(comm, options) as run: train(..., run)`. At
+    the end of the context it writes the summary: `run.summary` on rank 0; `run.stopped`: why the run ended
+    (stopping.py). Ranks of `context.everyone` that are not in `comm` serve the ranks of `comm`, and call `leave`."""
 
-    Leaving it evaluates, saves and writes the summary; `run.summary` holds it on rank 0, `run.stopped` why the run
-    ended (stopping.py). Ranks of `context.everyone` that are not in `comm` serve those, and call `summary.conclude`.
-    """
-
-    held: Ownership  # from `begin` on, as the four that follow
+    held: Ownership  # set by `begin`, as the next five
+    scored: Scored
     batch: int  # examples of a step
     per_epoch: int  # steps
-    fixed: dict  # of `reported`, what a run that goes on must have as it was
+    fixed: dict  # the entries of `reported` that a resumed run must have unchanged
     agreement: Agreement
 
     def __init__(self, comm: Communicator, options: Options | None = None, context: RunContext | None = None):
@@ -75,6 +69,7 @@ class Run:
         self.everyone, self.survivor = self.context.everyone or comm, self.context.survivor  # type: Communicator, Any
         self.workers, self.device = self.context.workers or comm.size, CPU  # type: int, Any
         self.per_step = self.options.environment_steps(self.workers)
+        self.save_every = self.options.checkpoint_every // (self.per_step or 1)  # steps; 0: only the last is saved
         self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
@@ -83,7 +78,7 @@ class Run:
         self.metrics = Metrics(self.display, hasattr(self.options, "rounds"), self.per_step)
         self.folder = Folder(None, comm.rank)
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
-        self.signalled = False  # whether a rank that does not meet the others has had a signal
+        self.signalled = False  # True if a rank that does not meet the others has had a signal
         self._progress = self.bounded = Progress()  # bounded: as of the last step whose boundary has been passed
         self.saver = Saver(self.options, self.state, self.display)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
@@ -92,34 +87,34 @@ class Run:
     # -- before the loop ---------------------------------------------------------------------------------------------
 
     def plan(self, data: Any) -> tuple[int, int, int]:
-        """Examples per update, updates per epoch, updates in all, as the options say."""
+        """Return examples per update, updates per epoch and updates in all, by the options."""
         return self.options.plan(self.workers, data)
 
     def make_optimizer(self, model: Any, data: Any, size: int | None = None) -> Optimizer:
-        """The optimizer that the options name, for `size` parameters (default: all of the model's)."""
+        """Return the optimizer that the options name, for `size` parameters (default: all of the model's)."""
         return self.options.make_optimizer(model, self.workers, data, size)
 
     def until_end(self, group: Any) -> Any:
-        """A group of ranks, or None, that is freed when the run ends: MPI has no more than some thousands at once."""
+        """Free `group` (None: no group) when the run ends; return it. MPI has no more than some thousands of groups."""
         self.groups += [group] if group is not None else []
         return group
 
     def initial(self, model: Any) -> Array:
-        """The model's initial values, made on rank 0 and broadcast: the same flat vector on all ranks; collective."""
+        """Return the model's initial values, the same flat vector on all ranks, broadcast by rank 0; collective."""
         parameters = self.comm.empty(model.layout.size, model.layout.dtype)
         if self.comm.rank == 0:
             parameters[:] = model.initialize(self.random)
         self.comm.broadcast(parameters)
         return parameters
 
-    def track(self, name: str, vector: Tracked) -> None:
-        """Make a vector (checkpoint/state.py) part of each checkpoint; called before `begin`, which loads it."""
-        self.state.track(name, vector)
-        if isinstance(vector, Same | PerRank):
+    def track(self, name: str, vector: Tracked, counted: bool = True) -> None:
+        """Add a vector to each checkpoint, before `begin` loads it. counted: True if it is the optimizer's memory."""
+        self.state.tracked[name] = vector
+        if counted and isinstance(vector, Same | PerRank):
             self.memory.hold("optimizer", vector.array)
 
     def say(self, text: str) -> None:
-        """A line of the run's display, or several; shown by rank 0."""
+        """Show a line, or several, on rank 0."""
         self.display.line(text)
 
     def report(self, **entries: Any) -> None:
@@ -127,7 +122,7 @@ class Run:
         self.reported |= entries
 
     def report_own(self, **entries: Any) -> None:
-        """Add entries to the summary, NAME_per_rank, of which this is what this rank has to say."""
+        """Add this rank's values to the summary, as entries NAME_per_rank."""
         self.legs.own |= {f"{name}_per_rank": value for name, value in entries.items()}
 
     def observe(self, observer: Callable) -> None:
@@ -143,14 +138,13 @@ class Run:
         learning_rate: Callable[[int], float] | None = None,
         goal: float = 0.0,
         tolerance: float = 0.0,
+        scored: Scored | None = None,
     ) -> None:
-        """Track what is held, make the run's folder, load the state where the run goes on from one, compile a step.
-
-        fixed: which reported entries a run that goes on must have as they were, for what is saved depends on them.
-        learning_rate: as it is recorded, where it is not the optimizer's. goal, tolerance: of `Stopping`.
-        """
+        """Track what is held, make the run's folder, load the state of a resumed run, compile a step. fixed: names of
+        the reported entries that a resumed run must have unchanged. learning_rate: the recorded rate by updates done;
+        None: the optimizer's. goal, tolerance: of `Stopping`. scored: gives the scores; None: `held` does."""
         self.stopping.goal, self.stopping.tolerance = goal, tolerance
-        self.strategy, self.held, self.data = strategy, held, data
+        self.strategy, self.held, self.scored, self.data = strategy, held, scored or held, data
         self.model, self.optimizer, self.device = held.model, held.optimizer, held.device
         self.fixed = {name: self.reported[name] for name in fixed}
         refuse_another_accumulation(held.model, self.options.accumulate)
@@ -164,8 +158,7 @@ class Run:
         self.setup = RunSetup(strategy, self.options, held.model, data, *sizes, self.fixed)
         self.legs.begin(held.device)
         if held.peers is not None:
-            for name, vector in data.statistics.items():
-                self.state.track(f"data/{name}", Same(vector))
+            self.state.tracked |= {f"data/{name}": Same(vector) for name, vector in data.statistics.items()}
         self.state.tracked |= held.saved()
         self.folder = open_folder(self)
         inject.arm(self)
@@ -175,8 +168,8 @@ class Run:
         self.agreement = Agreement(held.peers, self.step)
         self.replicas = AgreeingReplicas(held, self.options.checks.replicas, strategy, self.step)
         with self.memory.paused():
-            warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
-        self._bound()
+            warm_up(held, self.scored, data, self.make_optimizer, self.comm.traffic.uncounted())
+        self.bounded = self._progress
         self.bookkeeping.barrier()
         if self.survivor is not None:
             self.survivor.follow(self)
@@ -185,7 +178,7 @@ class Run:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def batches(self, data: Any, share: tuple[int, int]) -> Iterator[Batch]:
-        """This rank's share of each batch, epoch after epoch, until the run ends; the loop body is timed as a step."""
+        """Yield this rank's share of each batch, epoch after epoch, until the run ends; the loop body is timed."""
         self.start()
         while not self.over:
             epoch, start = divmod(self.step, self.per_epoch)
@@ -201,7 +194,7 @@ class Run:
         self.end()
 
     def rounds(self) -> Iterator[int]:
-        """The steps of a strategy that reads its examples by itself, until the run ends; the loop body is timed."""
+        """Yield the steps of a strategy that reads its examples itself, until the run ends; the loop body is timed."""
         self.start()
         while not self.over:
             with self.stopwatch.step():
@@ -210,61 +203,58 @@ class Run:
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
-        """The loop of a rank that serves, or that is given its steps by one: it begins, and comes to its end."""
+        """Context of the loop of a rank that serves, or that gets its steps from a server."""
         self.start()
         yield
         self.end()
 
     @property
     def over(self) -> bool:
-        """Whether no more steps are to be done."""
+        """True if no step is to follow."""
         return self.stopping.over(self._progress)
 
     @property
     def progress(self) -> Progress:
-        """Where the run is now."""
+        """The progress of the run now."""
         updates = 0 if self.optimizer is None else self.optimizer.step
         return replace(self._progress, updates=updates, seconds=self.stopwatch.seconds)
 
     @progress.setter
     def progress(self, progress: Progress) -> None:
-        """Let the run, its optimizer and its clock be there."""
+        """Set the run, its optimizer and its clock to this progress."""
         self._progress, self.optimizer.step = progress, progress.updates
         self.stopwatch.earlier_seconds += progress.seconds - self.stopwatch.seconds
 
     def go_on_from(self, attributes: dict) -> None:
-        """Be as far as a checkpoint's attributes say, and over where that is far enough."""
+        """Continue from a checkpoint's attributes; stop if a goal or budget is reached."""
         self.progress = Progress.read(attributes)
         self.legs.go_on_from(attributes)
         self.stop(self.stopping.reached(self.scores))
         self.stop(self.stopping.used(self._progress, self.seconds, self.legs.bytes, self.examples))
 
     def stop(self, reason: str | None, known: bool = False) -> None:
-        """Let the run end for this reason (stopping.py), where there is one; the first one counts, or what is known.
-
-        known: all ranks have ended, and it is what the one has said that leads.
-        """
+        """End the run for this reason, if any; an earlier reason stays, unless this is the leading rank's (`known`)."""
         if known or (reason is not None and self._progress.stopped is None):
             self._progress = replace(self._progress, stopped=reason)
 
     @property
     def step(self) -> int:
-        """The steps that are done."""
+        """The number of steps done."""
         return self._progress.step
 
     @property
     def examples(self) -> int:
-        """Trained on, by all ranks."""
+        """The number of examples trained on, by all ranks."""
         return self._progress.examples
 
     @property
     def saved(self) -> int | None:
-        """The step of the checkpoint that this run has written last."""
+        """The step of the run's last checkpoint.h5; None if there is none."""
         return self.saver.saved
 
     @property
     def outlived(self) -> bool:
-        """Whether this leg goes on without ranks that are gone."""
+        """True if this leg continues the run without ranks that were lost."""
         return self.survivor is not None and self.survivor.goes_on
 
     @property
@@ -274,36 +264,28 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """The last step."""
+        """The number of the run's last step."""
         return self.stopping.steps
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on steps and data so far, those before a resumption included; no evaluation, no checkpoints."""
+        """Seconds spent on steps and data so far, also before a resumption, but not on evaluations or checkpoints."""
         return self.stopwatch.seconds
 
     @property
     def rate(self) -> float:
-        """Examples per second."""
+        """Examples trained on per second, by all ranks."""
         return self.examples / max(1e-9, self.seconds)
-
-    @functools.cached_property
-    def save_every(self) -> int:
-        """Steps between checkpoints; 0: only the last is saved."""
-        return self.options.checkpoint_every // (self.per_step or 1)
 
     @property
     def horizon(self) -> tuple[int, int]:
-        """The last step, of a run that is over this one, and the step before which none is saved."""
+        """The last step (if the run is over, the present one), and the next step that is saved, at most the last."""
         last, every = self.step if self.over else self.steps, self.save_every
         return last, min(last, (self.step // every + 1) * every) if every else last
 
     def note(self, since: int) -> dict:
-        """Where the run is, for whoever runs it in the place of this rank, with updates of its own.
-
-        known: the step up to which losses are agreed on. fresh: the steps behind, those after `since`; first: that
-        before them.
-        """
+        """Return where the run is, for a rank that takes this rank's place and counts its own updates. known: the last
+        step with agreed losses. fresh: the steps after both `known` and `since`. first: the step before these."""
         known, place = self.agreement.step, self.progress
         fresh = self.agreement.steps_done[max(0, since - known) :]
         return {name: value for name, value in place.attributes().items() if name != "updates"} | {
@@ -318,49 +300,46 @@ class Run:
 
     @property
     def parameters(self) -> Any:
-        """What is scored and saved, as this rank holds it."""
+        """The parameters that are scored and saved, as this rank holds them."""
         return self.held.parameters
 
     @property
     def scores(self) -> dict:
-        """Of the last evaluation, by name."""
+        """The scores of the last evaluation, by name."""
         return self._progress.scores
 
     def agree_seldom(self, steps: int) -> None:
-        """Agree at most every so many steps, where to meet at each of them would cost too much; before the loop."""
+        """Let the ranks agree at most once in so many steps, if more meetings cost too much; called before the loop."""
         self.agreement.fewest = self.agreement.interval = steps
 
     def start(self) -> None:
-        """The loop begins: clocks and display start."""
+        """Start clocks and display: the loop begins."""
         self.agreement.start()
         self.display.start(self.step, self.steps)
         if self.outlived and self.survivor.handover.owed:
             self._meet(self._due())
-            self._bound()
+            self.bounded = self._progress
 
     def end(self) -> None:
-        """The loop has ended."""
+        """Note why the loop has ended; stop the display."""
         self.stop(self.stopping.ended(self.examples))
         self.display.stop()
 
     def share(self, loss: float) -> None:
-        """Before a step's update: let all ranks know its loss, where one may be lost; collective then."""
+        """If a rank may be lost, share a step's loss with all ranks before its update, collective; else do nothing."""
         if self.survivor is not None:
             self.survivor.share(self, loss)
 
     def record(self, loss: float, total: int) -> None:
-        """Note this rank's sum of losses of a step of `total` examples, all ranks together; local."""
+        """Note a step of `total` examples, all ranks together. loss: this rank's sum of losses. Local."""
         self.agreement.steps_done.append(Step(float(loss), total, self.stopwatch.now()))
         self._progress = self._progress.after_step(total)
         for observer in self.observers:
             observer(self, loss, total)
 
     def boundary(self, signalled: bool = False) -> None:
-        """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop.
-
-        signalled: whether a rank has had a signal that is none of those that meet here. A TrainingError is raised here,
-        or, where rank 0 runs the run by itself, at its end (on_one_rank.py).
-        """
+        """End a step: when due, agree with all ranks, evaluate, save, stop. signalled: True if a rank that does not
+        come to boundaries has had a signal. Raises TrainingError (at the end of the run, if rank 0 runs it alone)."""
         try:
             self.signalled |= signalled
             self._end_step()
@@ -375,12 +354,12 @@ class Run:
         if any(due) or self.agreement.due(self.step) or (survivor is not None and survivor.meets(self)):
             with self.stopwatch.apart():
                 self._meet(due)
-        self._bound()
+        self.bounded = self._progress
         if survivor is not None:
             survivor.passed(self)
 
     def interrupted(self) -> None:
-        """A signal came in the middle of a step, which is given up: end at the last whole one; of a run on one rank."""
+        """End a run on one rank at its last whole step: a signal came in the middle of a step, which is given up."""
         with self.stopwatch.apart():
             if self.agreement.steps_done:
                 self._agree()
@@ -391,29 +370,19 @@ class Run:
         return Due.after(self.step, self.per_epoch, self.save_every, self.steps)
 
     def _meet(self, due: Due) -> None:
-        """Agree on the steps that are done, evaluate, save."""
         if self.agreement.steps_done:
             with self.comm.timeline.span("agree"):
                 self._agree()
-            self._extend()
+            self._progress = self.stopping.extend(self._progress, self.held.horizon(self.step))
         self._evaluate_and_save(due)
 
-    def _bound(self) -> None:
-        """The boundary of the last step has been passed."""
-        self.bounded = self._progress
-
-    def _extend(self) -> None:
-        """Told to stop, go on to the end of the steps that are under way."""
-        self._progress = self.stopping.extend(self._progress, self.held.horizon(self.step))
-
     def _agree(self) -> None:
-        """Share losses, signals and the time limit; write and show them."""
         first, told = self.agreement.step + 1, signals.told() + self.signalled
         try:
             sent = self.held.sent(self.comm.traffic)
             agreed = self.agreement.meet(told, self.options.time_limit, sent, self.threads.vote())
         except NotFinite as found:
-            raise self.not_finite(found.step, found.rank) from None
+            raise self.not_finite(*found.args) from None
         self.legs.sent = agreed.sent
         self.threads.agreed(agreed.threads)
         if known := [each.mean for each in agreed.steps if each.total]:
@@ -423,67 +392,70 @@ class Run:
         self.stop(self.stopping.used(self._progress, agreed.seconds, self.legs.bytes, self.examples))
 
     def _evaluate_and_save(self, due: Due) -> None:
-        """Do what is due; collective over the ranks that agree. A checkpoint written in the background is known now."""
+        """Evaluate and save as due, and settle a checkpoint written in the background; collective over the peers."""
         self.saver.settle(wait=False)
-        epochs = 1 if self.per_step else self.options.evaluate_every  # who acts has an epoch between two
+        epochs = 1 if self.per_step else self.options.evaluate_every  # a run that acts is evaluated each epoch
         scored = due.epoch_ends and self.step // self.per_epoch % epochs == 0
         if not (scored or due.ends or due.saving or self.stopped is not None):
             return
-        with self.memory.paused(), activity.exempt(), averaged(self.held, lambda: self.over):
+        with self.memory.paused(), exempt(), averaged(self.held, lambda: self.over):
             names = []
             if scored or due.ends or self.stopped in ("time limit", "budget"):
                 self.held.refresh()
                 with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
                     self._evaluate()
                 names += [] if self._progress.waited else [BEST]
-                self._extend()
+                self._progress = self.stopping.extend(self._progress, self.held.horizon(self.step))
             names += [LAST] if due.saving or due.ends or self.stopped is not None else []
             self.saver.save(names, self.over, lambda: position(self.setup, self.progress, self.legs))
 
     def _evaluate(self) -> None:
-        """Score the model on the test part and the validation part, all ranks together."""
-        found = with_largest(self.held.scores(self.data), self.scores)
+        found = self.scored.scores(self.data)
+        if "consensus_distance" in found:
+            before = [self.scores.get(name, 0.0) for name in ("consensus_distance", "consensus_distance_max")]
+            found["consensus_distance_max"] = max(found["consensus_distance"], *before)
         for name, value in found.items():
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
                 raise TrainingError(f"{what}; {self.folder.kept()}; {self.advice}")
-        loss = self.held.judged(found, shown(self._progress.train_loss))
+        loss = self.scored.judged(found, shown(self._progress.train_loss))
         self._progress = self._progress.scored(found, loss)
         self.stop(self.stopping.judged(self._progress))
         if self.over:
-            self._progress = replace(self._progress, scores=found | self.held.last_scores(self.data))
+            self._progress = replace(self._progress, scores=found | self.scored.last_scores(self.data))
         self.metrics.evaluated(found, self.progress, self.steps, self.rate, self.legs.sent_so_far)
 
     @property
     def advice(self) -> str:
-        """What may help where a loss is no finite number: first what the data suggest, then what the options do."""
+        """Advice for a loss that is not finite: on the scales of the data, if they are odd, then on the options."""
         return "; ".join(filter(None, (scale_warning(self.data.scales), self.options.advice)))
 
     def not_finite(self, step: int, rank: int) -> TrainingError:
-        """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
+        """Return the error for a loss that is not finite. rank: in `comm`, whose ranks come after the serving ranks."""
         what = f"the loss of step {step} is not finite on rank {rank + self.everyone.size - self.comm.size}"
         return TrainingError(f"{what}; {self.folder.kept()}; {self.advice}")
 
     # -- after the loop ----------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """A rank that has only served the others ends as they do; collective over all ranks."""
+        """End the run on a rank that has only served other ranks; collective over all ranks."""
         self.stop(conclude(self.everyone, self.legs.measured())[1], known=True)
         self.bookkeeping.free()
 
     def __enter__(self) -> "Run":
         self.threads = Threads(self.bookkeeping.mpi).__enter__()
-        self.warnings = np.seterr(all="ignore")  # what is not finite is found by the run, and said once
+        self.warnings = np.seterr(all="ignore")  # the run finds and reports values that are not finite
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: object) -> None:
         self.threads.__exit__(None, None, None)
         np.seterr(**self.warnings)
         self.display.stop()
-        if kind is None:
-            finish(self)
-        else:
-            self.saver.abandon()
-        known = kind is None or issubclass(kind, TrainingError | AgreedError)  # on all ranks; to free is collective
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.saver.abandon)  # a rank may be lost at the end, too: survivors find the folder free
+            if kind is None:
+                finish(self)
+                stack.pop_all()
+        known = kind is None or issubclass(kind, TrainingError | AgreedError)  # on all ranks: freeing is collective
         for group in [*self.groups, self.bookkeeping] if known else []:
             group.free()

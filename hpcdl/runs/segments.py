@@ -1,4 +1,4 @@
-"""The legs of a run: from its beginning, or from a resumption, to its end or to the checkpoint that is gone on from.
+"""The legs of a run: from its beginning, or a resumption, to its end, or to the checkpoint of the next resumption.
 
     leg 1, on 4 ranks          leg 2, on 6 ranks       leg 3, on 4 ranks
     |-----------o-----x        |-----------o           |---------------|          o  a checkpoint
@@ -6,14 +6,9 @@
                 +--------------+           +-----------+
     legs kept:  1                          1, 2                          1, 2, 3
 
-A leg says how many ranks it had, on which hosts and with which versions, how many steps it did in how many seconds, and
-what each rank spent. A checkpoint keeps the legs up to it, so that a run that was killed has them, too; what was spent
-beyond it is lost with its steps. What a run has cost rank r is the sum over the legs in which there was a rank r: the
-lists are as long as the most ranks that a leg had. A sum of which a part is not known is None.
-
-At a checkpoint the ranks that meet add up a table in one message of the run's own, a row for each rank. Ranks that do
-not meet (on_one_rank.py, data servers) are not known there; they are when the run ends in good order.
-"""
+A checkpoint keeps the legs up to it; what was spent after it is lost with its steps. The cost of rank r is the sum over
+the legs that had a rank r, None if a part is unknown. At a checkpoint the ranks that meet sum up a table, a row per
+rank. The costs of other ranks (on_one_rank.py, data servers) are known only when the run ends in good order."""
 
 import dataclasses
 import math
@@ -25,7 +20,6 @@ from mpi4py import MPI
 
 from hpcdl.checkpoint.attributes import COUNTS, SUMMED
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.machine.versions import versions
 from hpcdl.memory import KINDS, Memory
@@ -33,43 +27,35 @@ from hpcdl.runs.progress import Progress
 from hpcdl.runs.stopwatch import Stopwatch
 
 
+@dataclasses.dataclass
 class Legs:
-    """The legs before this one, and what is known of this one's costs.
+    """The legs before this one, and the known costs of this one. everyone: the communicator of all ranks in the run's
+    summary. comm: of the ranks of this rank's kind, which train or serve. bookkeeping: of the same ranks, for the run's
+    own messages. stopwatch, memory: of this rank. device: where it computes. earlier: legs kept by a checkpoint. first:
+    the step after which this leg began. sent: bytes and messages of this leg as of the last agreement or checkpoint, of
+    all ranks that met there. own: further costs of this leg on this rank, as NAME_per_rank, for the summary."""
 
-    everyone: all ranks that the run's summary speaks of. comm: those of this rank's kind, which train or serve.
-    bookkeeping: their communicator of the run's own messages. stopwatch, memory: of this rank. device: where it
-    computes. earlier: as a checkpoint has kept them. first: the step that this leg began after. sent: bytes and
-    messages of this leg as of the last agreement or checkpoint, of all ranks that met there. own: more of this leg's
-    costs of this rank, as NAME_per_rank, for the summary.
-    """
+    everyone: Communicator
+    comm: Communicator
+    bookkeeping: Communicator
+    stopwatch: Stopwatch
+    memory: Memory
 
-    device: Any = CPU
-
-    def __init__(
-        self,
-        everyone: Communicator,
-        comm: Communicator,
-        bookkeeping: Communicator,
-        stopwatch: Stopwatch,
-        memory: Memory,
-    ):
-        self.everyone, self.comm, self.bookkeeping, self.stopwatch = everyone, comm, bookkeeping, stopwatch
-        self.memory, self.first = memory, 0
-        self.own: dict[str, Any] = {}
-        self.earlier: list[dict] = []
-        self.hosts: list[str] = []
-        self.table: list[dict] = [{}] * everyone.size  # as of the last checkpoint: what each rank spent, where known
+    def __post_init__(self) -> None:
+        self.device: Any = CPU
+        self.first, self.own = 0, dict[str, Any]()
+        self.earlier, self.hosts = list[dict](), list[str]()
+        self.table: list[dict] = [{}] * self.everyone.size  # what each rank spent, as of the last checkpoint, if known
         self.sent = self.sent_earlier = (0.0, 0.0)
 
     def begin(self, device: Device) -> None:
-        """A leg begins; collective."""
+        """Begin a leg: gather the names of hosts; collective."""
         self.device = device
-        with activity.inside("gather the hosts", self.bookkeeping):
+        with self.bookkeeping.inside("gather the hosts"):
             self.hosts = sorted(set(self.bookkeeping.mpi.allgather(MPI.Get_processor_name())))
 
     def measured(self) -> dict:
-        """What this leg cost this rank, in the names of summary.json: bytes, seconds of steps by their parts, and
-        between."""
+        """Return what this leg cost this rank, by the names in summary.json."""
         traffic, stopwatch, device = self.comm.traffic, self.stopwatch, self.device
         gpu = {} if device is CPU else {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()}
         return {
@@ -92,7 +78,7 @@ class Legs:
         }
 
     def go_on_from(self, attributes: dict) -> None:
-        """Another leg, after those that a checkpoint has kept; of an older version's it says what can be known."""
+        """Begin the leg after a checkpoint's legs; their costs are unknown if an older hpcdl wrote the checkpoint."""
         self.first = attributes["step"]
         unknown = leg(None, self.first, attributes["seconds"], None, None, None)
         self.earlier = attributes.get("legs", [unknown])
@@ -101,7 +87,7 @@ class Legs:
         self.sent_earlier = before, messages
 
     def gather(self, comm: Communicator) -> None:
-        """Let the ranks of `comm` know what each of them has spent in this leg; collective over them."""
+        """Tell the ranks of `comm` what each of them has spent in this leg; collective over them."""
         own, table = self.measured(), np.zeros((self.everyone.size, 1 + len(SUMMED)))
         row = [math.nan if own[name] is None else own[name] for name in SUMMED]
         table[self.everyone.rank] = [1, *row]
@@ -109,42 +95,27 @@ class Legs:
         self.table = [dict(zip(SUMMED, row[1:].tolist(), strict=True)) if row[0] else {} for row in table]
         self.sent = float(table[:, 1].sum()), float(table[:, 2].sum())
 
-    def attributes(self, progress: Progress) -> dict:
-        """What a checkpoint of the run as it stands keeps."""
-        return {"legs": self.so_far(progress, self.table), "sent": self.sent_so_far}
-
     def so_far(self, progress: Progress, table: list[dict], hosts: list[str] | None = None) -> list[dict]:
-        """All legs, of which the ranks of this one have spent what the table says. hosts: where those were that the
-        table is of, if more than have begun the leg."""
+        """Return all legs. table: what each rank has spent in this leg. hosts: of this leg; None: `self.hosts`."""
         steps, seconds = progress.step - self.first, progress.seconds - self.stopwatch.earlier_seconds
         return [*self.earlier, leg(self.everyone.size, steps, seconds, table, hosts or self.hosts, versions())]
 
     @property
-    def complete(self) -> bool:
-        """Whether the last checkpoint knows what each rank had spent in this leg."""
-        return all(self.table)
-
-    @property
     def bytes(self) -> float:
-        """Sent in all legs by then, of all ranks that met there; NaN where it is not known."""
+        """Bytes sent in all legs, summed over ranks at the last agreement or checkpoint; NaN if unknown."""
         return self.sent_earlier[0] + self.sent[0]
 
     @property
     def sent_so_far(self) -> dict:
-        """Bytes and messages of all legs by then, of all ranks that met there; None where they are not known."""
+        """Bytes and messages of all legs, summed over ranks at the last agreement or checkpoint; None if unknown."""
         before, now = self.sent_earlier, self.sent
         return {name: known(a + b, True) for name, a, b in zip(("bytes", "messages"), before, now, strict=True)}
 
 
 def leg(
-    ranks: int | None,
-    steps: int,
-    seconds: float,
-    table: list[dict] | None,
-    hosts: list[str] | None,
-    used: dict | None,
+    ranks: int | None, steps: int, seconds: float, table: list[dict] | None, hosts: list[str] | None, used: dict | None
 ) -> dict:
-    """A leg, as summary.json and a checkpoint's attributes tell it. table: what each rank has spent, where known."""
+    """Return a leg as in summary.json and checkpoints. table: each rank's costs. used: versions. None: unknown."""
     spent: dict[str, Any] = dict.fromkeys(SUMMED)
     if table is not None:
         spent = {name: [known(row.get(name), name in COUNTS) for row in table] for name in SUMMED}
@@ -152,14 +123,14 @@ def leg(
 
 
 def known(value: float | None, count: bool) -> float | int | None:
-    """The value, a count as a whole number; None where it is not known (None, or no number)."""
+    """Return the value, as a whole number if it is a `count`; None for None or NaN."""
     if value is None or math.isnan(value):
         return None
     return int(value) if count else float(value)
 
 
 def summed(legs: list[dict]) -> dict[str, list]:
-    """What each rank has spent in all legs in which it took part; None where a part of that is not known."""
+    """Return what each rank has spent in all legs that it took part in; None if a part is unknown."""
 
     def total(name: str, rank: int) -> float | None:
         took_part = [of for of in legs if of["ranks"] is None or rank < of["ranks"]]

@@ -1,11 +1,8 @@
 """SIGTERM, SIGINT and SIGUSR1 end a run in good order: the step is finished, the state saved, the status 85.
 
-Who brings the word of other ranks, where several trainings run in one job, is asked at those boundaries (`watchers`).
-
-A handler only notes the signal; the ranks agree to stop at the next boundary of the run. A second SIGINT or SIGTERM
-ends the process at once. Schedulers send such a signal before a time limit (`sbatch --signal=USR1@60`), and read
-the status to requeue.
-"""
+A handler only notes the signal; the ranks agree to stop at the next boundary, where `watchers` add the signals of other
+ranks of a job of several runs. A second SIGINT or SIGTERM ends the process at once. Schedulers send such a signal
+before a time limit (`sbatch --signal=USR1@60`), and read the status to requeue."""
 
 import os
 import signal
@@ -16,18 +13,18 @@ STATUS = 85
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 received: list[str] = []
-own: list[str] = []  # of these, those that this process has had itself
-watchers: list[Callable[[], object]] = []  # they add to `received`
+own: list[str] = []  # signals that this process itself has received
+watchers: list[Callable[[], object]] = []  # functions that add other ranks' signals to `received`
 
 
 def install() -> None:
-    """Take over the three signals; to be called before MPI starts, which an early signal would otherwise kill."""
+    """Handle the three signals from now on; called before MPI starts, which an early signal would otherwise kill."""
     for number in HANDLED:
         signal.signal(number, _note)
 
 
 def told() -> int:
-    """How many signals this rank knows of, its watchers' included."""
+    """Return how many signals this rank knows of, also through its watchers."""
     for watch in watchers:
         watch()
     return len(received)

@@ -1,9 +1,4 @@
-"""What a run says of itself: started.json when it begins, summary.json and a table when it ends.
-
-started.json is for who looks at a run while it goes on, or when it was killed. Each leg writes it anew: `first_step` is
-the step after which this leg began, `steps` the last one as planned. summary.json says the same, and what the run
-reached and cost each rank.
-"""
+"""Reports by a run on itself: started.json at its begin, for watching; summary.json and a printed table at its end."""
 
 import dataclasses
 import logging
@@ -14,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import auto
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import exempt
 from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
 from hpcdl.programs import of_strategy
@@ -30,15 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("hpcdl")
 STARTED, STARTED_VERSION = "started.json", 1
 SCHEMA_VERSION = 2
-MOST_PAIRS = 100_000  # of a sender and a receiver: beyond them, who has sent to whom is not told
+MOST_PAIRS = 100_000  # (sender, receiver): with more, the summary does not say who has sent to whom
 
 
 def started(setup: RunSetup, first: int, steps: int, hosts: list[str]) -> dict:
-    """What a run is that begins now, after the step that it has gone on from.
-
-    started, ends: seconds since 1970, UTC; ends: when Slurm ends the job, null where it does not say. time_limit: in
-    seconds, 0: none. hosts: of the ranks that train. job: Slurm's number of it, or null.
-    """
+    """Return started.json of a leg that begins after step `first`. steps: the last step as planned. Entries: started,
+    and ends (when Slurm ends the job, or null), in seconds since 1970, UTC; time_limit in seconds, 0: none; hosts of
+    the ranks that train; job: Slurm's job number, or null."""
     ends = os.environ.get("SLURM_JOB_END_TIME", "")
     return {
         "schema_version": STARTED_VERSION,
@@ -63,12 +56,9 @@ def conclude(
     trace: Path | None = None,
     stopped: str | None = None,
 ) -> tuple[list[dict] | None, str | None]:
-    """Gather what the run cost each rank on the rank that leads, and write the trace there; collective over all ranks.
-
-    Returns what was gathered (None elsewhere), and why the run has ended, as the rank that leads knows it. `finish`
-    calls it, and so does a rank that only served the run.
-    """
-    with activity.inside("gather the summary", everyone):
+    """Gather each rank's `measurements` on the rank that `leads`, and write the trace there. Return them (None
+    elsewhere) and why the run has ended, as the leading rank knows it. Collective over all ranks, serving ones, too."""
+    with everyone.inside("gather the summary"):
         # No allreduce of objects: mpi4py passes them on a communicator of its own, which no revocation reaches, and a
         # rank would wait there for ever for one that has learned of a failure (recovery/ulfm_recovery.py).
         told = everyone.mpi.allgather((len(measurements["sent_to_per_rank"]), leads))
@@ -83,31 +73,19 @@ def conclude(
 
 
 def finish(run: "Run") -> None:
-    """End a run whose loop has ended: write trace and summary and print the table; collective over all ranks.
-
-    If a signal stopped the run it says how to go on instead. Raises TrainingError where ranks that must hold the same
-    do not.
-    """
-    try:
-        conclude_run(run)
-    except BaseException:  # a rank may be lost here, too, and whoever goes on has to find the folder free
-        run.saver.abandon()
-        raise
-
-
-def conclude_run(run: "Run") -> None:
-    """What `finish` does."""
+    """End a run after its loop: write trace and summary, and print the table or how to resume; collective over all
+    ranks. Raises TrainingError if replicas that must agree do not."""
     trace = run.folder.path and run.folder.path / "trace.json"
     ranks, reason = conclude(run.everyone, run.legs.measured(), run.comm.rank == 0, trace, run.stopped)
     run.stop(reason, known=True)
     if ranks is not None:
         legs = run.legs.so_far(run.progress, ranks, sorted({rank["host"] for rank in ranks}))
-        if run.folder.path is not None and run.saved == run.step and not run.legs.complete:
-            with activity.exempt():
+        if run.folder.path is not None and run.saved == run.step and not all(run.legs.table):
+            with exempt():
                 keep_legs(run.folder, legs)
     if run.stopped != "signal":
         run.agree = run.held.agree(run.bookkeeping)
-    differed = False  # when the run ended that is left as it is
+    differed = False  # True if the replicas of a finished run did not agree at its end
     if run.folder.left is not None:
         if ranks is not None:
             run.summary = summary_of(run.folder.left)
@@ -120,7 +98,7 @@ def conclude_run(run: "Run") -> None:
         run.display.line(f"stopped by a signal after step {run.step} of {run.steps}; {where}")
     elif ranks is not None:
         run.summary = summarize(run, ranks, legs)
-        with activity.exempt():
+        with exempt():
             run.folder.write("summary.json", run.summary)
         if not run.display.console.quiet:
             run.display.console.print(as_table(run.summary))
@@ -129,7 +107,7 @@ def conclude_run(run: "Run") -> None:
         run.folder.landed(run.stopped != "signal")
     run.folder.close()
     if run.agree is False:
-        raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")
+        raise TrainingError("the replicas do not agree: their parameters differ; --check replicas=10 finds the step")
     if differed:
         raise TrainingError(
             f"the replicas did not agree when the run in {run.folder.left} ended, and what it has saved may be wrong; "
@@ -138,16 +116,13 @@ def conclude_run(run: "Run") -> None:
 
 
 def summarize(run: "Run", ranks: list[dict], legs: list[dict]) -> dict:
-    """The summary as a dictionary; `ranks` holds what each rank has `measured` in this leg; `legs` all of them.
+    """Return the summary. ranks: what each rank has `measured` in this leg. legs: all legs of the run.
 
-    communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
-    was blocked until messages had come; compute_seconds is the rest of the steps. data_seconds is the time in which a
-    step waited for its batch, bookkeeping_seconds was spent between steps. A count of messages is null where a
-    library's own collective hides them.
-    traffic_per_rank splits calls, bytes, messages and seconds by operation. On GPUs, device_per_rank names them,
-    exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
-    memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py). allreduce is null where steps call none.
-    """
+    Seconds are measured by stopwatch.py; compute_seconds: of steps, without communication. A count of messages is null
+    where a library's own collective hides them. traffic_per_rank splits calls, bytes, messages and seconds by
+    operation. On GPUs, device_per_rank names the devices, exchange says how their vectors travel, and
+    device_memory_bytes_per_rank what CuPy took of their memory. memory_bytes_per_rank: peaks of what steps held, by
+    kind (hpcdl/memory.py). allreduce is null where steps call none."""
     algorithm = run.reported.get("allreduce", run.comm.allreduce if reduces(ranks) else None)
     scores = {name: run.scores.get(name) for name in ("test_loss", "test_accuracy")}
     summary = {
@@ -186,13 +161,13 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict]) -> dict:
 
 
 def reduces(ranks: list[dict]) -> bool:
-    """Whether steps called an all-reduce that sent something; on one rank, whether they called one."""
+    """True if steps called an all-reduce that sent something; on one rank, if they called one."""
     sign = "bytes" if len(ranks) > 1 else "calls"
     return any(rank["traffic_per_rank"].get("all_reduce", {}).get(sign) for rank in ranks)
 
 
 def by_length(comm: Communicator) -> list[dict] | None:
-    """Which algorithm `auto` takes up to which length of a vector; None where another one is in use."""
+    """Return which algorithm `auto` takes up to which length of a vector; None for any other all-reduce."""
     limits = [*auto.LIMITS, None]
     found = [{"up_to_bytes": limit, "algorithm": name} for limit, name in zip(limits, comm.by_length, strict=False)]
     return found or None

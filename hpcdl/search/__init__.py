@@ -1,7 +1,6 @@
 """Many trainings in one job: hyper-parameter search, and ensembles.
 
-from hpcdl.search import search        as a library: hpcdl/search/library.py
-"""
+from hpcdl.search import search        as a library: hpcdl/search/library.py"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ __all__ = ["SearchResult", "Trial", "search"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `library` on first use: it starts MPI, and programs install their signal handlers before that."""
+    """Import `library` on first use: its import starts MPI, and programs must set their signal handlers before MPI."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hpcdl.search import library

@@ -1,12 +1,6 @@
-"""Checks before the first trial: does the program have each option of the space, and accept its values?
-
-names       options that the program has, and that neither the search nor its method decides
-values      every choice and both ends of every range, with the values that their conditions need, go through the
-            program's own parser and checks
-data        are opened once, by all ranks, and stay in memory for all trials (hpcdl/data/row_cache.py)
-models      are made of these values, with their optimizers, on these data
-objective   is an entry of the summaries that the trials will write
-"""
+"""Checks before the first trial: the program has each option of the space, and accepts its values.
+Every choice and both ends of every range, with the values that their conditions need, pass the program's parser and
+checks. Models and optimizers are made with them on the data, which stay in memory for all trials."""
 
 import shlex
 from collections.abc import Callable, Iterable
@@ -24,17 +18,15 @@ from hpcdl.models import for_data
 from hpcdl.plugins import is_plugin
 from hpcdl.runs.options import Options, kinds_of
 from hpcdl.search.methods import RUNGS
-from hpcdl.search.space import Parameter, Space
+from hpcdl.search.space import Space
 from hpcdl.search.tasks import Values
 
 HELD_OUT = 0.1  # default share of the training rows for the validation part
 LENGTHS = ("epochs", "steps", "rounds")  # options that set the length of a trial
-LARGER = ("accuracy",)  # suffixes of scores to be maximized
 
 
 class Probe(NamedTuple):
-    """Values that are checked before any trial. text: the parameter and value they test; options: all options with
-    them."""
+    """Values checked before any trial. text: the parameter=value they test. options: all options of such a trial."""
 
     text: str
     values: Values
@@ -42,30 +34,25 @@ class Probe(NamedTuple):
 
 
 def read_training(text: str, ranks: int, size: int, trust: Iterable[str] = ()) -> Command:
-    """Return the command of the program that trains, on `ranks` of `size` ranks (0: one rank, or the fewest it needs).
-
-    trust: the values of --trust of the search. Raises UsageError.
-    """
+    """Return the command of a training program on `ranks` ranks; 0: as many as its strategy needs, or 1.
+    size: ranks of the job; 0: not checked. trust: values of --trust of the search. Raises UsageError."""
     if text.strip("'\"").startswith("-n"):
-        raise UsageError("a trial's ranks are told by --ranks-per-trial, and the program comes first")
+        raise UsageError("give the ranks of a trial by --ranks-per-trial, and begin with the program instead of -n")
     if not text or text.strip("'\"").startswith("-"):
-        raise UsageError('the program that trains comes first, as in hpcdl search train-allreduce --space "lr=0.01..1"')
+        raise UsageError('begin with the program that trains, as in hpcdl search train-allreduce --space "lr=0.01..1"')
     if 0 < size < ranks:
-        raise UsageError(f"--ranks-per-trial {ranks}: there are {size}; start more with mpiexec -n, or give fewer")
+        raise UsageError(f"--ranks-per-trial {ranks}: the job has {size}; start more with mpiexec -n, or give fewer")
     command = read_command(1, text, {}, size, trust)
     needed = command.training.strategy.ranks
     if needed is not None and ranks not in (0, needed):
-        raise UsageError(f"--ranks-per-trial {ranks}: {command.folder[2:]} works on {needed}")
+        raise UsageError(f"--ranks-per-trial {ranks}: {command.folder[2:]} works on {needed} only")
     return command._replace(ranks=ranks or needed or 1)
 
 
 def with_words(command: Command, *words: str) -> Command:
-    """Return the command with more options appended, in its text too; later options win."""
+    """Return the command with the options `words` appended, to its text, too; later options win."""
     text = " ".join([command.text, *map(shlex.quote, words)])
     return command._replace(text=text, words=[*command.words, *words])
-
-
-# -- names and values --------------------------------------------------------------------------------------------------
 
 
 def refuse_names(space: Space, command: Command, method: str) -> None:
@@ -76,42 +63,33 @@ def refuse_names(space: Space, command: Command, method: str) -> None:
     for name in space.names:
         option = dashed(space.owners.get(name, name))
         if option in DECIDED or option == "progress":
-            raise UsageError(f"--space {name}: the search itself decides --{option} of each trial")
+            raise UsageError(f"--space {name}: the search itself sets --{option} of each trial; leave it out")
         if option not in known:
             raise UsageError(f"--space {name}: {program} has no option --{option}{nearest(option, known)}")
         if option in LENGTHS and method.partition(":")[0] in RUNGS:
-            raise UsageError(f"--space {name}: --method {method} decides how long a trial is; leave it out")
+            raise UsageError(f"--space {name}: --method {method} sets --{option} of each trial; leave it out")
 
 
 def boundary_values(space: Space) -> list[tuple[str, Values]]:
     """Return (parameter=value, values) for each choice and both ends of each range, without duplicates."""
     pairs: list[tuple[str, Values]] = []
     for parameter in space.parameters:
-        ends = (
-            parameter.choices
-            if parameter.kind == "choice"
-            else [parameter.bounded(end) for end in (parameter.low, parameter.high)]
-        )
-        for value in ends:
-            values = values_with(space, parameter, value)
+        ends = [parameter.bounded(end) for end in (parameter.low, parameter.high)]
+        for value in parameter.choices or ends:
+            unit = np.full(len(space.parameters), 0.5)  # the middle of the space, but for this value and its conditions
+            pending: Any = parameter.name, value
+            while pending is not None:
+                name, text = pending
+                unit[space.names.index(name)] = space.parameter(name).unit(text)
+                pending = space.parameter(name).condition
+            values = space.values(unit) | {parameter.name: value}
             if values not in [before for _, before in pairs]:
                 pairs.append((f"{parameter.name}={value}", values))
     return pairs
 
 
-def values_with(space: Space, parameter: Parameter, value: Any) -> Values:
-    """Return the middle of the space with `parameter` set to `value`, and its conditions fulfilled."""
-    unit = np.full(len(space.parameters), 0.5)
-    pending: Any = parameter.name, value
-    while pending is not None:
-        name, text = pending
-        unit[space.names.index(name)] = space.parameter(name).unit(text)
-        pending = space.parameter(name).condition
-    return space.values(unit) | {parameter.name: value}
-
-
 def probes(space: Space, command: Command, read: Callable[..., Any]) -> list[Probe]:
-    """Return the options for all boundary values. Raises UsageError for the first that the program refuses."""
+    """Return a probe for each boundary value; read: parses options. UsageError for the first that is refused."""
     results = []
     for text, values in boundary_values(space):
         words = [f"--{name}={value}" for name, value in space.texts(values).items()]
@@ -122,15 +100,12 @@ def probes(space: Space, command: Command, read: Callable[..., Any]) -> list[Pro
     return results
 
 
-# -- how long a trial is -----------------------------------------------------------------------------------------------
-
-
 def with_epochs(command: Command, most: float) -> Command:
-    """Return the command with `most` epochs, or rounds where these count, for each trial; 0: unchanged."""
+    """Return the command with `most` epochs (or rounds) per trial; 0: unchanged. UsageError for a fraction."""
     if not most:
         return command
     if most != round(most):
-        raise UsageError(f"--most: a whole trial has a whole number of epochs, not {most:g}")
+        raise UsageError(f"--most {most:g}: give a whole number of epochs")
     return with_words(command, f"--{length_of(command)}={most:.0f}")
 
 
@@ -140,17 +115,14 @@ def length_of(command: Command) -> str:
 
 
 def epochs_of(command: Command, method: str, options: Options) -> float:
-    """Return the epochs of a whole trial. Raises UsageError if the method counts epochs and the program steps."""
+    """Return the epochs (or rounds) of a whole trial. UsageError if the method needs epochs, but --steps is given."""
     if method.partition(":")[0] in RUNGS and length_of(command) == "epochs" and options.steps:
-        raise UsageError(f"--method {method} counts in epochs: give the program --epochs, or --most, and no --steps")
+        raise UsageError(f"--method {method} counts epochs: give the program --epochs, or --most, instead of --steps")
     return float(getattr(options, length_of(command)))
 
 
-# -- data, models and the objective ------------------------------------------------------------------------------------
-
-
 def open_all_data(world: MPI.Intracomm, option_sets: list[Options]) -> dict[tuple, Data]:
-    """Open the data of all trials and keep their rows in memory; by `of_data`; collective. Raises AgreedError."""
+    """Open the data of all trials; return them by `data_key`. Shared rows stay in memory. Collective; AgreedError."""
     opened_data: dict[tuple, Data] = {}
     for options in option_sets:
         key = data_key(options)
@@ -170,7 +142,7 @@ def open_all_data(world: MPI.Intracomm, option_sets: list[Options]) -> dict[tupl
 
 
 def data_key(options: Options) -> tuple:
-    """Return the key of a data set: options with the same key share one check."""
+    """Return the key of a data set; options with the same key share the opened data."""
     return options.data, options.dtype, options.placement
 
 
@@ -191,14 +163,12 @@ def refuse_unmakeable(command: Command, candidates: list[Probe], data: dict[tupl
 def objective_of(
     name: str, command: Command, candidates: list[Probe], data: dict[tuple, Data]
 ) -> tuple[str, Command, str]:
-    """Return the score that judges trials, the command with validation rows for it, and a line that says so.
-
-    Without a name: the validation part, HELD_OUT of the training rows unless the program has its own share; the test
-    part only by name. Raises UsageError for a score that no summary will have.
-    """
+    """Return the name of the trials' score, the command, with --validation if the score needs it, and a notice of both.
+    name "": accuracy or rmse of the validation part: HELD_OUT of the training rows, unless the program sets the share.
+    Raises UsageError for a score that no summary will have, or if some data have classes and others values."""
     classes = {bool(dataset.classes) for dataset in data.values()}
     if len(classes) > 1:
-        raise UsageError("--space data: some have classes and others numbers to predict; scores of both do not compare")
+        raise UsageError("--space data: some data have classes and others numbers to predict; give data of one kind")
     kinds = ("loss", "accuracy") if classes == {True} else ("loss", "rmse")
     parts = ["validation", *(["test"] if all(dataset.test is not None for dataset in data.values()) else [])]
     known = [f"{part}_{kind}" for part in parts for kind in kinds] + ["train_loss"]
@@ -213,13 +183,8 @@ def objective_of(
             command = with_words(command, f"--validation={HELD_OUT:g}")
             held_out = {HELD_OUT}
         if 0.0 in held_out:
-            raise UsageError(f"--objective {name}: --validation 0 keeps no rows for that")
-        notice += f", on {', '.join(f'{share:.0%}' for share in sorted(held_out))} of the training rows, kept apart"
+            raise UsageError(f"--objective {name}: a trial with --validation 0 has no such score; give more than 0")
+        notice += f", on {', '.join(f'{share:.0%}' for share in sorted(held_out))} of the training rows, not trained on"
     elif name.startswith("test"):
-        notice += ", as was asked for: the best of many is then no fair guess of what it is on other rows"
+        notice += ", as --objective says: the best of many test scores is better than the score on new rows"
     return name, command, line(notice)
-
-
-def larger_is_better(objective: str) -> bool:
-    """True for accuracies, False for losses."""
-    return objective.endswith(LARGER)

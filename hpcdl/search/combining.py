@@ -1,22 +1,19 @@
-"""What the members of an ensemble predict together. Pure functions of arrays.
+"""Combination of the predictions of an ensemble's members; pure functions of arrays.
 
 With p_m(k) the probability of class k that member m of M gives to a row:
 
-    mean        p(k) = 1/M sum of p_m(k)
-    vote        p(k) = sum of a_m [k is the likeliest of p_m] / sum of a_m              a_m = 1, or boosting's
-    stacking    p(k) = exp(z_k) / sum of exp(z_j),   z_k = b_k + sum of w_m log p_m(k)
-
-A sum over members is all that each of them needs, so members may lie on different ranks. Stacking's w (M,) and b
-(classes,) are those of least log loss over rows that no member was trained on, found by Newton's method (a convex
-problem; a ridge of 1e-3 per row holds w near 1/M and b near 0 where the rows say little). (Wolpert, "Stacked
-generalization", Neural Networks 1992.) Of values the mean and the deviation over the members are what is predicted.
-
+    mean            p(k) = 1/M sum of p_m(k)
+    vote            p(k) = sum of a_m [k is the likeliest of p_m] / sum of a_m          a_m: 1; in boosting: see below
+    stacking        p(k) = exp(z_k) / sum of exp(z_j),   z_k = b_k + sum of w_m log p_m(k)
     disagreement    mean over rows and over pairs of members of [their likeliest classes differ]
 
-SAMME, of K classes: a member with the weighted error e gets a = log((1 - e) / e) + log(K - 1), and the weights of the
-rows that it takes for another class are multiplied by exp(a). With K = 2 it is AdaBoost. (Zhu, Zou, Rosset and Hastie,
-"Multi-class AdaBoost", Statistics and Its Interface 2009; Freund and Schapire, 1997.)
-"""
+All need only sums over members. Stacking's w (M,) and b (classes,) minimize the log loss on rows that no member was
+trained on, by Newton's method (convex; a ridge of 1e-3 per row keeps w near 1/M and b near 0 if the rows tell little).
+(Wolpert, "Stacked generalization", Neural Networks 1992.) Values are combined to their mean and standard deviation.
+
+SAMME, with K classes: a member with weighted error e has the vote a = log((1 - e) / e) + log(K - 1), and the weights of
+the rows it misclassifies are multiplied by exp(a). With K = 2 it is AdaBoost. (Zhu, Zou, Rosset and Hastie,
+"Multi-class AdaBoost", Statistics and Its Interface 2009; Freund and Schapire, 1997.)"""
 
 import math
 
@@ -35,12 +32,12 @@ def votes(p: np.ndarray) -> np.ndarray:
 
 
 def logs(p: np.ndarray) -> np.ndarray:
-    """Logarithms of probabilities, in float64."""
+    """Return the logarithms of probabilities (at least LEAST), in float64."""
     return np.log(np.maximum(p, LEAST, dtype=np.float64))
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
-    """exp(z_k) / sum of exp(z_j) over the last axis."""
+    """Return exp(z_k) / sum of exp(z_j) over the last axis."""
     exponentials = np.exp(z - z.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
@@ -53,9 +50,7 @@ def deviation(total: np.ndarray, squares: np.ndarray, members: int) -> np.ndarra
 
 def disagreement(counts: np.ndarray) -> float:
     """Return the sum over rows of the share of member pairs that disagree; 0 for one member.
-
-    counts (rows, classes): number of members whose likeliest class is this one.
-    """
+    counts (rows, classes): number of members whose likeliest class for the row is this class."""
     members = counts[0].sum() if len(counts) else 0
     if members < 2:
         return 0.0
@@ -64,7 +59,7 @@ def disagreement(counts: np.ndarray) -> float:
 
 
 def stack(log_p: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fit stacking: log_p (members, rows, classes), y (rows,) -> w (members,) and b (classes,) with sum 0."""
+    """Fit stacking to log_p (members, rows, classes) and labels y (rows,); return w (members,), b (classes,), sum 0."""
     members, rows, classes = log_p.shape
     start = np.full(members + classes, 0.0)
     start[:members] = 1 / members
@@ -100,11 +95,9 @@ def stack(log_p: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def samme(weights: np.ndarray, wrong: np.ndarray, classes: int) -> tuple[float, float, np.ndarray]:
-    """Return (error, alpha, new weights) of one SAMME member: its weighted error, its vote, the next member's weights.
-
-    weights (rows,) with sum 1; wrong (rows,): True where the member misclassifies. An error of 0 counts as half a row.
-    A member no better than chance has alpha <= 0 and cannot be used.
-    """
+    """Return (weighted error, weight of the vote, the next member's row weights) of a SAMME member.
+    weights (rows,): this member's, of sum 1. wrong (rows,): True for misclassified rows. An error of 0 counts as half a
+    row. A member no better than chance gets a weight <= 0 and cannot be used."""
     error = float(weights[wrong].sum())
     counted = min(max(error, 0.5 / len(weights)), 1 - 0.5 / len(weights))
     alpha = math.log((1 - counted) / counted) + math.log(classes - 1)

@@ -3,11 +3,9 @@
     log seconds = a + sum over the parameters of b u + c u^2 + d u^3       u: coordinate of the value in the unit cube;
                                                                            a choice has one coefficient per value
 
-Fitted by least squares with a small ridge. Where all points are known in advance (grid, random search), the longest
-remaining trials start first (LPT: at most 4/3 of the shortest schedule if durations are known; Graham, "Bounds on
-multiprocessing timing anomalies", SIAM Journal on Applied Mathematics 1969), so that no group trains alone for long at
-the end. The set of trials and their results do not depend on it.
-"""
+Fitted by least squares with a small ridge. In a planned search (grid, random), the trials that are expected to take
+longest start first (LPT: at most 4/3 of the shortest schedule if durations are known; Graham, "Bounds on
+multiprocessing timing anomalies", SIAM Journal on Applied Mathematics 1969), which changes no result."""
 
 import numpy as np
 
@@ -35,7 +33,7 @@ class DurationModel:
             self.coefficients = None
 
     def expected(self, values: list[Values]) -> np.ndarray:
-        """Return the predicted log seconds of each trial; zeros before enough trials have ended."""
+        """Return each trial's predicted log seconds minus the mean of ended trials; 0 until LEAST trials have ended."""
         if len(self.rows) < LEAST:
             return np.zeros(len(values))
         if self.coefficients is None:
@@ -45,7 +43,7 @@ class DurationModel:
         return np.array([self.row(each) for each in values]) @ self.coefficients
 
     def row(self, values: Values) -> np.ndarray:
-        """Return the features of the regression; 0 for a parameter that is inactive."""
+        """Return a trial's features for the regression; features of an inactive parameter are 0."""
         features, coordinate = [1.0], dict(zip(self.space.names, self.space.unit(values), strict=True))
         for parameter in self.space.parameters:
             active = parameter.name in values

@@ -1,17 +1,14 @@
-"""An ensemble: runs that predict together. Its folder, and what its members predict for rows of a data set.
+"""An ensemble: runs that predict together. Its folder, and its predictions for rows of a data set.
 
-    ensemble.yaml               the options of train-ensemble
-    members/0003/               the run of member 3
-    members/0003/member.json    how it differs from the others
-    summary.json                the members, how they are combined, the scores
+ensemble.yaml               the options of train-ensemble
+members/0003/               the run of member 3
+members/0003/member.json    how member 3 differs from other members
+summary.json                the members, how they are combined, the scores
 
-    rank r      members r, r + N, ...     reads their checkpoints and all rows; adds up their predictions
-    reduce      per block of rows: the sums over members of p, of p^2 and of votes, (3, rows, classes), to one rank, a
-                different one for each block in turn, which combines, scores and writes them
-
-Members stay on their ranks and only probabilities travel: 3 values per row and class however many members there are (4
-if members have weights; 2 per output for values).
-"""
+rank r      loads members r, r + N, ... of N ranks, reads all rows, adds up its members' predictions
+reduce      for each block of rows one rank, the next for each block, receives the sums over members of p, of p^2 and
+            of votes, (3, rows, classes); it combines, scores and writes the predictions. With weights there are 4
+            sums; for values 2, of outputs and their squares"""
 
 import contextlib
 import itertools
@@ -24,24 +21,23 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator, refuse_together
-from hpcdl.data.batch import RowBlock
+from hpcdl.data.batch import PredictionRows, RowBlock
 from hpcdl.errors import UsageError
 from hpcdl.files import parse_json
-from hpcdl.inference.prediction_input import PredictionRows, prediction_rows
+from hpcdl.inference.prediction_input import prediction_rows
 from hpcdl.inference.predictions import predict
-from hpcdl.inference.scores import ClassMeasures, probabilities
+from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models.model import abilities_of
 from hpcdl.search import combining
 
 CONFIG_FILE, SUMMARY_FILE, MEMBERS, MEMBER = "ensemble.yaml", "summary.json", "members", "member.json"
-NO_SHARE = 2**62 - 1, 2**62  # the last of so many blocks: no block is predicted
+NO_SHARE = 2**62 - 1, 2**62  # a share (rank, size) without any block
 COMBINATIONS = ("mean", "vote", "stacking")  # how members are combined
 
 
 class EnsembleMember(NamedTuple):
-    """number; run: its folder or a checkpoint in it, below the ensemble's folder; differs: how it differs from the
-    others, in words; weight: of its vote."""
+    """A member. run: its path in the ensemble's folder. differs: what sets it apart, as text. weight: of its vote."""
 
     number: int
     run: str
@@ -50,14 +46,14 @@ class EnsembleMember(NamedTuple):
 
 
 class Stacking(NamedTuple):
-    """weights (members,) and bias (classes,): see combining.py."""
+    """Parameters of stacking (combining.py): weights (members,), bias (classes,)."""
 
     weights: np.ndarray
     bias: np.ndarray
 
 
 class LoadedMember(NamedTuple):
-    """A member that this rank has loaded. place: its index among the members."""
+    """A member that this rank has loaded. place: its index among all members."""
 
     place: int
     member: EnsembleMember
@@ -66,11 +62,8 @@ class LoadedMember(NamedTuple):
 
 
 class EnsemblePrediction(NamedTuple):
-    """Combined prediction of all members for a block of rows.
-
-    outputs: (rows, classes), (rows,) or (rows, outputs), as a model's; spread: standard deviation over the members,
-    same shape; counts (rows, classes): votes for each class, None for values.
-    """
+    """Combined prediction for a block of rows. outputs: in the shape of one member's outputs. spread: their standard
+    deviation over the members, in the same shape. counts (rows, classes): votes for each class; None for values."""
 
     outputs: np.ndarray
     spread: np.ndarray
@@ -78,15 +71,12 @@ class EnsemblePrediction(NamedTuple):
 
 
 def is_ensemble(run: str) -> bool:
-    """True if this is the folder of an ensemble."""
     return (Path(run) / CONFIG_FILE).is_file()
 
 
 class Ensemble:
-    """Members in a folder, and how they are combined. seed: the data seed of all members.
-
-    trust: names of code in their checkpoints that may be called, as of --trust (hpcdl/plugins.py).
-    """
+    """Members in a folder, and how they are combined. combine: one of COMBINATIONS. seed: the data seed of all members.
+    trust: names of code in the members' checkpoints that may be called, as given to --trust (hpcdl/plugins.py)."""
 
     def __init__(
         self,
@@ -102,7 +92,7 @@ class Ensemble:
 
     @classmethod
     def read(cls, folder: str, trust: Iterable[str] = ()) -> "Ensemble":
-        """Return the ensemble of a folder. Raises UsageError if it has not ended or its summary.json is invalid."""
+        """Return a folder's ensemble. UsageError: its training has not ended, no members, or a bad summary.json."""
         path = Path(folder)
         try:
             summary = parse_json((path / SUMMARY_FILE).read_text())
@@ -121,17 +111,16 @@ class Ensemble:
                 stacking = Stacking(weights, bias)
             ensemble = cls(path, members, summary["combine"], int(summary["seed"]), stacking, trust)
         except FileNotFoundError:
-            raise UsageError(f"the ensemble {folder} has not ended: train-ensemble --resume {folder}") from None
+            raise UsageError(f"the ensemble {folder} has not ended: take train-ensemble --resume {folder}") from None
         except (OSError, ValueError, KeyError, TypeError):
-            raise UsageError(
-                f"{path / SUMMARY_FILE} is no summary of an ensemble; train-ensemble --resume {folder}"
-            ) from None
+            what = f"{path / SUMMARY_FILE} is no summary of an ensemble"
+            raise UsageError(f"{what}; write it with train-ensemble --resume {folder}") from None
         if not members:
-            raise UsageError(f"the ensemble {folder} has no members: all have failed, as its summary.json says")
+            raise UsageError(f"the ensemble {folder} has no members: all have failed; summary.json says why")
         return ensemble
 
     def open(self, rank: int, size: int) -> "Ensemble":
-        """Load the members of this rank, every size-th one, and the first one's data. Raises UsageError."""
+        """Load members rank, rank + size, ... and `reference`, the first; return self. UsageError: they do not fit."""
         self.reference = self._trained(self.members[0])
         self.reference.name = str(self.folder)
         self.local_members = []
@@ -139,30 +128,24 @@ class Ensemble:
             member = self.members[place]
             trained = self._trained(member)
             model = trained.model()
-            self._refuse_another(trained, model)
+            if abilities_of(model).generate:
+                raise UsageError(f"{trained.name} writes text, and an ensemble cannot combine texts")
+            form, mine = (
+                (each.features, each.classes, each.outputs, each.schema.labels, each.schema.outputs)
+                for each in (self.reference, trained)
+            )
+            if form != mine:
+                raise UsageError(f"{trained.name} and {self.members[0].run} have different features or targets")
             self.local_members.append(LoadedMember(place, member, trained, model))
         if self.stacking is not None and len(self.stacking.bias) != self.reference.classes:
-            raise UsageError(f"{self.folder / SUMMARY_FILE}: stacking is not of {self.reference.classes} classes")
+            raise UsageError(f"{self.folder / SUMMARY_FILE}: stacking is not for {self.reference.classes} classes")
         return self
 
     def _trained(self, member: EnsembleMember) -> TrainedModel:
         return TrainedModel(str(self.folder / member.run), self.trust, str(self.folder), self.seed)
 
-    def _refuse_another(self, trained: TrainedModel, model: Any) -> None:
-        """Raise UsageError if a member cannot be combined with the first one."""
-        if abilities_of(model).generate:
-            raise UsageError(f"{trained.name} writes text, of which a mean over members is not at hand")
-        forms = [
-            (each.features, each.classes, each.outputs, each.schema.labels, each.schema.outputs)
-            for each in (self.reference, trained)
-        ]
-        if forms[0] != forms[1]:
-            raise UsageError(f"{trained.name} was trained on data of another form than {self.members[0].run}")
-
-    # -- what members predict ----------------------------------------------------------------------------------------
-
     def rows(self, source: str, group: str, ranks: int, delimiter: str = "") -> dict[Any, PredictionRows]:
-        """Return the rows of a source as the members of this rank see them, by `seen_as`. Local; raises UsageError."""
+        """Return the rows of part `group` of a source as this rank's members read them, by `input_key`. UsageError."""
         by_key: dict[Any, PredictionRows] = {}
         for trained in [self.reference, *(each.trained for each in self.local_members)]:
             if input_key(trained) not in by_key:
@@ -172,10 +155,8 @@ class Ensemble:
     def blocks(
         self, world: MPI.Intracomm, rows: dict[Any, PredictionRows], share: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[RowBlock, list[np.ndarray]]]:
-        """Yield each block of the rows and this rank's predictions for it, one per member; collective.
-
-        Predictions of classes are probabilities (rows, classes). share: (rank, size): predict only each size-th block.
-        """
+        """Yield each block of rows and a list of its predictions by this rank's members; for classes, probabilities
+        (rows, classes). Collective. share (rank, size): predict only every size-th block, from number `rank` on."""
         blocks, reference_key = {key: source.blocks() for key, source in rows.items()}, input_key(self.reference)
         for number in itertools.count():
             block, outputs = None, []
@@ -194,7 +175,7 @@ class Ensemble:
             yield block, outputs
 
     def sums(self, block: RowBlock, outputs: list[np.ndarray]) -> np.ndarray:
-        """Return this rank's part of the sums over all members, (sums, rows, ...), float64."""
+        """Return the sums (see the module) over this rank's members, float64 (sums, rows, ...). outputs: by member."""
         classes, weighted = self.reference.classes, self.weighted
         shape = (len(block.x), classes) if classes else (len(block.x), *self.reference.outputs)
         sums = np.zeros((2 + bool(classes) + weighted, *shape))
@@ -213,7 +194,7 @@ class Ensemble:
 
     @property
     def weighted(self) -> bool:
-        """True if the sums need a weighted one, too."""
+        """True if `sums` includes a weighted sum."""
         return self.stacking is not None or any(each.weight != 1 for each in self.members)
 
     def combined(self, sums: np.ndarray) -> EnsemblePrediction:
@@ -231,7 +212,7 @@ class Ensemble:
     def combined_blocks(
         self, comm: Communicator, rows: dict[Any, PredictionRows]
     ) -> Iterator[tuple[RowBlock, list[np.ndarray], EnsemblePrediction | None]]:
-        """Yield each block, this rank's predictions and, on rank k mod N for block k, the combined one; collective."""
+        """Yield each block, this rank's predictions, the combined one (on rank k mod N for block k); collective."""
         for number, (block, outputs) in enumerate(self.blocks(comm.mpi, rows)):
             sums, place = self.sums(block, outputs), number % comm.size
             if sums.size:
@@ -251,10 +232,8 @@ class Ensemble:
             available = bool(self.rows(source, "test", world.size))
         return bool(world.allreduce(available, MPI.LAND))
 
-    # -- fitting -------------------------------------------------------------------------------------------------------
-
     def stack(self, comm: Communicator, source: str, held_out: np.ndarray) -> None:
-        """Fit stacking on the training rows `held_out` (sorted), which no member was trained on; collective."""
+        """Fit stacking on the training rows `held_out` (sorted), on which no member was trained; collective."""
         logs, labels, start = [], [], 0
         with refuse_together(comm.mpi):
             rows = self.rows(source, "train", comm.size)
@@ -271,11 +250,8 @@ class Ensemble:
         self.stacking = Stacking(*comm.mpi.bcast(fitted))
 
     def out_of_bag(self, comm: Communicator, source: str, bags: dict[int, np.ndarray]) -> dict[str, float] | None:
-        """Score each training row by the members that were not trained on it; collective, same on all ranks.
-
-        bags: by number of this rank's members, True for the training rows it was not trained on. Values are scored by
-        RMSE.
-        """
+        """Return scores of the training rows, predicted by the members not trained on them; None: no such rows. Values
+        get an RMSE. Collective. bags: by number of this rank's members, a mask of rows not in the member's training."""
         with refuse_together(comm.mpi):
             rows = self.rows(source, "train", comm.size)
         totals, start = np.zeros(3), 0
@@ -311,11 +287,6 @@ def input_key(trained: TrainedModel) -> tuple:
 
 
 def scored(p: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return (sum of log losses, correct predictions) of probabilities (rows, classes)."""
+    """Return (sum of log losses, number of correct predictions) of probabilities p (rows, classes) for labels y."""
     chosen = p[np.arange(len(y)), y].astype(np.float64)
     return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).sum()), float((p.argmax(axis=1) == y).sum())
-
-
-def calibration_error(measures: ClassMeasures) -> float:
-    """Return the expected calibration error of the measures."""
-    return float(measures.results()["expected_calibration_error"])

@@ -1,12 +1,7 @@
-"""Scores and predictions of an ensemble: of each member, and of all together.
+"""Predictions and scores of an ensemble, and scores of each member; for scores, ranks communicate sums only.
 
-    accuracy, log loss, calibration error (classes) or rmse (values)     of each member, and of the ensemble
-    disagreement      mean share of member pairs whose likeliest classes differ for a row
-    spread            per row: standard deviation over members of the likeliest class's probability, or of the value
-
-Each rank scores its own members from all of their predictions; for the ensemble each rank scores the blocks that it
-combines (ensemble.py). At the end only sums are communicated.
-"""
+disagreement      mean share of member pairs whose likeliest classes differ for a row
+spread            per row: standard deviation over members of the likeliest class's probability, or of the value"""
 
 from typing import Any, BinaryIO
 
@@ -15,32 +10,29 @@ from mpi4py import MPI
 from rich.table import Table
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
-from hpcdl.data.batch import RowBlock
+from hpcdl.comm.progress import inside
+from hpcdl.data.batch import PredictionRows, RowBlock
 from hpcdl.data.standard import TARGET
 from hpcdl.errors import printable
 from hpcdl.inference.evaluation_report import number_text, report
-from hpcdl.inference.prediction_input import PredictionRows
 from hpcdl.inference.predictions import COUNTS, PredictionFormat, deliver, output
 from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.search.combining import disagreement
-from hpcdl.search.ensemble import Ensemble, EnsemblePrediction, calibration_error, scored
+from hpcdl.search.ensemble import Ensemble, EnsemblePrediction, scored
 
 LISTED = ("accuracy", "loss", "calibration_error", "rmse")  # columns of the table of members
 
 
 class SpreadFormat(PredictionFormat):
-    """Prediction file with the standard deviation over members; for every class if all probabilities are written."""
+    """Format of a prediction file with the spread over members; with `every`, also the spread of each class."""
 
     def header(self) -> list[str]:
-        """Return the names of the columns."""
         if self.trained.classes:
             return [*super().header(), "spread", *[f"spread({name})" for name in self.names] * self.every]
         several = len(self.outputs) > 1
         return [*super().header(), *[f"spread {name}" if several else "spread" for name in self.outputs]]
 
     def columns(self, block: RowBlock, outputs: EnsemblePrediction) -> list[Any]:
-        """Return the csv columns of a block."""
         spread, columns = outputs.spread, super().columns(block, outputs.outputs)
         if not self.trained.classes:
             return columns + [self.texts(each) for each in spread.reshape(len(block.numbers), -1).T]
@@ -49,21 +41,16 @@ class SpreadFormat(PredictionFormat):
         return columns + ([self.texts(each) for each in spread.T] if self.every else [])
 
     def arrays(self, block: RowBlock, outputs: EnsemblePrediction) -> dict[str, np.ndarray]:
-        """Return the npz arrays of a block."""
         return super().arrays(block, outputs.outputs) | {"spread": outputs.spread}
 
 
-def target_scale(ensemble: Ensemble) -> Any:
-    """Return the size of one standard deviation of the standardized target, per output."""
-    scale = ensemble.reference.statistics.get(TARGET[1], np.ones(1))
-    return scale if ensemble.reference.outputs else scale[0]
-
-
 def sums_of(ensemble: Ensemble, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return [losses, correct predictions or squared errors, rows], as runs/evaluation.py defines them."""
-    if ensemble.reference.classes:
+    """Return [sum of losses, correct predictions or sum of squared errors, rows], as in runs/evaluation.py."""
+    about = ensemble.reference
+    if about.classes:
         return np.array([*scored(outputs, y), len(y)])
-    error = float(np.square((outputs.astype(np.float64) - y) / target_scale(ensemble)).sum())
+    scale = about.statistics.get(TARGET[1], np.ones(1))  # one standard deviation of the standardized target, per output
+    error = float(np.square((outputs.astype(np.float64) - y) / (scale if about.outputs else scale[0])).sum())
     return np.array([error / 2, error, len(y)])
 
 
@@ -76,11 +63,9 @@ def predict_all(
     stream: BinaryIO | None = None,
     around: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Predict all rows; collective. Returns, on all ranks, counts of rows, `sums`, `measures`, `members` (per member
-    [losses, correct predictions or squared errors, rows, calibration error]), `disagreement`, `spread`.
-
-    file, every, stream: as in inference/predictions.py. around: for values, the centre of ValueMeasures.
-    """
+    """Predict all rows; collective. Returns by name, on all ranks: row counts (COUNTS), `sums` (as of `sums_of`),
+    `measures`, `disagreement`, `spread` and `members`, which has each member's sums and calibration error. file, every,
+    stream: as in inference/predictions.py. around: centre of ValueMeasures (values only); None: 0."""
     about, labelled = ensemble.reference, next(iter(rows.values())).labelled
     comm = Communicator(world, "tree")
     outs = about.outputs[0] if about.outputs else 1
@@ -91,11 +76,8 @@ def predict_all(
         return ValueMeasures(outs, np.zeros(outs) if around is None else around)
 
     measures, local_measures = new_measures(), [new_measures() for _ in ensemble.local_members]
-    counts, sums, diversity = (
-        np.zeros(len(COUNTS), np.int64),
-        np.zeros(3),
-        np.zeros(3),
-    )  # [rows, disagreements, spreads]
+    counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(3)
+    diversity = np.zeros(3)  # [rows, disagreements, spreads]
     members = np.zeros((len(ensemble.members), 4))
     writer_format = SpreadFormat(about, next(iter(rows.values())), every)
     with output(world, writer_format, file, stream) as out:
@@ -122,8 +104,8 @@ def predict_all(
         if out is not None and world.rank == 0:
             out.close()
     for each, measure in zip(ensemble.local_members, local_measures, strict=True):
-        members[each.place, 3] = calibration_error(measure) if about.classes else 0.0
-    with activity.inside("add up the predictions"):
+        members[each.place, 3] = measure.results()["expected_calibration_error"] if about.classes else 0.0
+    with inside("add up the predictions"):
         for array in (counts, sums, diversity, members, *measures.sums):
             world.Allreduce(MPI.IN_PLACE, array)
     comm.free()
@@ -133,7 +115,7 @@ def predict_all(
 
 
 def diversity_sums(combined: EnsemblePrediction) -> list[float]:
-    """Return [rows, sum of disagreements, sum of spreads]."""
+    """Return [rows, sum of disagreements, sum of spreads] of a block's rows."""
     rows, spread = len(combined.outputs), combined.spread
     if combined.counts is None:
         return [rows, 0.0, float(spread.reshape(rows, -1).mean(axis=1).sum()) if rows else 0.0]
@@ -142,7 +124,7 @@ def diversity_sums(combined: EnsemblePrediction) -> list[float]:
 
 
 def evaluation_of(ensemble: Ensemble, name: str, split: str, counts: dict[str, Any]) -> dict[str, Any]:
-    """Return an evaluation for JSON: a run's fields, and `members`, `disagreement` (classes only) and `spread`."""
+    """Return an evaluation for JSON: fields of a run's evaluation, `members`, `spread`; for classes `disagreement`."""
     about = ensemble.reference
     evaluation = report(about, name, split, counts, counts["measures"])
     evaluation |= {"run": str(ensemble.folder), "combine": ensemble.combine, "spread": counts["spread"]}
@@ -158,7 +140,6 @@ def evaluation_of(ensemble: Ensemble, name: str, split: str, counts: dict[str, A
 
 
 def member_scores(about: Any, row: list[float]) -> dict[str, float]:
-    """Return the scores of a member by name."""
     loss, score, rows, calibration = row
     rows = max(1.0, rows)
     if about.classes:
@@ -168,7 +149,7 @@ def member_scores(about: Any, row: list[float]) -> dict[str, float]:
 
 
 def table(evaluation: dict[str, Any]) -> Table:
-    """Return a table with a row per member, their mean, and the ensemble."""
+    """Return a table with a row for each member, one for the members' mean, and one for the ensemble."""
     columns = [name for name in LISTED if name in evaluation["members"][0]["scores"]]
     grid = Table(title=f"{evaluation['split']} part, {evaluation['rows']:,} rows", title_justify="left")
     for name in ("member", "differs by"):
@@ -176,12 +157,11 @@ def table(evaluation: dict[str, Any]) -> Table:
     for name in columns:
         grid.add_column(name.replace("_", " "), justify="right")
     members = [each["scores"] for each in evaluation["members"]]
-    for each in evaluation["members"]:
-        cells = [number_text(each["scores"][name]) for name in columns]
+    for each, scores in zip(evaluation["members"], members, strict=True):
+        cells = [number_text(scores[name]) for name in columns]
         grid.add_row(str(each["number"]), printable(each["differs"], allowed=""), *cells)
     grid.add_section()
-    grid.add_row(
-        "mean", "of the members", *(number_text(float(np.mean([each[name] for each in members]))) for name in columns)
-    )
+    means = (float(np.mean([each[name] for each in members])) for name in columns)
+    grid.add_row("mean", "of the members", *map(number_text, means))
     grid.add_row("all", evaluation["combine"], *(number_text(evaluation["scores"].get(name)) for name in columns))
     return grid

@@ -1,46 +1,41 @@
 """How much of the differences between trials a single option explains.
 
-The values of an option are put into k groups: choices as they are, ranges in bins of equally many trials. For n scores
-y, with y_g those of group g,
+The values of an option form k groups: choices as they are, ranges in bins of equally many trials. For n scores y, of
+them y_g in group g,
 
     eta^2      = sum_g n_g (mean(y_g) - mean(y))^2 / sum (y - mean(y))^2       the correlation ratio
     epsilon^2  = 1 - (1 - eta^2) (n - 1) / (n - k)                     corrected for what k groups explain by chance
 
 (Pearson, "On the general theory of skew correlation and non-linear regression", 1905; Kelley, "An unbiased correlation
-ratio measure", PNAS 21, 1935). 0: no more than chance; 1: all. It is the effect of an option by itself, averaged over
-all others, like the main effects of functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014): options that matter
-only together have little of it, and the shares of several options need not add up to 1.
-
-Scores at the first rung are compared, since all trials have one. For an option that depends on another one, only trials
-in which it was active count.
-"""
+ratio measure", PNAS 21, 1935). epsilon^2 is 0 if the option explains no more than chance, and 1 if it explains all. It
+averages over all other options, like the main effects of functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014):
+options that matter only together have small shares. Only scores of the first rung, with the option active, count."""
 
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcdl.search.search_log_reader import TrialRow, finite
+from hpcdl.files import finite
+from hpcdl.search.search_log_reader import TrialRow
+from hpcdl.search.space import Parameter
 
 LEAST = 10  # fewest trials for a result
 BINS, IN_A_BIN = 6, 5  # most bins of a range; fewest trials in a bin
 
 
-def importance(rows: Iterable[TrialRow], axes: Sequence[Any]) -> list[tuple[str, float | None]]:
-    """Return (name, epsilon^2) of each parameter, the largest first; None, and last, if there are too few trials.
-
-    axes: parameters with `name` and `kind` (search_log_reader.Axis), or a space with such `parameters`.
-    """
+def importance(rows: Iterable[TrialRow], axes: Sequence[Parameter]) -> list[tuple[str, float | None]]:
+    """Return (name, epsilon^2) of each parameter, the largest first; where it is unknown (`explained`), None, last."""
     pieces = [row.pieces[0] for row in rows if row.pieces and row.pieces[0].scores and not row.pieces[0].failed]
     points = [(piece.values, math.fsum(piece.scores.values()) / len(piece.scores)) for piece in pieces]
     shares = []
-    for axis in getattr(axes, "parameters", axes):
+    for axis in axes:
         active = [(values[axis.name], score) for values, score in points if axis.name in values]
-        shares.append((str(axis.name), explained(active, axis.kind == "choice")))
+        shares.append((axis.name, explained(active, axis.kind == "choice")))
     return sorted(shares, key=lambda each: -math.inf if each[1] is None else each[1], reverse=True)
 
 
 def explained(points: list[tuple[Any, float]], choices: bool) -> float | None:
-    """Return epsilon^2 of (value, score); None for too few points, or if all values or all scores are equal."""
+    """Return epsilon^2 of points (value, score); None: too few points, equal values or scores. choices: do not bin."""
     if len(points) < LEAST:
         return None
     groups: dict[Any, list[float]] = {}
@@ -62,13 +57,12 @@ def explained(points: list[tuple[Any, float]], choices: bool) -> float | None:
 
 
 def binned(points: list[tuple[Any, float]]) -> dict[Any, list[float]]:
-    """Return scores in bins of equally many trials, by value; equal values share a bin."""
+    """Return the scores in bins of equally many trials, in the order of the values; equal values share a bin."""
     ordered = sorted(points, key=lambda each: each[0])
     count = max(2, min(BINS, len(ordered) // IN_A_BIN))
-    bin_of: dict[Any, int] = {}
-    for place, (value, _) in enumerate(ordered):
-        bin_of.setdefault(value, place * count // len(ordered))
     groups: dict[Any, list[float]] = {}
-    for value, score in ordered:
-        groups.setdefault(bin_of[value], []).append(score)
+    bin_of: dict[Any, int] = {}
+    for place, (value, score) in enumerate(ordered):
+        chosen = bin_of.setdefault(value, place * count // len(ordered))
+        groups.setdefault(chosen, []).append(score)
     return groups

@@ -1,30 +1,27 @@
 """The journal of a search, a write-ahead log: each job is done exactly once, whenever the process is killed.
 
     {"event": "search", "version": 1, "settings": {...}}                                 the first line: which search
-    {"event": "leg", "ranks", "groups", "time"}                                          a job starts or resumes it
-    {"event": "leg", "trial", ...}                                                       a job runs this trial alone
+    {"event": "leg", "ranks", "groups", "time"}                                          a launch of the search begins
+    {"event": "leg", "trial", ...}                                                       a launch of this trial alone
     {"event": "begin", "trial", "rung", "seed", "values", "amount", "parent", "group", "time"}
-    {"event": "again", "trial", "rung", "seed", "group", "time"}                         resumes an interrupted one
+    {"event": "again", "trial", "rung", "seed", "group", "time"}                         an interrupted job resumes
     {"event": "end", "trial", "rung", "seed", "score", "failed", "seconds", "more", "time"}
 
 A line is on the disk before anything relies on it: `begin` before the training starts, `end` before the next job is
-chosen. A process may die within a line; the next process that opens the file truncates the incomplete line. One job
-writes at a time: it holds the lock of the search's folder. Jobs that run a single trial each share the folder
-(`SharedJournal`) and lock the file for each line. Source: the write-ahead log of Gray and Reuter, "Transaction
-Processing", 1992, chapter 9.
-"""
+chosen. If a process dies within a line, the next to open the file truncates that line. One launch writes at a time and
+holds the lock of the search's folder; launches of a single trial each share the folder (`SharedJournal`) and lock the
+file for each line. (Gray and Reuter, "Transaction Processing", 1992, chapter 9)"""
 
 import contextlib
 import fcntl
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import TrainingError, UsageError, blamed_on
-from hpcdl.files import parse_json
+from hpcdl.files import json_value, parse_json
 
 NAME = "journal.jsonl"
 VERSION = 1
@@ -48,26 +45,25 @@ class Journal:
         free: tuple[str, ...] = (),
     ) -> "Journal":
         """Open the journal of a search with these settings in an existing folder: a new one, or the old one.
-
-        resume: continue a journal that is there. force: without resume, replace it. free: settings that may differ from
-        the journal's. folder None: nothing is written. Raises UsageError if a journal is there that may not be
-        continued, or if it cannot be read or written.
-        """
-        if folder is None:
-            journal = cls()
-        else:
-            journal = cls(folder / NAME)
+        resume: continue an existing journal. force: replace it, unless `resume`. free: settings that may differ. folder
+        None: nothing is written. Raises UsageError if the journal may not be continued, read or written."""
+        journal = cls(None if folder is None else folder / NAME)
+        if folder is not None:
             with blamed_on(f"{journal.path} cannot be read"):
                 events, whole = read(folder / NAME)
             if events and not resume and not force:
-                raise UsageError(
-                    f"{folder} holds a search already; give another folder, resume to go on with it, or force to "
-                    "replace it"
-                )
+                what = "give another folder, resume to go on with it, or force to replace it"
+                raise UsageError(f"{folder} holds a search already; {what}")
             if events and resume:
                 refuse_other(folder, events[0], settings, free)
                 journal.events = events
-            journal.start(whole if resume else 0)
+            with blamed_on(f"{journal.path} cannot be written"), contextlib.ExitStack() as stack:
+                journal.file = os.open(folder / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                os.ftruncate(journal.file, whole if resume else 0)
+                os.fsync(journal.file)
+                directory = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, directory)
+                os.fsync(directory)
         if not journal.events:
             try:
                 journal.append(event="search", version=VERSION, settings=settings)
@@ -75,28 +71,12 @@ class Journal:
                 raise UsageError(str(error)) from error
         return journal
 
-    def start(self, whole: int) -> None:
-        """Open the file for writing and truncate it to `whole` bytes; file and folder are synchronized to disk."""
-        path: Any = self.path
-        with blamed_on(f"{path} cannot be written"):
-            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            os.ftruncate(self.file, whole)
-            os.fsync(self.file)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-    def append(self, **event: Any) -> dict[str, Any]:
-        """Append an event and return it as read back from its line; it is on the disk on return.
-
-        Raises TrainingError if it cannot be written; the journal is closed then.
-        """
+    def append(self, **event: Any) -> None:
+        """Append an event; on return it is on the disk. If writing fails, close the journal and raise TrainingError."""
         text = json.dumps(json_value(event), allow_nan=False)
         if self.path is not None:
             if self.file is None:
-                raise TrainingError(f"{self.path} is closed")
+                raise TrainingError(f"the journal {self.path} is closed")
             try:
                 with blamed_on(f"{self.path} cannot be written", TrainingError):
                     self._write(f"{text}\n".encode())
@@ -104,7 +84,6 @@ class Journal:
                 self.close()  # the line may be torn; no line may follow it
                 raise
         self.events.append(parse_json(text))
-        return self.events[-1]
 
     def _write(self, left: bytes) -> None:
         file: Any = self.file
@@ -125,14 +104,12 @@ class Journal:
 
 
 class SharedJournal(Journal):
-    """A journal that several jobs append to. `events`: those at opening time and its own."""
+    """A journal to which several launches append. `events`: events at opening time, and this launch's own."""
 
     @classmethod
     def join(cls, folder: Path, settings: dict[str, Any], begin: Callable[[], None]) -> "SharedJournal":
-        """Open or create the shared journal; the job that creates it calls begin() before the first line.
-
-        Raises UsageError if the journal belongs to another search, or if it cannot be read or written.
-        """
+        """Open or create the shared journal; the launch that creates it calls begin() before it writes the first line.
+        Raises UsageError if the journal belongs to another search, or cannot be read or written."""
         journal = cls(folder / NAME)
         path: Any = journal.path
         with blamed_on(f"{path} cannot be written"):
@@ -164,7 +141,7 @@ class SharedJournal(Journal):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Context that holds the lock of the file: no other job writes to it or to files derived from it."""
+        """Context that locks the file: no other launch writes to the file or to files derived from it."""
         file: Any = self.file
         with blamed_on(f"{self.path} cannot be locked"):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -175,10 +152,8 @@ class SharedJournal(Journal):
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the events of a journal file, [] if there is none, and the number of bytes in complete lines.
-
-    Raises UsageError if an invalid line is followed by valid ones, and OSError.
-    """
+    """Return the events of a journal file ([]: no such file) and the number of bytes in complete lines.
+    Raises UsageError if a valid line follows an invalid line, or for another version; OSError if reading fails."""
     if not path.exists():
         return [], 0
     events: list[dict[str, Any]] = []
@@ -188,45 +163,36 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
         event = event_of(line)
         if event is None or (event["event"] == "search") != (number == 0):
             if any(map(event_of, lines[number + 1 :])) or (number == 0 and len(lines) > 1):
-                raise UsageError(f"{path}: line {number + 1} is broken, and more follows; repair it, or begin anew")
+                raise UsageError(f"{path}: line {number + 1} is broken, and others follow; repair it, or begin anew")
             break
         events.append(event)
         at += len(line)
     if events and events[0].get("version") != VERSION:
-        raise UsageError(f"{path} is of version {events[0].get('version')} of a journal; this is hpcdl's {VERSION}")
+        raise UsageError(f"{path} is a journal of version {events[0].get('version')}; this hpcdl reads {VERSION}")
     return events, at
+
+
+def object_of(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None if the line is incomplete or no object."""
+    try:
+        found = parse_json(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
     """Return the event of a line; None if the line is incomplete or not an event."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        event = parse_json(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and event.get("event") in EVENTS else None
+    found = object_of(line)
+    return found if found is not None and found.get("event") in EVENTS else None
 
 
 def refuse_other(folder: Path, first: dict[str, Any], settings: dict[str, Any], free: tuple[str, ...]) -> None:
-    """Raise UsageError if the first line belongs to a search with other settings."""
+    """Raise UsageError if the first line belongs to a search with other settings; names in `free` may differ."""
     recorded, current = first.get("settings", {}), json_value(settings)
     for name in sorted(recorded.keys() | current.keys()):
         if recorded.get(name) != current.get(name) and name not in free:
             raise UsageError(
                 f"{folder} holds the journal of another search: its {name.replace('_', ' ')} is "
-                f"{recorded.get(name)!r}, not {current.get(name)!r}; give what it was begun with, or another folder"
+                f"{recorded.get(name)!r}, not {current.get(name)!r}; give the first value, or another folder"
             )
-
-
-def json_value(value: Any) -> Any:
-    """Return the value as JSON data: numpy numbers as numbers, non-finite numbers as None, anything else as text."""
-    if isinstance(value, dict):
-        return {str(name): json_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "size", 0) == 1:
-        value = value.item()
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)

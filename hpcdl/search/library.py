@@ -2,10 +2,8 @@
 
     found = search(MPI.COMM_WORLD, ["lr=log:0.001..0.5"], lambda trial, comm: train(trial["lr"], comm), trials=64)
 
-The function is called on all ranks of a group with a trial; its return value on the group's first rank is the trial's
-score. An exception makes a failed row with its reason, and the search continues. If one rank raises while the others of
-its group wait for it, they cannot be interrupted, and the job is ended (hpcdl/launch/isolated_run.py).
-"""
+An exception makes a failed row with its reason, and the search continues. If one rank raises while the others of its
+group wait for it, they cannot be interrupted, and the job is ended (hpcdl/launch/isolated_run.py)."""
 
 import math
 import numbers
@@ -33,12 +31,10 @@ FREE = ("program", "ranks_per_trial")  # settings that a resumed search may chan
 
 @dataclass(frozen=True)
 class Trial:
-    """The argument of the objective: `trial["lr"]` is a value; `trial.values` holds the active parameters.
-
-    number: of the trial, from 0. seed: for its random numbers, the search's seed plus the number of the repetition.
-    rung: number of earlier pieces of the trial. amount: where this piece ends, in the unit of `least` and `most`; 0: at
-    the end.
-    """
+    """The argument of the objective: `trial["lr"]` is a value; `trial.values` holds the active parameters. number: of
+    the trial, from 0. seed: for its random numbers, the search's seed plus the number of the repetition. rung: number
+    of earlier pieces of the trial. amount: total training by the end of this piece, in the unit of `least` and `most`;
+    0: the whole training."""
 
     values: Values
     number: int
@@ -54,27 +50,23 @@ class Trial:
     @property
     def folder(self) -> Path | None:
         """The folder of this trial, created on first access; None: the search has no folder."""
-        return ensure_folder(self.path)
+        return created(self.path)
 
     @property
     def before(self) -> Path | None:
-        """The folder to continue from, its own or another trial's (population based training); None: a new trial."""
-        return ensure_folder(self.origin)
+        """The folder to continue from, this trial's or another's (population based training); None: no such folder."""
+        return created(self.origin)
 
 
-def ensure_folder(path: Path | None) -> Path | None:
-    """Create the folder and return it."""
+def created(path: Path | None) -> Path | None:
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 class SearchResult(NamedTuple):
-    """Result of a search: values and score of the best trial, None if no trial has a score.
-
-    rows: every task that has ended, in the order of trials, with its mean score and one result per seed. stopped: True
-    if a signal ended the search before all trials were done.
-    """
+    """Result of a search. values, score: of the best trial; None: no trial has a score. rows: ended tasks in the order
+    of trials, with mean score and a result per seed. stopped: True if a signal ended the search."""
 
     values: Values | None
     score: float | None
@@ -107,19 +99,14 @@ def search(
     watch: Callable[[groups.Event], None] = lambda event: None,
 ) -> SearchResult:
     """Find the values of the space with the smallest score; collective over `comm`. Returns the same on all ranks.
-
-    space: lines as --space takes them, the mapping of a YAML file, or a Space. objective(trial, comm): returns the
-    score, a number, on the first rank of a group of `ranks_per_trial` ranks; comm: the group's communicator. method,
-    trials, eta, points: see make_method (methods/). seeds: repetitions of each point; its score is the mean. maximize:
-    True if the largest score is the best. least, most: first and last amount of methods with rungs. controller: "own"
-    keeps rank 0 out of the groups. watch(event): called on rank 0, perhaps in a thread, when a trial has begun or
-    ended.
-
-    folder: holds the journal (hpcdl/search/journal.py) and a folder per trial; None: results live as long as the
-    process. resume: continue the search of the folder, on any number of ranks. force: replace it.
-
-    Raises AgreedError on all ranks if the search cannot begin, TrainingError if it cannot go on.
-    """
+    space: lines as --space takes them, the mapping of a YAML file, or a Space. objective(trial, comm): called on all
+    `ranks_per_trial` ranks of a group, comm; returns the score, a number, on the group's first rank. method, trials,
+    eta, points: see make_method (methods/). seeds: repetitions of each point; its score is the mean. maximize: True if
+    the largest score is the best. least, most: amount of training by the first and the last rung. controller: "own"
+    keeps rank 0 out of all groups. watch(event): called on rank 0, perhaps in a thread, when a trial begins or ends.
+    folder: holds the journal and a folder per trial; None: results live as long as the process. resume: continue the
+    search of the folder, on any number of ranks. force: replace it. Raises AgreedError on all ranks if the search
+    cannot begin, TrainingError if it cannot continue."""
     lock, journal, scheduler = Folder(None if folder is None else Path(folder), comm.rank), Journal(), None
     try:
         with refuse_together(comm):
@@ -135,26 +122,21 @@ def search(
                         lock.path.mkdir(parents=True, exist_ok=True)
                     lock.claim()
                 chosen = make_method(method, space, trials, seed, least=least, most=most, eta=eta, points=points)
-                settings: dict[str, Any] = {
-                    "program": getattr(objective, "__name__", type(objective).__name__),
-                    "options": {},
-                    "space": space.described(),
-                    "objective": "score",
-                }
-                settings |= {"method": method, "trials": trials, "seeds": seeds, "seed": seed, "maximize": maximize}
-                settings |= {"ranks_per_trial": ranks_per_trial, "least": least, "most": most}
-                settings |= {"eta": eta, "points": points}
+                program = getattr(objective, "__name__", type(objective).__name__)
+                settings: dict[str, Any] = {"program": program, "options": {}, "space": space.described()}
+                settings |= {"objective": "score", "method": method, "trials": trials, "seeds": seeds, "seed": seed}
+                settings |= {"maximize": maximize, "ranks_per_trial": ranks_per_trial}
+                settings |= {"least": least, "most": most, "eta": eta, "points": points}
                 journal = Journal.open(lock.path, settings, resume, force, FREE)
                 scheduler = Controller(chosen, seeds, maximize, journal)
         work = ObjectiveWork(objective, lock.path, seed)
-        stopped = groups.run(comm, ranks_per_trial, work, scheduler, controller == "own", signal_received, watch)
+        own = controller == "own"
+        stopped = groups.run(comm, ranks_per_trial, work, scheduler, own, lambda: bool(signals.received), watch)
         outcome = None
         if scheduler is not None:
-            best = scheduler.ranking(1)
             rows = sorted(scheduler.outcomes.values(), key=lambda each: (each.task.trial, each.task.rung))
-            outcome = SearchResult(
-                best[0].task.values if best else None, best[0].score if best else None, rows, stopped
-            )
+            values, score = next(((each.task.values, each.score) for each in scheduler.ranking()), (None, None))
+            outcome = SearchResult(values, score, rows, stopped)
         return comm.bcast(outcome)  # type: ignore[return-value]
     finally:
         journal.close()
@@ -162,27 +144,22 @@ def search(
 
 
 def read(space: Space | Sequence[str] | Mapping[str, Any]) -> Space:
-    """Return the space, whatever form it is given in. Raises UsageError."""
+    """Return a Space from any form that `search` takes. Raises UsageError."""
     if isinstance(space, Space):
         return space
-    if isinstance(space, str):
-        return Space.read([space])
-    return Space.from_yaml(space) if isinstance(space, Mapping) else Space.read(space)
-
-
-def signal_received() -> bool:
-    """True if this process has received a signal that ends runs in good order, if the program handles it."""
-    return bool(signals.received)
+    if isinstance(space, Mapping):
+        return Space.from_yaml(space)
+    return Space.read([space] if isinstance(space, str) else space)
 
 
 class ObjectiveWork:
-    """The objective as the work of a group (groups.py)."""
+    """Calls the objective as the work of a group (groups.py)."""
 
     def __init__(self, objective: Objective, folder: Path | None, seed: int):
         self.objective, self.folder, self.seed = objective, folder, seed
 
     def __call__(self, job: SearchJob, comm: MPI.Intracomm) -> Result:
-        """Return the result, the same on all ranks; collective. Raises an error that one rank alone has."""
+        """Return the job's result, the same on all ranks; collective. Raises a rank's error if other ranks wait."""
         error: BaseException | None = None
         score, failed = None, None
         try:
@@ -197,22 +174,18 @@ class ObjectiveWork:
         return Result(None, failures[0]) if failures else Result(outcomes[0][0])
 
     def trial(self, job: SearchJob) -> Trial:
-        """Return the objective's argument for a job."""
-        task, origin = job.task, None
-        folder = self.place(task.trial, job.seed)
-        if task.parent is not None:
-            origin = self.place(task.parent, job.seed)
-        elif task.rung > 0:
-            origin = folder
-        return Trial(task.values, task.trial, self.seed + job.seed, task.rung, task.amount, folder, origin)
+        def place(trial: int | None) -> Path | None:
+            known = self.folder is not None and trial is not None
+            return self.folder / "trials" / f"{trial:04d}" / f"seed-{job.seed}" if known else None  # type: ignore
 
-    def place(self, trial: int, seed: int) -> Path | None:
-        """Return the folder of a trial with a seed."""
-        return None if self.folder is None else self.folder / "trials" / f"{trial:04d}" / f"seed-{seed}"
+        task = job.task
+        before = task.trial if task.parent is None and task.rung > 0 else task.parent
+        where = place(task.trial), place(before)
+        return Trial(task.values, task.trial, self.seed + job.seed, task.rung, task.amount, *where)
 
 
 def number(value: Any, wanted: bool) -> float | None:
-    """Return the objective's value as a score; None if `wanted` is False. Raises TypeError."""
+    """Return the objective's value as a float; None if `wanted` is False. Raises TypeError if it is no number."""
     if not wanted:
         return None
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:

@@ -1,12 +1,11 @@
-"""A trial that hangs within a step ends the job (search --trial-limit): no run checks its clock there.
+"""A trial that hangs within a step ends the job (search --trial-limit), as runs check their clocks after steps only.
 
     0                  limit                    limit + grace                       ... + LATE
     the trial begins   the run ends in order    a thread of the group's first rank  faulthandler's thread prints where
                        at its next boundary     names the trial and ends the job    all threads are, ends the process
 
 faulthandler's thread needs no lock of Python's: it ends the job where a C function holds the lock and no Python thread
-runs. The trials of other groups end, too; the attempt that they lose by this is given back.
-"""
+runs. Trials of other groups end, too, but do not lose an attempt (return_attempts)."""
 
 import contextlib
 import faulthandler
@@ -29,7 +28,7 @@ STDERR = 2  # the file descriptor: a replaced sys.stderr may have none
 
 @contextlib.contextmanager
 def time_limited(comm: MPI.Intracomm, limit: float, end: Callable[[float], None]) -> Iterator[None]:
-    """Call end(grace) in a thread of the first rank if the body takes longer than limit + grace; limit 0: no limit."""
+    """Context: a thread of the first rank calls end(grace) if the body takes over limit + grace seconds; 0: never."""
     if not limit or comm.rank > 0:
         yield
         return
@@ -46,15 +45,13 @@ def time_limited(comm: MPI.Intracomm, limit: float, end: Callable[[float], None]
 
 
 def end_search(folder: Path, path: Path, trial: int, limit: float, job: str, grace: float) -> None:
-    """End the job, with one line, because the trial whose run is in `path` hangs; --resume repeats the trial.
-
-    folder: of the search. job: name under which this job has begun trials.
-    """
+    """End the job with an error line, because trial `trial`, whose run is in `path`, hangs; --resume repeats the trial.
+    folder: of the search. limit, grace: seconds. job: name under which this launch has begun trials."""
     main = threading.main_thread().ident
     where = location(innermost(sys._current_frames()[main]))  # type: ignore[index]
     why = (
         f"trial {trial} hangs within a step: it has taken {grace:g} s longer than --trial-limit {limit:g}; rank "
-        f"{MPI.COMM_WORLD.rank} is at {where}; the job is ended, and --resume {folder} goes on"
+        f"{MPI.COMM_WORLD.rank} is at {where}; the job ends now; go on with --resume {folder}"
     )
     sys.stderr.write(f"error: {why}\n")
     with contextlib.suppress(OSError):
@@ -63,7 +60,7 @@ def end_search(folder: Path, path: Path, trial: int, limit: float, job: str, gra
 
 
 def return_attempts(folder: Path, path: Path, job: str) -> None:
-    """Uncount the attempt of each trial that this job has begun and not ended, except that of the run in `path`."""
+    """Subtract one attempt of each run that launch `job` has begun and not ended, except the run in `path`."""
     for marker in folder.glob(f"trials/[0-9]*/seed-[0-9]*/{BEGUN}"):
         if marker.parent != path and job in marker.read_text().split():
             write_begun(marker.parent, begun(marker.parent) - 1)

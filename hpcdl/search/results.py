@@ -1,14 +1,12 @@
 """Results of a search, from its journal alone: rows, the tables in its folder, the best trial and how to retrain it.
 
-    trials.csv    a row for each trial that has begun, in the order of their numbers
-    best.yaml     the options of the best trial, of which `--config` makes the same training again
-
-Both files are derived from the journal and rewritten on each call.
-"""
+trials.csv    a row for each trial that has begun, in the order of their numbers
+best.yaml     the options of the best trial; `--config` repeats its training with them"""
 
 import contextlib
 import csv
 import io
+import itertools
 import math
 import shlex
 from collections.abc import Mapping
@@ -27,15 +25,13 @@ from hpcdl.search.space import Space
 
 TABLE, BEST = "trials.csv", "best.yaml"
 COLUMNS = ("trial", "status", "score", "spread", "rung", "amount", "seconds", "steps", "parent", "folder", "reason")
-PROGRAM = "train-allreduce"  # of a command line that names none
-LONGER = 2  # factor on the epochs of the best trial
+PROGRAM = "train-allreduce"  # program of a command line that names none
+LONGER = 2  # factor for the epochs of the best trial
 
 
 def write_tables(folder: Path, trials: Trials | None = None) -> TrialRow | None:
-    """Write trials.csv and, if a trial has a score, best.yaml into the folder of a search; return the best row.
-
-    trials: contents of the journal, if already read. Raises UsageError if it cannot be read or the files not written.
-    """
+    """Write trials.csv and, if a trial has a score, best.yaml into a search's folder; return the best row or None.
+    trials: contents of the journal, if already read. Raises UsageError if reading or writing fails."""
     trials = trials or read(folder)
     rows = trials.rows()
     with blamed_on(f"{folder / TABLE} cannot be written"), atomic_write(folder / TABLE) as file:
@@ -48,10 +44,8 @@ def write_tables(folder: Path, trials: Trials | None = None) -> TrialRow | None:
 
 
 def table(trials: Trials, rows: list[TrialRow]) -> str:
-    """Return trials.csv: status and score of each trial, then its values; parameters named like a column get dashes."""
-    names = list(
-        dict.fromkeys([*(axis.name for axis in trials.axes()), *(name for row in rows for name in row.values)])
-    )
+    """Return trials.csv: status, score and values of each trial. A parameter named like a column gets dashes."""
+    names = dict.fromkeys([*(axis.name for axis in trials.axes()), *(name for row in rows for name in row.values)])
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*COLUMNS, *(printable(f"--{name}" if name in COLUMNS else name, allowed="") for name in names)])
@@ -65,19 +59,17 @@ def table(trials: Trials, rows: list[TrialRow]) -> str:
 def best_file(folder: Path, trials: Trials, row: TrialRow) -> str:
     """Return best.yaml: a description in comments, then the options; for a search over a function, the values alone."""
     command = training_command(folder, trials, row)
-    score = f"{trials.objective} {score_text(trials, row.score, row.spread)}" + (
-        f", mean of {trials.seeds} seeds" if trials.seeds > 1 else ""
-    )
+    mean = f", mean of {trials.seeds} seeds" if trials.seeds > 1 else ""
+    score = f"{trials.objective} {score_text(trials, row.score, row.spread)}{mean}"
     comments = {"search": folder, "method": trials.settings.get("method"), "trial": f"{row.trial}, in {row.folder}"}
     comments |= {"score": score, "train it longer": command}
     header = "".join(f"# {name}: {printable(text, allowed='')}\n" for name, text in comments.items() if text)
-    if not trials.settings.get("program"):
-        return header + yaml.safe_dump(dict(row.values), sort_keys=False, allow_unicode=True)
-    return header + yaml.safe_dump(options_of(trials, row.values), sort_keys=False, allow_unicode=True)
+    options = options_of(trials, row.values) if trials.settings.get("program") else dict(row.values)
+    return header + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
 
 
 def options_of(trials: Trials, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of a training with these values, as texts by name: the common ones, and the trial's."""
+    """Return a training's options, as texts by name: the command line's options, replaced and joined by the values."""
     options = common(line_of(trials))
     texts: dict[str, str] = {name: value if isinstance(value, str) else repr(value) for name, value in values.items()}
     space_lines = trials.settings.get("space")
@@ -101,18 +93,13 @@ def line_of(trials: Trials) -> list[str]:
 
 
 def common(words: list[str]) -> dict[str, str]:
-    """Return the options of a command line, as texts by name, with those of its --config; without per-run options."""
+    """Return the options of a command line and its --config, as texts by name, without DECIDED, progress and trust."""
     options: dict[str, str] = {}
-    index = 1
-    while index < len(words):
-        option, equals, value = words[index].partition("=")
-        index += 1
-        if not option.startswith("--"):
-            continue
-        if not equals:
-            follows = index < len(words) and not words[index].startswith("--")
-            value, index = (words[index], index + 1) if follows else ("true", index)
-        options[option[2:].replace("-", "_")] = value
+    for word, following in itertools.pairwise([*words[1:], "--"]):
+        option, equals, value = word.partition("=")
+        if option.startswith("--"):
+            value = value if equals else "true" if following.startswith("--") else following
+            options[option[2:].replace("-", "_")] = value
     file = options.pop("config", None)
     if file is not None:
         with contextlib.suppress(UsageError):
@@ -128,22 +115,19 @@ def training_command(folder: Path, trials: Trials, row: TrialRow) -> str | None:
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else 1
     words = ["mpiexec", "-n", str(ranks), "hpcdl", line_of(trials)[0], "--config", str(folder / BEST)]
     options = options_of(trials, row.values)
-    for name, candidates in (("steps", [options.get("steps")]), ("epochs", [options.get("epochs"), *epochs_of(row)])):
+    ended = [more.get("epochs") for piece in row.pieces[-1:] for more in piece.more.values()]
+    epochs = [options.get("epochs"), *ended, row.amount]
+    for name, candidates in (("steps", [options.get("steps")]), ("epochs", epochs)):
         amount = next((number for each in candidates if (number := count(each))), None)
         if amount:
             words += [f"--{name}", str(math.ceil(LONGER * amount))]
             break
-    words += [f"--{name}={text}" for name, text in options.items() if names_in(name, text)]  # who runs it sees the code
+    words += [f"--{name}={text}" for name, text in options.items() if names_in(name, text)]  # the user sees the code
     return shlex.join([*words, "--out", f"{folder}-best"])
 
 
-def epochs_of(row: TrialRow) -> list[Any]:
-    """Return candidates for the number of epochs of a trial."""
-    return [*(more.get("epochs") for piece in row.pieces[-1:] for more in piece.more.values()), row.amount]
-
-
 def count(value: Any) -> float:
-    """Return the positive number that an option's text or a number gives; 0 if none."""
+    """Return an option's text or a number as a float; 0 unless it is a positive number."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

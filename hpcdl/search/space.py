@@ -7,19 +7,18 @@
     momentum:beta=0.8..0.99 if optimizer=momentum         a setting of a choice, which becomes momentum:beta=0.91
     width=int:8..64 if model=mlp:64                       active only if another parameter has this choice
 
-Methods see the space as a unit cube with one coordinate u in [0, 1) per parameter, in the order of the space, inactive
-parameters included:
+Methods see a unit cube with one coordinate u in [0, 1) per parameter, also an inactive one, in the order of the space:
 
     choice, n of them     number floor(n u)
     float                 low + (high - low) u                      log: exp of the same with their logarithms
     int                   low + floor((high - low + 1) u)           log: exp(x) rounded, x from log(low - 1/2) to
-                                                                    log(high + 1/2): P(k) ~ log((k+1/2) / (k-1/2))
-"""
+                                                                    log(high + 1/2): P(k) ~ log((k+1/2) / (k-1/2))"""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,14 +38,11 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Parameter:
-    """One coordinate of a space.
-
-    kind: choice, float or int. choices: texts, of a choice. low, high: inclusive. condition: (name of a choice, text):
-    the parameter is active only where that choice has this text; None: always.
-    """
+    """One coordinate of a space. kind: choice, float or int. choices: texts to choose from. low, high: inclusive ends.
+    condition (name, text): the parameter is active only if the choice `name` has this text; None: always active."""
 
     name: str
-    kind: str
+    kind: str = "choice"
     choices: tuple[str, ...] = ()
     low: float = 0.0
     high: float = 0.0
@@ -54,7 +50,7 @@ class Parameter:
     condition: tuple[str, str] | None = None
 
     def value(self, u: float) -> str | int | float:
-        """The value at coordinate u in [0, 1)."""
+        """Return the value at coordinate u in [0, 1)."""
         if self.kind == "choice":
             return self.choices[min(int(u * len(self.choices)), len(self.choices) - 1)]
         if self.kind == "int" and not self.log:
@@ -64,7 +60,7 @@ class Parameter:
         return self.bounded(math.exp(at) if self.log else at)
 
     def unit(self, value: Any) -> float:
-        """Return the coordinate of a value, in the middle of those that give it; inverse of `value` up to rounding."""
+        """Return a value's coordinate, the middle of those coordinates that give it; inverts `value` up to rounding."""
         if self.kind == "choice":
             return (self.choices.index(value) + 0.5) / len(self.choices)
         if self.kind == "int" and not self.log:
@@ -76,19 +72,16 @@ class Parameter:
 
     def grid(self, points: int) -> list[Any]:
         """Return at most `points` values from low to high, evenly spaced (log: in ratio); one point: the middle.
-
-        Inner values are rounded to 12 digits. A choice has all of its values.
-        """
+        Inner values are rounded to 12 digits. Of a choice, all texts are returned."""
         if self.kind == "choice":
             return list(self.choices)
         low, high = (math.log(end) if self.log else end for end in (self.low, self.high))
-        steps = [at / (points - 1) for at in range(points)] if points > 1 else [0.5]
-        inner = (((1 - step) * low + step * high, step) for step in steps)
-        values = (
-            {0.0: self.low, 1.0: self.high}.get(step, float(f"{math.exp(at) if self.log else at:.12g}"))
-            for at, step in inner
-        )
-        return list(dict.fromkeys(map(self.bounded, values)))
+        values = []
+        for step in [at / (points - 1) for at in range(points)] if points > 1 else [0.5]:
+            at = (1 - step) * low + step * high
+            inner = float(f"{math.exp(at) if self.log else at:.12g}")
+            values.append(self.bounded({0.0: self.low, 1.0: self.high}.get(step, inner)))
+        return list(dict.fromkeys(values))
 
     def bounded(self, value: float) -> int | float:
         """Return the value clipped to low and high; rounded for an integer parameter."""
@@ -98,11 +91,8 @@ class Parameter:
     def described(self) -> str:
         """Return the parameter as a line that `Space.read` reads back."""
         ends = f"{int(self.low)}..{int(self.high)}" if self.kind == "int" else f"{self.low!r}..{self.high!r}"
-        spec = {
-            "choice": "|".join(self.choices),
-            "float": f"{'log:' if self.log else ''}{ends}",
-            "int": f"int:{ends}{':log' if self.log else ''}",
-        }[self.kind]
+        spec = f"int:{ends}{':log' * self.log}" if self.kind == "int" else f"{'log:' * self.log}{ends}"
+        spec = "|".join(self.choices) if self.kind == "choice" else spec
         return f"{self.name}={spec}" + (f" if {self.condition[0]}={self.condition[1]}" if self.condition else "")
 
     def _ends(self) -> tuple[float, float]:
@@ -125,7 +115,7 @@ class Space:
         seen: dict[str, str] = {}
         for each in self.parameters:
             if dashed(each.name) in seen:
-                raise _refused(each.name, "it is there twice")
+                raise _refused(each.name, "it is given twice")
             seen[dashed(each.name)] = each.name
         owners: dict[str, str] = {}
         placed = tuple(_placed(each, self.parameters, owners) for each in self.parameters)
@@ -135,33 +125,30 @@ class Space:
 
     @classmethod
     def read(cls, lines: Sequence[str]) -> "Space":
-        """Return the space of these lines, NAME=SPEC each. Raises UsageError, one line."""
-        return cls(tuple(_read(text) for text in lines))
+        """Return the space of these lines, NAME=SPEC each. Raises UsageError."""
+        return cls(tuple(map(read_parameter, lines)))
 
     @classmethod
     def from_yaml(cls, given: str | Mapping[str, Any]) -> "Space":
-        """Return the space of a mapping, or of its YAML text: name to SPEC, list of choices, or mapping of `low`,
-        `high`, `log`, `int`, `choices` and `if`. Raises UsageError, one line."""
+        """Return the space of a mapping or YAML text: name to SPEC, list of choices or mapping of KEYS. UsageError."""
         if isinstance(given, str):
             try:
                 node = yaml.compose(given, yaml.BaseLoader)
                 names = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
                 given = yaml.load(given, yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
             except Exception as error:  # RecursionError, too
-                raise UsageError(f"the space is no YAML: {' '.join(str(error).split())}") from None
+                raise UsageError(f"the space is not valid YAML: {' '.join(str(error).split())}") from None
             for name in {str(name) for name in names if names.count(name) > 1}:
-                raise _refused(name, "it is there twice")
+                raise _refused(name, "it is given twice")
         if not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
-            raise UsageError("the space should be a mapping, a line of it NAME: SPEC, as in lr: log:0.001..0.5")
+            raise UsageError("the space should be a mapping of lines NAME: SPEC, as in lr: log:0.001..0.5")
         return cls(tuple(_from_mapping(name, spec) for name, spec in given.items()))
 
     @property
     def names(self) -> list[str]:
-        """The names of the parameters."""
         return [each.name for each in self.parameters]
 
     def parameter(self, name: str) -> Parameter:
-        """The parameter of this name."""
         return next(each for each in self.parameters if each.name == name)
 
     def values(self, unit: np.ndarray) -> Values:
@@ -178,57 +165,48 @@ class Space:
         return np.array([each.unit(values[each.name]) if each.name in values else 0.5 for each in self.parameters])
 
     def active(self, parameter: Parameter, values: Values) -> bool:
-        """True if a parameter's condition holds for these values."""
         return parameter.condition is None or values.get(parameter.condition[0]) == parameter.condition[1]
 
     def in_order(self, values: Values) -> Values:
-        """Return the values in the order of the space."""
         return {each.name: values[each.name] for each in self.parameters if each.name in values}
 
     def grid(self, points: int) -> list[Values]:
-        """Return every combination of the choices and of `points` values of each range, without duplicates; the last
-        parameter varies fastest. Raises UsageError if there are too many."""
+        """Return all combinations of choices and `points` values per range. UsageError for more than POINTS of them."""
         if points < 1:
-            raise UsageError(f"a grid cuts a range into 1 point at least, not {points}")
-        combinations: list[Values] = []
-        for values in self._combined(0, {}, points):
-            if len(combinations) == POINTS:
-                raise UsageError(
-                    f"the grid has more than {POINTS:,} points: give fewer choices, or fewer points a range"
-                )
-            combinations.append(self.in_order(values))
-        return combinations
+            raise UsageError(f"a grid needs at least 1 point per range, not {points}")
+        combinations: list[Values] = [{}]
+        for here in self.order:
+            grid = here.grid(points)
+            longer = (
+                {**values, here.name: value} if active else values
+                for values in combinations
+                for active in [self.active(here, values)]
+                for value in (grid if active else grid[:1])
+            )
+            combinations = list(itertools.islice(longer, POINTS + 1))
+            if len(combinations) > POINTS:
+                fewer = "give fewer choices, or fewer points per range"
+                raise UsageError(f"the grid has more than {POINTS:,} points: {fewer}")
+        return [self.in_order(values) for values in combinations]
 
     def texts(self, values: Values) -> dict[str, str]:
         """Return the values as options, by name with dashes; a setting is part of its option's text."""
         texts = {name: _text(value) for name, value in values.items() if name not in self.owners}
         for name, value in values.items():
-            if name in self.owners and self.owners[name] in texts:
+            owner = self.owners.get(name)
+            if owner in texts:
                 head, _, setting = name.rpartition(":")
-                option = texts[self.owners[name]]
-                texts[self.owners[name]] = (
-                    f"{option}{':' if option == head and ':' not in head else ','}{setting}={_text(value)}"
-                )
+                mark = ":" if texts[owner] == head and ":" not in head else ","
+                texts[owner] += f"{mark}{setting}={_text(value)}"
         return {dashed(name): text for name, text in texts.items()}
 
     def described(self) -> list[str]:
-        """Canonical lines, from which `read` makes the same space."""
+        """Return canonical lines, from which `read` makes the same space."""
         return [each.described() for each in self.parameters]
 
-    def _combined(self, at: int, values: Values, points: int) -> Iterator[Values]:
-        if at == len(self.order):
-            yield dict(values)
-            return
-        here = self.order[at]
-        if not self.active(here, values):
-            yield from self._combined(at + 1, values, points)
-            return
-        for value in here.grid(points):
-            yield from self._combined(at + 1, {**values, here.name: value}, points)
 
-
-def _read(text: str) -> Parameter:
-    """Parse NAME=SPEC, optionally followed by ` if NAME=CHOICE`."""
+def read_parameter(text: str) -> Parameter:
+    """Parse NAME=SPEC, optionally followed by ` if NAME=CHOICE`. Raises UsageError."""
     before, equals, spec = text.partition("=")
     name = before.strip()
     if not equals:
@@ -250,9 +228,8 @@ def _parameter(name: str, spec: str, condition: tuple[str, str] | None) -> Param
         kind, _, rest = spec.partition(":") if spec.startswith(("log:", "int:")) else ("", "", spec)
         ends, colon, mark = rest.partition(":")
         if colon and not (kind == "int" and mark == "log"):
-            raise _refused(
-                name, f"{spec!r} is no range: write LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH or int:LOW..HIGH:log"
-            )
+            known = "LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH or int:LOW..HIGH:log"
+            raise _refused(name, f"{spec!r} is no range: write {known}")
         low, dots, high = ends.partition("..")
         if not dots:
             raise _refused(name, f"{spec!r} is no range: write {kind}:LOW..HIGH")
@@ -268,16 +245,16 @@ def _is_range(spec: str) -> bool:
 def _choices(name: str, choices: list[str], condition: tuple[str, str] | None) -> Parameter:
     _check_name(name)
     if not choices or not all(choices):
-        raise _refused(name, "a choice is empty: write them as in adam|momentum")
+        raise _refused(name, "a choice is empty: write choices as in adam|momentum")
     for each in choices:
         low, dots, high = each.partition("..")
         numbers = dots and NUMBER.fullmatch(low) and NUMBER.fullmatch(high)
         if numbers or each.startswith(("log:", "int:")) or (len(choices) == 1 and _is_range(each)):
             raise _refused(name, f"{each!r} is a range, and a parameter has either a range or choices")
         if "|" in each or " if " in each or line(each) != each or each != each.strip():
-            raise _refused(name, f"{line(repr(each))} can be no choice, for a text of it would not read back")
+            raise _refused(name, f"{line(repr(each))} can be no choice: it has |, ' if ', a line break or outer blanks")
         if choices.count(each) > 1:
-            raise _refused(name, f"the choice {each!r} is there twice")
+            raise _refused(name, f"the choice {each!r} is given twice")
     return Parameter(name, "choice", tuple(choices), condition=condition)
 
 
@@ -285,7 +262,7 @@ def _range(name: str, low: Any, high: Any, whole: bool, log: bool, condition: tu
     _check_name(name)
     first, last = (_number(name, end, whole) for end in (low, high))
     if first >= last:
-        said = "is empty" if first > last else "has one value only: leave the parameter out, and give that option"
+        said = "is empty" if first > last else "has one value only: leave the parameter out, and give the option"
         raise _refused(name, f"the range from {low} to {high} {said}")
     if log and first <= 0:
         raise _refused(name, f"a logarithmic range begins above 0, not at {low}")
@@ -298,31 +275,29 @@ def _number(name: str, given: Any, whole: bool) -> float:
         raise _refused(name, f"{line(repr(text))} is no number: a range is LOW..HIGH, as in 0.1..0.9")
     value = float(text)
     if whole and value != round(min(max(value, -LARGEST), LARGEST)):
-        raise _refused(name, f"{text} is no integer, as those of int:LOW..HIGH should be")
+        raise _refused(name, f"{text} is no integer, as both ends of int:LOW..HIGH should be")
     if abs(value) > (WHOLE if whole else LARGEST):
         raise _refused(name, f"{text} is too large: at most {WHOLE if whole else LARGEST:,}")
     return value
 
 
 def _from_mapping(name: str, spec: Any) -> Parameter:
-    """Return a parameter from YAML: its text, its choices, or low, high, log, int, choices, if."""
     _check_name(name)
     if isinstance(spec, str):
-        return _read(f"{name}={spec}")
+        return read_parameter(f"{name}={spec}")
     if not isinstance(spec, Mapping):
         return _choices(name, [_text(each) for each in spec] if isinstance(spec, list) else [_text(spec)], None)
     for key in spec:
         if key not in KEYS:
-            raise _refused(name, f"there is no {line(repr(key))}{nearest(str(key), KEYS)}; known: {', '.join(KEYS)}")
+            raise _refused(name, f"unknown key {line(repr(key))}{nearest(str(key), KEYS)}; known: {', '.join(KEYS)}")
     wanted = spec.get("if")
     if isinstance(wanted, Mapping) and len(wanted) == 1:
         wanted = "=".join(map(_text, *wanted.items()))
     condition = _condition(name, _text(wanted)) if wanted is not None else None
     if "choices" in spec:
-        choices = spec["choices"]
-        if not isinstance(choices, list) or set(spec) - {"choices", "if"}:
-            raise _refused(name, "choices are a list, and `if` alone goes with it")
-        return _choices(name, [_text(each) for each in choices], condition)
+        if not isinstance(spec["choices"], list) or set(spec) - {"choices", "if"}:
+            raise _refused(name, "choices are a list, beside which only `if` may stand")
+        return _choices(name, [_text(each) for each in spec["choices"]], condition)
     if "low" not in spec or "high" not in spec:
         raise _refused(name, "give low and high, or choices")
     whole, log = (_yes(name, key, spec.get(key, False)) for key in ("int", "log"))
@@ -352,34 +327,30 @@ def _check_name(name: str) -> None:
 
 
 def _placed(each: Parameter, parameters: tuple[Parameter, ...], owners: dict[str, str]) -> Parameter:
-    """Return the parameter with resolved names of its condition and, for a setting, of its choice."""
+    """Return the parameter with a checked condition; a setting depends on its choice, as `owners` notes. UsageError."""
     condition = each.condition
     if condition:
         other = next((other for other in parameters if dashed(other.name) == dashed(condition[0])), None)
         if other is None or other.kind != "choice":
-            what = "has a range, and no choices" if other else "is not in the space"
+            what = "has a range instead of choices" if other else "is not in the space"
             raise _refused(each.name, f"its condition is on {condition[0]!r}, which {what}")
         if condition[1] not in other.choices:
             near = nearest(condition[1], other.choices)
-            raise _refused(each.name, f"{other.name} has no choice {condition[1]!r}, so it would never be there{near}")
+            raise _refused(each.name, f"{other.name} has no choice {condition[1]!r}, so it would never be active{near}")
         condition = other.name, condition[1]
     if head := each.name.rpartition(":")[0]:
-        chosen = [
-            (other.name, choice)
-            for other in parameters
-            for choice in other.choices
-            if choice == head or choice.startswith((f"{head}:", f"{head},"))
-        ]
+        choices = [(other.name, choice) for other in parameters for choice in other.choices]
+        chosen = [each for each in choices if each[1] == head or each[1].startswith((f"{head}:", f"{head},"))]
         if not chosen:
             raise _refused(each.name, f"it is a setting of {head}, which no parameter has among its choices")
         if condition is None and len(chosen) > 1:
             several = " or ".join(f"if {name}={choice}" for name, choice in chosen)
-            raise _refused(each.name, f"write of which choice it is a setting: {several}")
+            raise _refused(each.name, f"several choices have this setting: add {several}")
         if condition is not None and condition not in chosen:
-            raise _refused(each.name, f"it is a setting of {head}, so write if {chosen[0][0]}={chosen[0][1]}")
+            raise _refused(each.name, f"it is a setting of {head}, so it needs if {chosen[0][0]}={chosen[0][1]}")
         condition = condition or chosen[0]
         owners[each.name] = condition[0]
-    return Parameter(each.name, each.kind, each.choices, each.low, each.high, each.log, condition)
+    return replace(each, condition=condition)
 
 
 def _ordered(parameters: tuple[Parameter, ...]) -> Iterator[Parameter]:

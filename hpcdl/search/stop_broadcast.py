@@ -1,11 +1,8 @@
-"""Stop broadcast: a signal to one rank, or the end of the time, stops all trainings of a job in good order.
+"""Stop broadcast: a signal to one rank, or the time limit, stops all trainings of a job in good order.
 
-    rank 0   signal --- a message of one byte to every other rank --->   rank 1   its run is at a boundary: it polls
-                                                                  --->   rank 2   it waits for a trial: it polls
-    every rank   its own clock is past the limit: as after a signal, and the byte says so
-
-A run polls whenever its ranks agree (hpcdl/runs/agreement.py), about ten times a second.
-"""
+rank 0   signal --- a message of one byte to every other rank --->   rank 1   its run is at a boundary: it polls
+                                                              --->   rank 2   it waits for a trial: it polls
+every rank   once its own clock is past the limit, it acts as after a signal, and the byte says so"""
 
 import math
 import threading
@@ -22,11 +19,8 @@ LATE, OTHERS = "the time limit", "a signal to another rank"
 
 
 class StopBroadcast:
-    """One per rank of `world`; constructor and `close` are collective. seconds: time limit from now; 0: none.
-
-    why: the reason that was broadcast to this rank, "" if none; `close` removes it from the signals. After `close`,
-    also a reason that arrived only then, if this rank has had no signal.
-    """
+    """Stops trainings; one object per rank of `world`. Constructor and `close` are collective. seconds: time limit from
+    now; 0: none. reason: LATE or OTHERS; "": no stop, or this rank had the signal. `close` takes it off the signals."""
 
     def __init__(self, world: MPI.Intracomm, seconds: float = 0.0):
         self.comm: Any = world.Dup()
@@ -37,7 +31,7 @@ class StopBroadcast:
         signals.watchers.append(self.poll)
 
     def poll(self) -> bool:
-        """True if the job is to stop; the first rank to know sends to the others."""
+        """Return True if the job is to stop; a rank that learns of it first tells all other ranks."""
         with self.lock:  # the search's serving thread polls, too
             if not signals.received:
                 while self.comm.Iprobe(MPI.ANY_SOURCE, TAG):
@@ -51,7 +45,7 @@ class StopBroadcast:
         return bool(signals.received)
 
     def _received_reason(self) -> str:
-        """Return the reason received from others: the time limit only if all of them say so."""
+        """Return the reason received from other ranks: LATE if all senders say so, else OTHERS; "": none received."""
         return (LATE if all(self.received.values()) else OTHERS) if self.received else ""
 
     def _receive(self, source: int) -> None:
@@ -60,7 +54,7 @@ class StopBroadcast:
         self.received[status.source] = bool(time_limit[0])
 
     def close(self) -> None:
-        """Stop polling and receive all messages that were sent, also on ranks that knew already."""
+        """Stop polling and receive all messages that were sent, also on ranks that knew the reason already."""
         signals.watchers.remove(self.poll)
         signals.received[:] = [reason for reason in signals.received if reason != self.reason]
         sent = self.comm.allgather(bool(self.requests))

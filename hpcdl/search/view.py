@@ -1,15 +1,11 @@
-"""Progress display of a search: a live table on a terminal, else a line for each piece that has ended.
+"""Progress display of a search on rank 0: a live table on a terminal, else a line for each piece that has ended.
 
-    random, validation accuracy: 12 of 24 trials ended, 1 failed, 4 running; 3 min left, until 16:31
-           validation
-    trial    accuracy  time  values
-        7      96.10%  12 s  lr=0.0621 batch-size=64 model=mlp:64
-        3      95.48%   9 s  lr=0.0954 batch-size=32 model=mlp:256,128
-    running: trial 12 (8 s), trial 13 (5 s), trial 14 (5 s), trial 15 (1 s)
-
-It receives the events of the journal, on rank 0. Texts of users are printed as they are, without markup or control
-characters.
-"""
+random, validation accuracy: 12 of 24 trials ended, 1 failed, 4 running; 3 min left, until 16:31
+       validation
+trial    accuracy  time  values
+    7      96.10%  12 s  lr=0.0621 batch-size=64 model=mlp:64
+    3      95.48%   9 s  lr=0.0954 batch-size=32 model=mlp:256,128
+running: trial 12 (8 s), trial 13 (5 s), trial 14 (5 s), trial 15 (1 s)"""
 
 import functools
 import math
@@ -28,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcdl.errors import UsageError, printable
+from hpcdl.files import finite
 from hpcdl.formatting import clock, counted, duration, spent
 from hpcdl.machine.display import console as users_console
 from hpcdl.search.importance import importance
@@ -35,23 +32,21 @@ from hpcdl.search.methods import make_method
 from hpcdl.search.methods.asha import amounts
 from hpcdl.search.methods.pbt import PopulationBasedTraining
 from hpcdl.search.results import training_command
-from hpcdl.search.search_log_reader import RunningJob, TrialRow, Trials, best, finite, score_text, values_text
+from hpcdl.search.search_log_reader import TrialRow, Trials, best, score_text, values_text
 from hpcdl.search.space import Space
 
 SHOWN = 10  # best trials in the table
 NARROW = 60  # columns; narrower terminals cut values off and omit times
 OFTEN = 0.2  # minimum seconds between updates of the live table
 OPTIMISTIC = (
-    "one seed: the best of many scores that vary by chance is better than it would be once more; train it with other "
+    "one seed per trial: the best of many scores is partly chance, and worse when repeated; train it with other "
     "seeds, or search with --seeds 3"
 )
 
 
 class View:
     """Display of a search. mode: auto (live on a terminal, else lines), bar (live), lines or none.
-
-    past: the events that are in the journal already, first line included. `watch` takes new events, from any thread.
-    """
+    past: the events that are in the journal already, first line included. `watch` takes new events, from any thread."""
 
     def __init__(
         self,
@@ -70,7 +65,6 @@ class View:
             self.trials.take(event)
 
     def start(self) -> None:
-        """Start the live table."""
         if self.mode == "bar":
             self.live = Live(self.table(), console=self.console, auto_refresh=False)
             self.live.start()
@@ -106,28 +100,29 @@ class View:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self.console.print(Text(printable(text, allowed="")), soft_wrap=True)
 
-    # -- its parts -----------------------------------------------------------------------------------------------------
-
     def table(self) -> Group:
-        """Return the live table: counts, the best trials, the running ones."""
+        """Return the live table: the headline, the best trials, the running trials."""
         rows = self.trials.rows()
         parts: list[Any] = [Text(printable(self.headline(rows), allowed=""), style="bold")]
         top = best(rows, max(1, min(SHOWN, self.console.height - 6)))
         parts += [self.best(top)] if top else []
-        running = self.running()
-        parts += [Text(running, style="dim", no_wrap=True, overflow="ellipsis")] if running else []
+        if self.trials.running:
+            running = []
+            for (trial, _, seed), since in self.trials.running.items():
+                taken = f" ({duration(self.now() - since)})" if since is not None else ""
+                running.append(f"trial {trial}{f' seed {seed}' if self.trials.seeds > 1 else ''}{taken}")
+            parts.append(Text(f"running: {', '.join(running)}", style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
     def headline(self, rows: list[TrialRow]) -> str:
-        """Return method, score, counts and the remaining time."""
+        """Return a line with the method, the score's name, the numbers of trials and the remaining time."""
         trials, counts = self.trials, Counter(row.status for row in rows)
         total = f" of {trials.asked}" if trials.asked is not None else ""
         parts = [f"{counts['ended']}{total} trials ended"] if total else [f"{counted(counts['ended'], 'trial')} ended"]
         parts += [f"{counts['failed']} failed"] if counts["failed"] else []
-        parts += [f"{len({each.trial for each in trials.running.values()})} running"] if trials.running else []
+        parts += [f"{len({trial for trial, _, _ in trials.running})} running"] if trials.running else []
         title = ", ".join(filter(None, [str(trials.settings.get("method") or ""), score_name(trials)]))
         left = remaining(trials, self.now())
         time_left = f"; {duration(left)} left, until {clock(self.now() + left, self.now())}" if left is not None else ""
@@ -142,9 +137,9 @@ class View:
         for name in names:
             table.add_column(Text(printable(name)), justify="right", no_wrap=True)
         table.add_column("values")
-        style: dict[str, Any] = (
-            {"overflow": "fold"} if fold and not narrow else {"no_wrap": True, "overflow": "ellipsis"}
-        )
+        style: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
+        if fold and not narrow:
+            style = {"overflow": "fold"}
         for row in rows:
             cells = [str(row.trial), score_text(self.trials, row.score, row.spread)]
             cells += [f"{row.amount:g}" if row.amount else "all"] if rungs else []
@@ -152,19 +147,7 @@ class View:
             table.add_row(*map(Text, cells), Text(values_text(row), **style))
         return table
 
-    def running(self) -> str:
-        """Return the line of running trials."""
-        return (
-            "running: " + ", ".join(map(self.running_text, self.trials.running.values())) if self.trials.running else ""
-        )
-
-    def running_text(self, each: RunningJob) -> str:
-        seed = f" seed {each.seed}" if self.trials.seeds > 1 else ""
-        since = f" ({duration(self.now() - each.since)})" if each.since is not None else ""
-        return f"trial {each.trial}{seed}{since}"
-
     def news_line(self, row: TrialRow) -> str:
-        """Return the line for a piece that has ended."""
         trials = self.trials
         total = f"/{trials.asked}" if trials.asked is not None and not row.amount else ""
         epochs = f", {counted(row.amount, 'epoch', 'g')}" if row.amount else ""
@@ -174,12 +157,11 @@ class View:
 
 
 def score_name(trials: Trials) -> str:
-    """Return the name of the score, without underscores."""
     return trials.objective.replace("_", " ")
 
 
 def journal_event(event: Any, now: float) -> dict[str, Any]:
-    """Return an event of a group as the journal's line."""
+    """Return a groups.Event as the fields of its line in the journal. now: its time, in UNIX seconds."""
     task, result = event.job.task, event.result
     fields = {"event": event.kind, "trial": task.trial, "rung": task.rung, "seed": event.job.seed, "group": event.group}
     fields |= {"values": task.values, "amount": task.amount, "parent": task.parent, "time": now}
@@ -187,11 +169,9 @@ def journal_event(event: Any, now: float) -> dict[str, Any]:
 
 
 def conclusions(trials: Trials, rows: list[TrialRow], folder: Path | None) -> list[str]:
-    """Return the lines that are printed at the end."""
     lines = []
     top = next(iter(best(rows, 1)), None)
-    reasons = Counter(row.failed for row in rows if row.failed is not None)
-    for reason, count in reasons.most_common(3):
+    for reason, count in Counter(row.failed for row in rows if row.failed is not None).most_common(3):
         lines.append(f"{counted(count, 'trial')} failed: {reason}")
     if top is None:
         lines.append("no trial has a score")
@@ -202,14 +182,11 @@ def conclusions(trials: Trials, rows: list[TrialRow], folder: Path | None) -> li
         lines += [f"to train it longer: {command}"] if command else []
         shares = importance(rows, trials.axes())
         explained = [f"{name} {share:.0%}" for name, share in shares if share is not None]
-        lines += (
-            [f"of the differences between trials each option alone explains: {', '.join(explained)}"]
-            if explained
-            else []
-        )
+        if explained:
+            lines.append(f"differences between trials explained by each option alone: {', '.join(explained)}")
         lines += [OPTIMISTIC] if trials.seeds == 1 and len(rows) > 1 else []
     beside = beside_training(trials)
-    lines += [f"beside its training a trial took {1e3 * beside:.0f} ms (median)"] if beside is not None else []
+    lines += [f"a trial took {1e3 * beside:.0f} ms (median) beside its training"] if beside is not None else []
     if folder is not None:
         lines.append(f"all of it: {folder} (hpcdl report {folder} makes a page with pictures)")
     return lines
@@ -217,9 +194,7 @@ def conclusions(trials: Trials, rows: list[TrialRow], folder: Path | None) -> li
 
 def beside_training(trials: Trials) -> float | None:
     """Return the median seconds that a group spent on a trial outside its training; None if unknown.
-
-    Only first pieces count: the summaries of later ones include the training before them.
-    """
+    Only first pieces count: the summaries of later ones include the training before them."""
     differences = []
     for each in (each for each in trials.ended if each.piece.rung == 0):
         for seed, more in each.piece.more.items():
@@ -229,12 +204,8 @@ def beside_training(trials: Trials) -> float | None:
 
 
 def remaining(trials: Trials, now: float) -> float | None:
-    """Return the seconds until the search ends, if the rest takes as long as what has ended; None if unknown.
-
-    Known for methods of whole trials, and for successive halving, where a rung has 1/eta of the trials of the one
-    before; a rung without results is estimated from its epochs. For other methods with rungs all is estimated from
-    epochs.
-    """
+    """Return the seconds until the search ends, if pieces take as long as ended pieces of their rung; None if unknown.
+    A rung without results is estimated from its epochs; hyperband and pbt are estimated from epochs alone."""
     planned = pieces_planned(trials)
     if not trials.ended or not trials.running:
         return None
@@ -247,14 +218,14 @@ def remaining(trials: Trials, now: float) -> float | None:
     for rung, (count, epochs) in enumerate(planned):
         seconds = spent.get(rung, [])
         mean = math.fsum(seconds) / len(seconds) if seconds else mean * (epochs if rung else 0.0)
-        running = [each for each in trials.running.values() if each.rung == rung and each.since is not None]
-        begun = math.fsum(min(mean, max(0.0, now - (each.since or now))) for each in running)
+        running = [since for (_, at, _), since in trials.running.items() if at == rung and since is not None]
+        begun = math.fsum(min(mean, max(0.0, now - since)) for since in running)
         left += max(0.0, max(len(running), count * trials.seeds - len(seconds)) * mean - begun)
     return left / trials.groups
 
 
 def remaining_epochs(trials: Trials, now: float) -> float | None:
-    """Return the same for a method whose total of epochs is known: hyperband, and population based training."""
+    """Return the remaining seconds of hyperband or pbt, from the number of epochs of all trials; None if unknown."""
     settings = trials.settings
     numbers = [finite(settings.get(name)) or 0.0 for name in ("trials", "least", "most", "eta")]
     planned = epochs_planned(str(settings.get("method")), *numbers)
@@ -269,16 +240,14 @@ def remaining_epochs(trials: Trials, now: float) -> float | None:
         spent += math.fsum(each.piece.seconds.values())
     if finished <= 0:
         return None
-    begun = math.fsum(max(0.0, now - each.since) for each in trials.running.values() if each.since is not None)
+    begun = math.fsum(max(0.0, now - since) for since in trials.running.values() if since is not None)
     return max(0.0, (total * trials.seeds - finished) * spent / finished - begun) / trials.groups
 
 
 @functools.cache
 def epochs_planned(text: str, trials: float, least: float, most: float, eta: float) -> tuple[float, float] | None:
-    """Return (epochs of all trials, epochs of a piece if constant, else 0); None if unknown.
-
-    Hyperband is simulated with equal losses; for a population, copies that skip pieces are neglected.
-    """
+    """Return (epochs of all trials of method `text`, epochs of a piece if constant, else 0); None if unknown.
+    Hyperband is simulated with equal losses; for a population, copies that skip pieces are neglected."""
     if text.partition(":")[0] not in ("hyperband", "pbt") or not max(trials, most / max(least, 1e-9)) < 1e5:
         return None
     try:
@@ -298,7 +267,7 @@ def epochs_planned(text: str, trials: float, least: float, most: float, eta: flo
 
 
 def pieces_planned(trials: Trials) -> list[tuple[int, float]] | None:
-    """Return for each rung (trials, duration relative to the previous rung); None if unknown."""
+    """Return for each rung (number of trials, duration of a piece relative to the previous rung); None if unknown."""
     count, settings = trials.asked, trials.settings
     method = str(settings.get("method") or "").partition(":")[0]
     if count is None or method in ("hyperband", "pbt"):

@@ -6,23 +6,15 @@
         g <- sum over its share of a batch of grad f(w; x, y)
         x_i <- x_i - lr N / b g                    (or the rule of the optimizer)
 
-Averagings go on while g is computed: some enter x_i between the copy and the update, by so many is g stale. A fast rank
-takes more steps than a slow one; the mean of all x_i moves with each of them by lr / b g, and with no averaging.
+Averagings go on while g is computed; their number between the copy and the update is the staleness of g. A step moves
+the mean of all x_i by lr / b g. An averaging does not move the mean, and sends K values each way on one edge of the
+graph (hpcdl/comm/gossip/pairwise.py). A rank holds about 5 vectors of K values.
 
-Of a pair, the lower rank sends its x and the higher one answers with the mean, while both go on with their own steps:
-hpcdl/comm/gossip/pairwise.py, where it is seen that no circle of ranks waits. Messages are taken forward between the
-layers of the backward pass and between steps.
+A step of the run is done when all ranks together have computed as many examples as its batch has. Rank 0, a worker too,
+keeps the tally; evaluations and checkpoints take the average of all models, with which a resumed run begins on all
+ranks (hpcdl/runs/async_coordinator.py). Asynchronous runs do not repeat to the bit.
 
-Cost of a step: one averaging, 2K values on one edge of the graph, K each way; memory for about 5 vectors of K. A rank
-that computes for long between two layers lets those who wait for its m do steps of their own, without averagings.
-
-Rank 0, a worker too, keeps the tally: a step of the run is done when all ranks together have computed as many examples
-as its batch has. For an evaluation or a checkpoint rank 0 calls all ranks to a meeting, where the average of all models
-is made (hpcdl/runs/async_coordinator.py). A run that is resumed begins from there on all ranks, whatever their number;
-nothing of an asynchronous run repeats to the bit.
-
-(Lian, Zhang, Zhang and Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018)
-"""
+(Lian, Zhang, Zhang and Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018)"""
 
 import time
 from collections import Counter
@@ -33,7 +25,6 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.gossip.pairwise import PairwiseGossip
 from hpcdl.comm.gossip.topology import Topology
-from hpcdl.comm.progress import activity
 from hpcdl.data import Data
 from hpcdl.errors import UsageError
 from hpcdl.models.model import abilities_of
@@ -42,14 +33,11 @@ from hpcdl.runs.async_coordinator import Follower, Leader
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
 
-LULL = 1e-3  # seconds for which a rank without examples rests
+LULL = 1e-3  # seconds that a rank without examples sleeps
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, topology: Topology) -> np.ndarray:
-    """Train on all ranks of `comm`, the neighbours of a graph in pairs; returns the average, the same on each.
-
-    Raises UsageError for a graph that `check_undirected_and_unweighted` refuses.
-    """
+    """Train on all ranks of `comm`; return the average model on each. UsageError for directed or weighted edges."""
     check_undirected_and_unweighted(topology)
     device, size, dtype = abilities_of(model).device, model.layout.size, model.layout.dtype
     x, w, gradient = (device.empty(size, dtype) for _ in range(3))
@@ -88,30 +76,21 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
             tally.obey()
         batches.close()
         tally.close()
-        run.report(**told(tally.everyone, steps, pairs.averagings, staleness))
+        with tally.everyone.inside("gather the summary"):
+            found = tally.everyone.mpi.allgather((steps, pairs.averagings, staleness))
+        all_steps, all_averagings, histograms = map(list, zip(*found, strict=True))
+        stale: Counter[int] = sum(histograms, Counter())
+        run.report(steps_per_rank=all_steps, averagings_per_rank=all_averagings)
+        run.report(staleness_histogram=[stale[each] for each in range(max(stale, default=-1) + 1)])
     tally.raise_failure()
     return tally.parameters
 
 
 def check_undirected_and_unweighted(topology: Topology) -> None:
-    """Raise UsageError where the edges of the graph do not go both ways, or have weights."""
+    """Raise UsageError if the edges of the graph are directed or have weights."""
     if topology.directed:
         raise UsageError(
-            f"adpsgd averages in pairs, and the edges of {topology.spec} go one way; take ring, hypercube or another"
+            f"adpsgd averages pairs of ranks, but {topology.spec} has directed edges; take ring, hypercube or another"
         )
     if topology.weights:
-        raise UsageError(f"adpsgd averages two at a time, half and half: leave the weights out of {topology.spec}")
-
-
-def told(everyone: Communicator, steps: int, averagings: int, staleness: Counter[int]) -> dict:
-    """What each rank has done, for the summary; collective."""
-    with activity.inside("gather the summary", everyone):
-        all_steps, all_averagings, histograms = zip(
-            *everyone.mpi.allgather((steps, averagings, staleness)), strict=True
-        )
-    stale: Counter[int] = sum(histograms, Counter())
-    return {
-        "steps_per_rank": list(all_steps),
-        "averagings_per_rank": list(all_averagings),
-        "staleness_histogram": [stale[each] for each in range(max(stale, default=-1) + 1)],
-    }
+        raise UsageError(f"adpsgd averages two models with equal weights: leave the weights out of {topology.spec}")

@@ -2,19 +2,15 @@
 
     for s = 0, 1, 2, ...
         v <- w;  mu <- 1/n * sum over all i of grad f_i(v)
-        for each of the epochs of a round, T threads at the same time, thread r with the examples r, r + T, ... of it:
-            for each example i:
+        for each epoch of a round: T threads at the same time, of which thread r has the epoch's examples r, r + T, ...
+            for each example i of the thread:
                 w <- w - lr * (grad f_i(w) - grad f_i(v) + mu + decay * w)          coordinate by coordinate
 
-A thread reads parameters that others are writing, and may miss or overwrite what they do. Where examples are sparse
-that is rare; the rate stays linear while delays are small. With one thread it is SVRG with batches of one example.
-(Reddi, Hefny, Sra, Poczos and Smola, "On variance reduction in stochastic gradient descent and its asynchronous
-variants", NeurIPS 2015)
+A thread may miss or overwrite changes of other threads. With sparse examples this is rare; the convergence rate stays
+linear while delays are small. One thread takes the steps of SVRG with batches of one example. The model is linear
+(kernels/svrg.py). A step of the run is an epoch, at whose end the threads meet.
 
-For linear models, whose examples the compiled loops of kernels/svrg.py visit outside of Python's lock. Of sparse rows
-they touch the coordinates that are not zero alone: see there for mu and the decay, which every step has everywhere.
-A step of the run is an epoch: there the threads meet.
-"""
+(Reddi et al., "On variance reduction in stochastic gradient descent and its asynchronous variants", NeurIPS 2015)"""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -31,23 +27,20 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import svrg as kernels
 from hpcdl.kernels.linear import SOFTMAX
 from hpcdl.models.linear_form import LinearForm, linear_form
-from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
 
-ROWS = 256  # that a thread gathers at once
+ROWS = 256  # rows that a thread gathers at once
 
 
 def train(
     comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, threads: int, inner_epochs: int = 2
 ) -> np.ndarray:
-    """Train on the one rank of `comm`; returns the parameters. inner_epochs: between two snapshots.
-
-    UsageError for a model that is not linear, and for rows that are not in memory.
-    """
+    """Train on the one rank of `comm`; return the parameters. inner_epochs: number of epochs between two snapshots.
+    UsageError if the model is not linear, rows are not in memory, or rate * decay >= 1."""
     with refuse_together(comm.mpi):
-        form = linear_form(unwrapped(model), "--threads")
+        form = linear_form(model, "--threads")
         data.in_place(0)
     w = run.initial(model)
     v, mu = np.zeros_like(w), np.zeros_like(w)
@@ -65,7 +58,9 @@ def train(
                 full_gradient(comm, model, data, run.batch, step, v, mu)
             rate, decay = optimizer.schedule(optimizer.step), optimizer.weight_decay
             with refuse_together(comm.mpi):
-                refuse_too_long(rate, decay)
+                if not rate * decay < 1:
+                    product = f"the learning rate {rate:g} times --weight-decay {decay:g}"
+                    raise UsageError(f"{product} must be less than 1, or a step removes whole parameters")
             rows, source, _ = data.in_place(step)
             counts[:] = 0
             done = [pool.submit(worker.run, rows, source, when, counts, rate, decay) for worker in workers]
@@ -81,14 +76,8 @@ def train(
     return w
 
 
-def refuse_too_long(rate: float, decay: float) -> None:
-    """Raise UsageError for a rate with which a step takes all of a parameter away, or more."""
-    if not rate * decay < 1:
-        raise UsageError(f"a rate of {rate:g} with --weight-decay {decay:g} takes more than all of a parameter away")
-
-
 class Worker:
-    """A thread's scratch, and its part of an epoch."""
+    """A thread: its scratch arrays, and the steps that it takes in an epoch."""
 
     def __init__(self, number: int, form: LinearForm, state: tuple[np.ndarray, ...], sparse: bool):
         self.number, self.form, self.state, kind = number, form, state, state[0].dtype
@@ -98,7 +87,7 @@ class Worker:
     def run(
         self, rows: Any, source: np.ndarray, when: np.ndarray, counts: np.ndarray, rate: float, decay: float
     ) -> float:
-        """Take this thread's steps of an epoch, whose rows are `source` in its order; returns the sum of losses."""
+        """Take this thread's steps of an epoch; return the sum of losses. source: row numbers, in the epoch's order."""
         mine, total, form = np.ascontiguousarray(source[self.number :: len(counts)]), 0.0, self.form
         columns = 1 if form.loss == SOFTMAX else form.outputs
         for start in range(0, len(mine), ROWS):

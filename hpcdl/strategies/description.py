@@ -3,40 +3,44 @@
     STRATEGY = Strategy("train-allreduce", AllReduceOptions, train, held=held, step=step, check=fits)
 
     train                          the loop
-    held(case, rank, memory)       what a rank holds: adds vectors and activations to a Memory
-    step(case)                     what a step costs, whatever the machine: gradients, updates, calls (StepCost)
-    cut(options, ranks)            in the place of both, where the model is cut: into which parts (Cut). A dry run of
-                                   the step, on the parts that train, then finds what a rank holds and sends
+    held(case, rank, memory)       adds the vectors and activations that a rank holds to a Memory
+    step(case)                     returns what a step costs on any machine: gradients, updates, calls (StepCost)
+    cut(options, ranks)            returns into which parts a model is cut (Cut), in the place of held and step: a dry
+                                   run of a step, on the parts that train, finds what a rank holds and sends
 
-It stands beside the loop, in hpcdl/strategies/NAME.py. Forecasts read it (hpcdl/planning); `case` is the training that
-is foretold (workload.py). To import such a file starts no MPI and compiles no kernel, so that `--help` is quick: what
-computes is imported by the functions that call it.
-"""
+`case` is the workload to forecast (workload.py). Importing hpcdl/strategies/NAME.py starts no MPI and compiles no
+kernel, so that `--help` is quick: the file's functions import the modules that compute."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import math
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.runs.options import Options
 
-if TYPE_CHECKING:
-    from hpcdl.memory import Memory
+if TYPE_CHECKING:  # types of the arguments of `train`, held, step
+    from hpcdl.comm import Communicator as Communicator
+    from hpcdl.data import Batch as Batch
+    from hpcdl.data import Data as Data
+    from hpcdl.memory import Memory as Memory
+    from hpcdl.optim import Optimizer as Optimizer
+    from hpcdl.runs.run import Run as Run
+    from hpcdl.runs.stopwatch import Stopwatch as Stopwatch
+    from hpcdl.strategies.workload import Workload as Workload
+else:  # importing them would start MPI and compile kernels
+    Communicator = Batch = Data = Memory = Optimizer = Run = Stopwatch = Workload = Any
 
-SAME = 5  # arguments that each loop takes: comm, model, data, optimizer, run
+SAME = 5  # arguments of every loop: comm, model, data, optimizer, run
 SMALL = "--model mlp:32 --batch-per-rank 8"
 
 
 class Call(NamedTuple):
-    """A call of the communicator, `times` times a step in the mean, on `bytes` bytes.
-
-    operation: all_reduce, float16 or bfloat16 (a compressed all-reduce), message, or exchange, with `partners` others
-    at once. ranks: how many call together; 0: all that train.
-    """
+    """A call of the communicator by `ranks` ranks (0: all that train) on `bytes` bytes; `times` per step, on average.
+    operation: all_reduce, float16 or bfloat16 (compressed), message, or exchange (with each of `partners` ranks)."""
 
     operation: str
     bytes: float
@@ -44,22 +48,17 @@ class Call(NamedTuple):
     partners: int = 0
     ranks: int = 0
 
-
-def exchanges(bytes: float, rounds: Sequence[Sequence[Sequence[int]]], times: float = 1.0) -> list[Call]:
-    """Return the calls of rounds of gossip, together so many a step; of each round its busiest rank counts.
-
-    A round is a graph: the partners of each rank.
-    """
-    most = [max(map(len, graph)) for graph in rounds]
-    return [Call("exchange", bytes, times / len(most), partners) for partners in most if partners]
+    @classmethod
+    def exchanges(cls, bytes: float, rounds: Sequence[Sequence[Sequence[int]]], times: float = 1.0) -> list[Call]:
+        """Return the exchanges of the busiest rank in `times` rounds of gossip per step, which take the graphs in turn.
+        bytes: to each partner. rounds: for each graph, the partners of every rank."""
+        most = [max(map(len, graph)) for graph in rounds]
+        return [cls("exchange", bytes, times / len(most), partners) for partners in most if partners]
 
 
 class Service(NamedTuple):
-    """What parameter servers do in a step: each of `workers` pulls and pushes so many bytes at each of `servers`.
-
-    rounds: True if a server updates once all have pushed. apart: True if a step is that of any one worker. bound:
-    clocks that a worker may be ahead of the slowest.
-    """
+    """The work of parameter servers in a step: each worker pulls `pulled` bytes from each server and pushes `pushed`.
+    rounds: updates wait for all pushes. apart: one worker does a step. bound: clocks a worker may be ahead."""
 
     servers: int
     workers: int
@@ -71,13 +70,9 @@ class Service(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """What a step costs.
-
-    examples: of the step, on all ranks. gradients: (rows, how many a step) of the rank that computes most. drawn: rows
-    of the batches that it draws. updates: of all parameters, a step. hidden_by: the part of computing during which
-    calls pass: backward, gradient, or none. buckets: slices of the gradient, one a call, which pass as soon as they are
-    complete. service: of parameter servers, who then update.
-    """
+    """The cost of a step of `examples` examples on all ranks. gradients: (rows, number of gradients of so many rows) of
+    the rank that computes most; drawn: rows of its batches. updates: of all parameters. hidden_by: what hides the
+    calls, "backward", "gradient" or "" (nothing). buckets: slices of the gradient, each sent when complete."""
 
     examples: int
     gradients: Sequence[tuple[float, float]]
@@ -90,10 +85,8 @@ class StepCost(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """The partition of a model: ranks along data, pipeline and tensor, ZeRO's stage, pipeline schedule.
-
-    tensor: True if the program cuts layers, be it into one part. microbatches: 0 where a step is one batch.
-    """
+    """How a model is cut. shape: ranks along data, pipeline, tensor. zero: ZeRO's stage. owners: layers have one owner.
+    schedule: of the pipeline. microbatches: 0 if a step is one batch. tensor: layers are cut, even into one part."""
 
     shape: tuple[int, int, int]
     zero: int = 0
@@ -108,18 +101,14 @@ class Cut(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """A way to train, with what its program needs to know; TypeError where it says neither `held` and `step` nor `cut`.
-
-    program: the name of its program. options_class: its options; those that have a field `servers` have that many
-    parameter servers. train(comm, model, data, optimizer, run, ...): the loop, or its name, package.module:function; it
-    is also given each option that it names. renamed: the option or property of each argument whose name is another.
-    ranks: how many it works on, where it is not any number. check(options, ranks, model): raises UsageError where these
-    do not go together. cut: no rank holds the whole model: the optimizer that `train` is given is of size 0, for
-    `of_size`. survivor: makes what ranks that outlive others go on from, if it is no plain one
-    (hpcdl/recovery/survivor.py). small: options of a small training on any number of ranks, which measures what a step
-    costs beyond its parts; {ranks} and {widths} stand for their number and for as many layers, {data} and {model} for
-    those of the training that is foretold. mode(options): which of `modes`, each with options of its own, it trains in.
-    """
+    """A way to train, and its program. TypeError if it has neither `cut` nor both `held` and `step`.
+    program: its name. options_class: its options; a field `servers` is the number of parameter servers. train: the
+    loop, or its name "package.module:function"; arguments after comm, model, data, optimizer, run are options. renamed:
+    for arguments of `train` with another name than their option, the option. ranks: the only possible number; None:
+    any. check: raises UsageError if options, ranks and model do not fit together. cut: if given, `train` gets an
+    optimizer of size 0, for `of_size`. survivor: name of the class from whose object surviving ranks go on. small:
+    options of a small training that measures what a step costs beyond its parts; {ranks}, {widths} (as many layers),
+    {data}, {model} are filled in. mode(options): the mode in which it trains, or "". modes: options of each mode."""
 
     program: str
     options_class: type
@@ -129,7 +118,7 @@ class Strategy:
     cut: Callable[[Any, int], Cut] | None = None
     ranks: int | None = None
     check: Callable[[Any, int, Any], None] | None = None
-    survivor: Callable[[], Any] | None = None
+    survivor: str = "hpcdl.recovery.survivor:Survivor"
     renamed: dict[str, str] = dataclasses.field(default_factory=dict)
     small: str = SMALL
     mode: Callable[[Any], str] = lambda options: ""
@@ -141,25 +130,20 @@ class Strategy:
 
     @property
     def loop(self) -> Callable:
-        """`train`, imported where it is given by its name."""
-        return named(self.train) if isinstance(self.train, str) else self.train
+        """`train`, imported if it is given by its name."""
+        return pkgutil.resolve_name(self.train) if isinstance(self.train, str) else self.train
 
     def start(self, comm: Any, model: Any, data: Any, optimizer: Any, run: Any) -> None:
-        """Train with the run's options, each given to the argument of its name."""
-        known = {field.name: field.name for field in dataclasses.fields(run.options)} | self.renamed
+        """Call the loop; each argument after `run` is the run's option of its name, or the one that `renamed` gives."""
+        options = run.options
+        known = {field.name: field.name for field in dataclasses.fields(options)} | self.renamed
         names = [name for name in list(inspect.signature(self.loop).parameters)[SAME:] if name in known]
-        self.loop(comm, model, data, optimizer, run, **{name: getattr(run.options, known[name]) for name in names})
+        self.loop(comm, model, data, optimizer, run, **{name: getattr(options, known[name]) for name in names})
 
     @property
     def own_options(self) -> dict[str, type]:
-        """The types of the defaults of the options that it adds to the common ones, or has with other defaults."""
+        """The options that this program adds, or has with other defaults: the type of each default, by name."""
         classes = [each for each in self.options_class.__mro__ if issubclass(each, Options) and each is not Options]
         names = {name for each in classes for name in inspect.get_annotations(each)}
         fields = dataclasses.fields(self.options_class)
         return {field.name: type(field.default) for field in fields if field.name in names}
-
-
-def named(text: str) -> Any:
-    """What package.module:name stands for."""
-    module, _, name = text.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: data-parallel training in which no rank holds all of the model.
+"""Fully sharded data parallelism: data-parallel training in which no rank holds the whole model.
 
     for each batch, on each rank its share of it
         forward     for layer 1, 2, ..., L     all-gather its parameters; compute; free them
@@ -6,34 +6,23 @@
                                                reduce-scatter its gradient; keep 1/N of the sum
         update      1/N of the parameters, by 1/N of the gradient and of the optimizer's state
 
-That is stage 3. At stage 2 parameters stay whole, and are all-gathered after the update; at stage 1 the gradient does,
-too. What is held and what is sent stands in hpcdl/parallel/zero.py, what happens layer by layer in sharded_weights.py
-beside it. In bytes for each parameter, in float32 with Adam (parameter 4, gradient 4, moments 8):
+This is stage 3 of ZeRO (hpcdl/parallel/zero.py). At stage 2 the parameters stay whole and are all-gathered after the
+update; at stage 1 the gradient stays whole, too. Bytes per parameter, in float32 with Adam:
 
     stage     0     1             2              3
     bytes    16     8 + 8 / N     4 + 12 / N     16 / N
 
-gather: "all-gather" cuts every layer into N chunks. "broadcast" gives each layer to one rank, who sends it to the
-others when its turn comes, and to whom the gradients are reduced, as a lecture may draw it: simpler, but as uneven as
-the layers, and the owner sends while others wait.
+gather "broadcast": each layer has one owner, which broadcasts it and receives its reduced gradient. That is simpler,
+but as uneven as the layers, and the owner sends while others wait. The steps are those of all-reduce SGD.
 
-The steps are those of all-reduce SGD. (Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023)
-"""
-
-from __future__ import annotations
+(Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023)"""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Cut, Strategy
-
-if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Data
-    from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
+from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 
 
 def train(
@@ -45,7 +34,7 @@ def train(
     stage: int = 3,
     gather: str = "all-gather",
 ) -> Array:
-    """Train on all ranks of `comm`; returns the parameters that this rank holds."""
+    """Train on all ranks of `comm`; return the parameters that this rank holds."""
     from hpcdl.models.model import unwrapped
     from hpcdl.models.part import ModelPart
     from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
@@ -59,11 +48,9 @@ def train(
 
     for batch in run.batches(data, held.share):
         held.zero_gradient()
-        # Stage 3 all-gathers a layer when its turn comes; 2 and 3 reduce-scatter its gradient when that is final.
+        # Stage 3 all-gathers each layer before use; 2 and 3 reduce-scatter its gradient as soon as it is final.
         loss = held.forward_backward(batch)
-        held.reduce_scatter()
-        held.step(batch.total)
-        held.all_gather()
+        held.update(batch.total)  # reduce-scatter at stage 1; the optimizer's step; all-gather at stages 1 and 2
         run.record(loss, batch.total)
         run.boundary()
     return held.parameters
@@ -71,7 +58,7 @@ def train(
 
 @dataclass(frozen=True)
 class ShardedOptions(Options):
-    stage: Literal[1, 2, 3] = option(3, "what is sharded: 1 the optimizer's state, 2 and gradients, 3 and parameters")
+    stage: Literal[1, 2, 3] = option(3, "what is sharded; 1: optimizer state, 2: gradients, too, 3: parameters, too")
     gather: Literal["all-gather", "broadcast"] = option(
         "all-gather", "each layer in equal chunks on all ranks, or whole on one of them, which broadcasts it"
     )

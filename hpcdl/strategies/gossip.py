@@ -1,71 +1,45 @@
-"""Gossip: every rank has a replica of its own, and averages it with its neighbours' on a sparse graph, never with all.
+"""Gossip: every rank has a replica of the model, and averages it only with the replicas of its neighbours on a graph.
 
     method                 a step of rank i, with g_i the gradient of its share and W the mixing matrix     exchanged
     adapt-then-combine     x_i <- sum over j of W_ij (x_j - a g_j(x_j))                                     after
     dpsgd                  x_i <- sum over j of W_ij x_j - a g_i(x_i)                                       meanwhile
     gradient-tracking      y_i <- sum over j of W_ij y_j + g_i(x_i) - g_i(x_i of the step before)           meanwhile
                            x_i <- sum over j of W_ij x_j - a y_i
-    detag                  once in a phase of R batches, with their mean gradient for g_i, R rounds of      meanwhile
-                           accelerated gossip for W, and the step before y_i takes up the gradient:
-                           x_i <- AG(x)_i - a AG(y)_i,  y_i <- AG(y)_i + g_i - g_i of the phase before
-    defacto                g_i over R batches, then R rounds whose matrices multiply to 11^T/n: the         after
-                           exact average, as by an all-reduce
+    detag                  in a phase of R batches, with their mean gradient as g_i and R rounds of         meanwhile
+                           accelerated gossip as AG:   x_i <- AG(x)_i - a AG(y)_i,
+                           then y_i <- AG(y)_i + g_i - g_i of the phase before
+    defacto                in a phase of R batches, with their mean gradient as g_i: a step, then rounds    after
+                           whose matrices multiply to 11^T/n, the exact average, as by an all-reduce
 
-    cost                   messages of a rank each step      values in a message, K parameters     replicas
-    adapt-then-combine     neighbours                        K                                     nearly agree
-    dpsgd                  neighbours                        K                                     nearly agree
-    gradient-tracking      neighbours                        2 K                                   nearly agree
-    detag                  neighbours                        2 K                                   nearly agree
-    defacto                about 2, for R = factors          K                                     agree
+    cost                         messages of a rank each step      values in a message, K parameters     replicas
+    adapt-then-combine, dpsgd    neighbours                        K                                     nearly agree
+    gradient-tracking, detag     neighbours                        2 K                                   nearly agree
+    defacto                      about 2, for R = factors          K                                     agree
 
-Where every rank has other data, adapt-then-combine and D-PSGD with a constant rate stop at a distance of the optimum,
-for g_i is not 0 there; gradient tracking does not, for y_i comes to be the mean gradient of all ranks. "Meanwhile": the
-exchange is in flight while the gradient is computed, and taken forward between layers.
+"Meanwhile": the exchange is in flight while the gradient is computed. If the ranks have different data,
+adapt-then-combine and D-PSGD with a constant rate stop at a distance from the optimum, because g_i is not 0 there.
+Gradient tracking does not: y_i converges to the mean gradient. The run reports the average of the replicas.
 
-g_i is N / b times the sum over the rank's examples of the batch, so that the mean of g_1, ..., g_N is the batch's mean
-gradient though shares may be uneven; on the complete graph adapt-then-combine is then all-reduce SGD, for any rule that
-is linear in the gradient (SGD, momentum, Nesterov). What is reported is the average of the replicas.
+g_i is N / b times the sum over the rank's examples, so that the mean of all g_i is the batch's mean gradient. On the
+complete graph adapt-then-combine is all-reduce SGD for rules that are linear in the gradient (SGD, momentum, Nesterov).
 
 (Adapt-then-combine: Chen and Sayed, "Diffusion adaptation strategies for distributed optimization", 2012. D-PSGD: Lian
-et al., NeurIPS 2017. Gradient tracking: DIGing, here of minibatches: Nedic, Olshevsky and Shi, "Achieving geometric
-convergence for distributed optimization over time-varying graphs", SIAM Journal on Optimization 2017. DeTAG and
-DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021; longer in JMLR 2023.)
-"""
-
-from __future__ import annotations
+et al., NeurIPS 2017. Gradient tracking: DIGing, here of minibatches: Nedic, Olshevsky and Shi, SIAM J. Optimization
+2017. DeTAG and DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021.)"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from hpcdl.comm.gossip.mixing import (
-    RULES,
-    acceleration,
-    check_mixing,
-    exact_factors,
-    matrices,
-    mixing,
-    mixing_over_period,
-    rounds_until,
-    spectral_gap,
-)
+from hpcdl.comm.gossip.mixing import RULES, check_mixing, exact_factors, matrices, mixing, mixing_over_period
 from hpcdl.comm.gossip.topology import Topology, topology, without
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import Array
-from hpcdl.memory import Memory
 from hpcdl.recovery.options import SurvivingOptions
-from hpcdl.runs.options import option
-from hpcdl.strategies.description import Call, StepCost, Strategy, exchanges
-
-if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.comm.gossip.rounds import AcceleratedGossip, Gossip
-    from hpcdl.data import Batch, Data
-    from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
-    from hpcdl.strategies.workload import Workload
+from hpcdl.runs.options import not_negative, option
+from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
 def train(
@@ -79,13 +53,11 @@ def train(
     method: str = "adapt-then-combine",
     phase: int = 0,
 ) -> np.ndarray:
-    """Train on all ranks of `comm`; returns this rank's replica.
-
-    rule: of the mixing matrix W (hpcdl/comm/gossip/mixing.py). method: one of METHODS. phase: batches of a phase; 0:
-    see `batches_of`, which raises UsageError for what does not go together.
-    """
+    """Train on all ranks of `comm`; return this rank's replica. rule: for W, one of RULES. method: one of METHODS.
+    phase: batches of a phase; 0: the default of `batches_of`. Raises UsageError as `batches_of` does."""
     from hpcdl.checkpoint.state import PerRank
     from hpcdl.comm import refuse_together
+    from hpcdl.comm.gossip.mixing import spectral_gap
     from hpcdl.runs.replicas import Replicas
 
     w = run.initial(model)
@@ -93,16 +65,15 @@ def train(
     with refuse_together(comm.mpi):
         phase = batches_of(method, topology, rule, phase)
     if optimizer.average_from is not None and method in ("detag", "defacto", "gradient-tracking"):
-        optimizer.average_from //= phase  # which counts updates, one for each phase
+        optimizer.average_from //= phase  # counts updates, one per phase
     step = METHODS[method](comm, model, run.memory, w, gradient, optimizer, topology, rule, phase)
     for name, vector in step.tracked.items():
         run.track(name, PerRank(vector))
     run.report(allreduce=None, method=method, topology=topology.spec, mixing=rule, phase=phase)
     run.report(spectral_gap=spectral_gap(mixing_over_period(topology, rule)))
-    fixed = "method", "topology", "mixing", "phase"
-    run.begin("gossip", Replicas(model, w, optimizer), data, fixed)
+    run.begin("gossip", Replicas(model, w, optimizer), data, ("method", "topology", "mixing", "phase"))
     if run.outlived and isinstance(step, GradientTracking):
-        step.begin_anew()
+        step.y[:] = step.last  # start anew: lost ranks took their parts of the sum of all y (`track`)
     for t, batch in enumerate(run.batches(data, share=(comm.rank, comm.size)), run.step):
         gradient[:] = 0
         loss = step(batch, t)
@@ -113,49 +84,48 @@ def train(
 
 
 def batches_of(method: str, topology: Topology, rule: str, phase: int = 0) -> int:
-    """The batches R of a phase; UsageError for a graph that the method cannot use, or a W that does not average.
+    """Return R, the batches of a phase. UsageError if graph or phase do not fit the method, or W does not average.
+    phase 0: R is the number of factors (defacto), or of rounds that divide the distance to the average by N (detag)."""
+    from hpcdl.comm.gossip.mixing import rounds_until
 
-    By itself, R is the number of factors (defacto), and for detag the rounds of accelerated gossip after which the
-    distance to the average of N ranks is 1/N of what it was, or less: about log N / sqrt(spectral gap).
-    """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     check_mixing(mixing_over_period(topology, rule))
     if phase > 1 and method not in ("detag", "defacto"):
-        raise UsageError(f"{method} has no phases: leave out the number of its batches (--phase)")
+        raise UsageError(f"{method} has no phases: leave out --phase, the number of batches of a phase")
     if method == "detag":
         if topology.period != 1:
-            raise UsageError(f"detag's gossip is accelerated on one graph, and {topology.spec} changes; take another")
+            raise UsageError(f"detag needs a graph that stays the same, but {topology.spec} changes; take another")
         return phase or rounds_until(mixing(topology, 0, rule), 1 / topology.size)
     if method == "defacto":
         return phase or max(1, len(exact_factors(topology)))
     return 1
 
 
+@dataclass(eq=False)
 class AdaptThenCombine:
-    """Step, then average with the neighbours. tracked: the vectors of a rank that a checkpoint holds, too."""
+    """Take a step, then average with the neighbours. tracked: this rank's vectors that a checkpoint holds, by name."""
 
-    tracked: ClassVar[dict[str, Array]] = {}
+    comm: Communicator
+    model: Any
+    memory: Memory
+    w: Array
+    gradient: Array
+    optimizer: Optimizer
+    topology: Topology
+    rule: str
+    phase: int
 
-    def __init__(
-        self,
-        comm: Communicator,
-        model: Any,
-        memory: Memory,
-        w: Array,
-        gradient: Array,
-        optimizer: Optimizer,
-        topology: Topology,
-        rule: str,
-        phase: int,
-    ):
+    def __post_init__(self) -> None:
+        self.tracked: dict[str, Array] = {}
+        self.gossip, self.matrix = self.rounds(self.w), matrices(self.topology, self.rule)
+
+    def rounds(self, vector: Array) -> Any:
         from hpcdl.comm.gossip.rounds import Gossip
 
-        self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
-        self.optimizer = optimizer
-        self.gossip, self.matrix = Gossip(comm, w, memory), matrices(topology, rule)
+        return Gossip(self.comm, vector, self.memory)
 
-    def __call__(self, batch: Batch, t: int) -> float:
+    def __call__(self, batch: Any, t: int) -> float:
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         self.optimizer.update(self.w, self.gradient, scale=self.comm.size / batch.total)
         self.gossip.round(self.matrix(t))
@@ -163,9 +133,9 @@ class AdaptThenCombine:
 
 
 class DPSGD(AdaptThenCombine):
-    """Average with the neighbours, meanwhile compute the gradient where one was before, and step by it."""
+    """Average with the neighbours, meanwhile compute the gradient at the old replica; then take a step by it."""
 
-    def __call__(self, batch: Batch, t: int) -> float:
+    def __call__(self, batch: Any, t: int) -> float:
         self.gossip.start(self.matrix(t))
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
         self.gossip.finish()
@@ -173,118 +143,75 @@ class DPSGD(AdaptThenCombine):
         return loss
 
 
-class GradientTracking:
-    """A phase: gossip x and y together, meanwhile the gradient at the x of its start; at its end a step along y."""
+class GradientTracking(AdaptThenCombine):
+    """Gossip x and y together; meanwhile compute gradients at the x of the phase's start; at the end step along y."""
 
-    def __init__(
-        self,
-        comm: Communicator,
-        model: Any,
-        memory: Memory,
-        w: Array,
-        gradient: Array,
-        optimizer: Optimizer,
-        topology: Topology,
-        rule: str,
-        phase: int,
-    ):
-        self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
-        self.optimizer = optimizer
-        self.matrix, self.phase = matrices(topology, rule), phase
-        self.both = comm.empty(2 * w.size, w.dtype)  # x and y, which travel together
-        self.x, self.y = self.both[: w.size], self.both[w.size :]
-        self.x[:], self.y[:] = w, 0
-        self.before: dict[str, Array] = {}  # of accelerated gossip
-        self.gossip = self.rounds(topology, rule)
-        self.mean, self.last = comm.empty(like=w), comm.empty(like=w)  # gradients: of this phase, of the one before
+    tracks_first = True  # y takes up the change of the gradient before the step along it
+
+    def __post_init__(self) -> None:
+        size = self.w.size
+        self.tracked, self.matrix = {}, matrices(self.topology, self.rule)
+        both = self.comm.empty(2 * size, self.w.dtype)  # x and y, which travel together
+        self.x, self.y = both[:size], both[size:]
+        self.x[:], self.y[:] = self.w, 0
+        self.gossip = self.rounds(both)
+        self.mean, self.last = (self.comm.empty(like=self.w) for _ in range(2))  # gradients: of this phase, the last
         self.mean[:], self.last[:] = 0, 0
-        self.tracked = self.before | {"gossip": self.both, "mean_gradient": self.mean, "last_gradient": self.last}
+        self.tracked |= {"gossip": both, "mean_gradient": self.mean, "last_gradient": self.last}
 
-    def begin_anew(self) -> None:
-        """Ranks are gone, with their parts of the sum of all y: y is the rank's own last gradient, as in the beginning.
-
-        The y of all ranks sum up to their last gradients, which W keeps so: that is how y tracks their mean.
-        """
-        self.y[:] = self.last
-
-    def rounds(self, topology: Topology, rule: str) -> Gossip:
-        from hpcdl.comm.gossip.rounds import Gossip
-
-        return Gossip(self.comm, self.both, self.memory)
-
-    def __call__(self, batch: Batch, t: int) -> float:
+    def __call__(self, batch: Any, t: int) -> float:
         from hpcdl.kernels.reduce import add_scaled
 
-        last = (t + 1) % self.phase == 0
         self.gossip.start(self.matrix(t))
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
         self.gossip.finish()
-        if last:
-            self.end_phase(self.optimizer.schedule(t))
+        if (t + 1) % self.phase == 0:
+            if self.tracks_first:
+                self.track()
+            self.optimizer.update(self.x, self.y, rate=self.optimizer.schedule(t))
+            if not self.tracks_first:
+                self.track()
             self.w[:] = self.x
         return loss
 
-    def end_phase(self, rate: float) -> None:
-        """Add the change of the gradient to y, then step along y."""
-        self.track()
-        self.optimizer.update(self.x, self.y, rate=rate)
-
     def track(self) -> None:
-        """y <- y + this phase's gradient - that of the phase before."""
+        """Add the gradient's change to y, so that the sum of all y, which W keeps, becomes the sum of all gradients."""
         self.y += self.mean
         self.y -= self.last
         self.last[:], self.mean[:] = self.mean, 0
 
 
 class DeTAG(GradientTracking):
-    """Gradient tracking with phases of several batches, and as many rounds of accelerated gossip."""
+    """Gradient tracking in phases of R batches and R rounds of accelerated gossip; y is updated after the step."""
 
-    gossip: AcceleratedGossip
+    tracks_first = False
 
-    def rounds(self, topology: Topology, rule: str) -> AcceleratedGossip:
+    def rounds(self, vector: Array) -> Any:
+        from hpcdl.comm.gossip.mixing import acceleration
         from hpcdl.comm.gossip.rounds import AcceleratedGossip
 
-        gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)), self.memory)
-        self.before["gossip_before"] = gossip.before
+        rate = acceleration(mixing(self.topology, 0, self.rule))
+        gossip = AcceleratedGossip(self.comm, vector, rate, self.memory)
+        self.tracked["gossip_before"] = gossip.before
         return gossip
 
-    def end_phase(self, rate: float) -> None:
-        """Step along y, which tracks the gradient of the phase before, then add the change of the gradient to y."""
-        self.optimizer.update(self.x, self.y, rate=rate)
-        self.track()
-
-    def __call__(self, batch: Batch, t: int) -> float:
+    def __call__(self, batch: Any, t: int) -> float:
         if t % self.phase == 0:
             self.gossip.begin()
         return super().__call__(batch, t)
 
 
-class DeFacto:
-    """A phase: the mean gradient of its batches, a step, and rounds of gossip that end with the exact average."""
+class DeFacto(AdaptThenCombine):
+    """In each phase, step by the mean gradient of its batches, then gossip in rounds that give the exact average."""
 
-    def __init__(
-        self,
-        comm: Communicator,
-        model: Any,
-        memory: Memory,
-        w: Array,
-        gradient: Array,
-        optimizer: Optimizer,
-        topology: Topology,
-        rule: str,
-        phase: int,
-    ):
-        from hpcdl.comm.gossip.rounds import Gossip
-
-        self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
-        self.optimizer = optimizer
-        self.gossip, self.factors, self.phase = Gossip(comm, w, memory), exact_factors(topology), phase
-        self.mean = comm.empty(like=w)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.factors, self.mean = exact_factors(self.topology), self.comm.empty(like=self.w)
         self.mean[:] = 0
         self.tracked = {"mean_gradient": self.mean}
 
-    def __call__(self, batch: Batch, t: int) -> float:
+    def __call__(self, batch: Any, t: int) -> float:
         from hpcdl.kernels.reduce import add_scaled
 
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
@@ -304,8 +231,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "detag": DeTAG,
     "defacto": DeFacto,
 }
-
-
 OUTLIVE = ("adapt-then-combine", "dpsgd", "gradient-tracking")  # methods whose ranks may be lost
 
 
@@ -318,37 +243,39 @@ class GossipOptions(SurvivingOptions):
     )
     mixing: Literal["metropolis-hastings", "uniform"] = option("metropolis-hastings", "weights of the neighbours")
     method: Literal["adapt-then-combine", "dpsgd", "adpsgd", "gradient-tracking", "detag", "defacto"] = option(
-        "adapt-then-combine", "how steps and averaging with the neighbours go together"
+        "adapt-then-combine", "how steps and averaging with the neighbours are combined"
     )
     phase: int = option(0, "detag, defacto: batches of a phase, and detag's rounds of gossip; 0: as the graph needs")
-
     draw: str = option("", "file into which the graph is drawn before the training: .png, .svg or .pdf")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_negative("phase")
+        not_negative(self, "phase")
 
 
 def check_method_and_graph(options: GossipOptions, ranks: int, model: Any) -> None:
-    """Raise UsageError where these ranks have no such graph, or the method cannot use it."""
+    """Raise UsageError if no such graph has `ranks` ranks, or if the method or --survive cannot use the graph."""
     graph = graph_of(options, ranks)
-    if options.survive:
-        refuse_no_survivors(options, graph)
+    if options.survive and options.method not in OUTLIVE:
+        raise UsageError(
+            f"--survive: {options.method} needs all its ranks, which share a state or do not step together; "
+            f"take --method {', '.join(OUTLIVE[:-1])} or {OUTLIVE[-1]}"
+        )
+    if options.survive and graph.weights is not None:
+        raise UsageError(f"--survive: {options.topology} has weights, and has none for fewer ranks; leave them out")
     if options.method == "adpsgd":
         from hpcdl.strategies.asynchronous_gossip import check_undirected_and_unweighted
 
         check_undirected_and_unweighted(graph)
         if options.phase or options.mixing != RULES[0]:
-            raise UsageError("adpsgd averages two at a time, half and half: leave out --mixing and --phase")
+            raise UsageError("adpsgd averages two models with equal weights: leave out --mixing and --phase")
     else:
         batches_of(options.method, graph, options.mixing, options.phase)
 
 
 def graph_of(options: GossipOptions, ranks: int, survivor: Any = None) -> Topology:
-    """The graph of so many ranks; of those that are left, where the name has none, what is left of the one before.
-
-    survivor: what these go on from (hpcdl/recovery/survivor.py), or None.
-    """
+    """Return the graph of --topology on `ranks` ranks; if there is none, the original graph without the lost ranks.
+    survivor: the state of surviving ranks (hpcdl/recovery/survivor.py), or None. UsageError if there is no graph."""
     shrunk = [] if survivor is None else survivor.shrunk
     try:
         return topology(options.topology, ranks, options.seed)
@@ -359,17 +286,6 @@ def graph_of(options: GossipOptions, ranks: int, survivor: Any = None) -> Topolo
     for _, gone in shrunk:
         graph = without(graph, gone)
     return graph
-
-
-def refuse_no_survivors(options: GossipOptions, graph: Topology) -> None:
-    """Raise UsageError where the ranks that are left could not go on."""
-    if options.method not in OUTLIVE:
-        raise UsageError(
-            f"--survive: {options.method}'s state depends on how many ranks there are, or they do not step together; "
-            f"take --method {', '.join(OUTLIVE[:-1])} or {OUTLIVE[-1]}"
-        )
-    if graph.weights is not None:
-        raise UsageError(f"--survive: {options.topology} has weights, of which nobody knows those of a smaller graph")
 
 
 def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
@@ -389,7 +305,7 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
-    """The replica, the average, a vector from each neighbour, and the vectors of the method."""
+    """Add to `memory` the replica, the average, a vector received from each neighbour, and the method's vectors."""
     options, vectors = case.options, len(case.vectors)
     graph, rows = topology(options.topology, case.size, options.seed), case.share(rank, case.size)
     neighbours = graph.senders(rank)
@@ -408,10 +324,10 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def step(case: Workload) -> StepCost:
-    """A gradient of the share; exchanges with the neighbours after the update, or while the gradient is computed."""
+    """Return the cost of the gradient of a rank's share, and of exchanges after the update or during the gradient."""
     options, rows, method = case.options, case.largest, case.options.method
     gradients = [(rows, 1)]
-    if method == "adpsgd":  # x to one, the mean back; no rank waits for another's gradient
+    if method == "adpsgd":  # x to one neighbour, the mean back; no rank waits for another's gradient
         calls = [Call("message", case.bytes, 2)] if case.size > 1 else []
         return StepCost(case.batch, gradients, calls, drawn=rows, hidden_by="backward")
     graph = topology(options.topology, case.size, options.seed)
@@ -419,9 +335,10 @@ def step(case: Workload) -> StepCost:
         nonzero = [[np.flatnonzero(row).tolist() for row in factor] for factor in exact_factors(graph)]
         rounds = [[[j for j in row if j != i] for i, row in enumerate(factor)] for factor in nonzero]
         phase = batches_of(method, graph, options.mixing, options.phase)
-        return StepCost(case.batch, gradients, exchanges(case.bytes, rounds, len(rounds) / phase), drawn=rows)
+        calls = Call.exchanges(case.bytes, rounds, len(rounds) / phase)
+        return StepCost(case.batch, gradients, calls, drawn=rows)
     vectors = 2 if method in ("gradient-tracking", "detag") else 1
-    calls = exchanges(vectors * case.bytes, graph.graphs())
+    calls = Call.exchanges(vectors * case.bytes, graph.graphs())
     hidden_by = "" if method == "adapt-then-combine" else "gradient"
     return StepCost(case.batch, gradients, calls, drawn=rows, hidden_by=hidden_by)
 

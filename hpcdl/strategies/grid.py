@@ -1,38 +1,28 @@
 """Data, pipeline and tensor parallelism together, on a grid of ranks (3D parallelism).
 
-    data d                copies of the model, each with its share of a batch    sum of gradients, once a step; or the
-                                                                                 stages of ZeRO
-    pipeline p            stages of consecutive layers                           activations, for each micro-batch
-    tensor t              parts of each layer                                    sums, twice a layer and micro-batch
+    axis          its ranks hold                                       they exchange
+    data d        copies of the model, each with a share of a batch    the gradient's sum once a step, or as ZeRO does
+    pipeline p    stages of consecutive layers                         activations, for each micro-batch
+    tensor t      parts of each layer                                  sums within layers, for each micro-batch
 
-    for each batch, on the ranks of copy d its share of it, in m micro-batches
-        each stage takes them through its layers as the schedule says; within a stage t ranks work on each layer
-        sum the gradient over the copies, and what ranks of a copy have alike over them; update
+    for each batch: each copy cuts its share into m micro-batches
+        each stage takes them through its layers in the schedule's order; the t ranks of a stage work on each layer
+        sum the gradient over the copies; that of tied weights also over the stages that share them; update
 
-Any product of the axes is the number of ranks, and each axis may be 1: data alone is all-reduce SGD or fully sharded,
-pipeline alone hpcdl/strategies/pipeline.py, tensor alone hpcdl/strategies/tensor_parallel.py, and the steps are the
-same for all of them. stage: of ZeRO, along the data axis (hpcdl/parallel/zero.py).
-
-(Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)
-"""
-
-from __future__ import annotations
+The product of the axes is the number of ranks. With data alone the grid is all-reduce SGD or fully sharded, with
+pipeline alone hpcdl/strategies/pipeline.py, with tensor alone hpcdl/strategies/tensor_parallel.py; the steps are the
+same for any grid. stage: the stage of ZeRO on the data axis (hpcdl/parallel/zero.py). (Narayanan et al., "Efficient
+large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import option
-from hpcdl.strategies.description import Cut, Strategy
+from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures
-
-if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Data
-    from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
 
 
 def train(
@@ -41,7 +31,7 @@ def train(
     data: Data,
     optimizer: Optimizer,
     run: Run,
-    grid: dict[str, int],
+    grid: dict[str, int] | str,
     schedule: str = "1f1b",
     microbatches: int = 4,
     chunks: int = 1,
@@ -51,15 +41,13 @@ def train(
     balance: str = "parameters",
     draw: bool = False,
 ) -> Array:
-    """Train on all ranks of `comm`, a grid of the shape `grid`; returns the parameters that this rank holds."""
-    from hpcdl.comm.grid import AXES, Grid
+    """Train on all ranks of `comm`, a grid of the shape `grid`; return the parameters that this rank holds."""
+    from hpcdl.comm.grid import AXES, Grid, parse_grid
     from hpcdl.parallel.pipelined import pipelined
 
-    groups = run.until_end(Grid(comm, **grid))
+    groups = run.until_end(Grid(comm, **(parse_grid(grid, comm.size) if isinstance(grid, str) else grid)))
     (_, p, t), (copies, stages, _) = groups.place, groups.shape
-    held, layers = pipelined(
-        run, model, data, optimizer, groups, chunks, balance, recompute, sequence=sequence, zero=stage
-    )
+    held, layers = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, sequence, zero=stage)
     run.report(grid=dict(zip(AXES, groups.shape, strict=True)), stage=stage)
     run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
     run.begin("grid", held, data)
@@ -79,24 +67,15 @@ def train(
 @dataclass(frozen=True)
 class GridOptions(PipelineOptions):
     grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,tensor=2")
-    stage: int = option(0, "of ZeRO, along the data axis: 0, 1, 2 or 3")
-    sequence_parallel: bool = option(False, "cut what lies between the parts of layers by tokens (gpt)")
+    stage: int = option(0, "stage of ZeRO along the data axis: 0, 1, 2 or 3")
+    sequence_parallel: bool = option(False, "cut the activations between the parts of layers by tokens (gpt)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stage not in range(4):
             raise UsageError(f"--stage is 0, 1, 2 or 3, not {self.stage}")
         if self.schedule == "pipedream":
-            raise UsageError("--schedule pipedream updates each stage by itself: train-pipeline has it, a grid has not")
-
-
-def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
-    from hpcdl.comm.grid import parse_grid
-
-    options: Any = run.options
-    names = "schedule", "microbatches", "chunks", "recompute", "balance", "draw", "stage"
-    more = {name: getattr(options, name) for name in names} | {"sequence": options.sequence_parallel}
-    train(comm, model, data, optimizer, run, parse_grid(options.grid, comm.size), **more)
+            raise UsageError("--schedule pipedream updates each stage by itself: take train-pipeline, not a grid")
 
 
 def fits(options: GridOptions, ranks: int, model: Any) -> None:
@@ -112,16 +91,10 @@ def fits(options: GridOptions, ranks: int, model: Any) -> None:
 def cut(options: GridOptions, ranks: int) -> Cut:
     from hpcdl.comm.grid import parse_grid
 
-    grid = parse_grid(options.grid, ranks)
-    shape = grid["data"], grid["pipeline"], grid["tensor"]
+    shape: Any = tuple(parse_grid(options.grid, ranks).values())
     return Cut(shape, options.stage, tensor=True, sequence=options.sequence_parallel, **options.cut)
 
 
-STRATEGY = Strategy(
-    "train-grid",
-    GridOptions,
-    start,
-    cut=cut,
-    check=fits,
-    small="--model mlp:32 --batch-per-rank 8 --microbatches 2 --grid data={ranks}",
-)
+SMALL = "--model mlp:32 --batch-per-rank 8 --microbatches 2 --grid data={ranks}"
+RENAMED = {"sequence": "sequence_parallel"}
+STRATEGY = Strategy("train-grid", GridOptions, train, cut=cut, check=fits, renamed=RENAMED, small=SMALL)

@@ -6,39 +6,28 @@
         w_u <- w_u - lr (g_u + lambda n / d_u w_u)       for these coordinates u, with plain loads and stores
 
     thread 0   read ... write read ... write read ...
-    thread 1       read ... write    read ... write          what one writes between another's reading and writing
-    thread 2   read ... write read ... write read ...        is a collision: rare, where examples are sparse
+    thread 1       read ... write    read ... write          a write between another thread's read and write
+    thread 2   read ... write read ... write read ...        is a collision: rare if examples are sparse
 
-lambda is the weight decay, n the number of examples and d_u that of the examples that touch coordinate u: over an epoch
-it adds up to the penalty's own. On dense rows every example touches all coordinates. Of a linear model the gradient is
-the example times one slope for each output, so an update costs a multiple of what is not zero in its example.
-
-One thread is sequential SGD with as many examples to an update. Several are not repeatable: they meet by chance.
+lambda is the weight decay, n the number of examples, d_u the number of examples that touch coordinate u: over an epoch
+its decays add up to lambda n w_u. A step of the run is a round of run.batch examples, at the learning rate of its
+first update; within it threads only check a flag to stop. A run with one thread in all is repeatable sequential SGD.
 
 locking (kernels/hogwild.py): none; atomic, no update of a coordinate is lost; striped, an update locks what it touches
-(the paper's AIG, which locks the writing alone); global, one lock; round-robin, updates are written in turn (RR).
-
-exchange_every: that many updates long, and no longer than a round, each thread works on a replica of its own, then adds
-what it has changed to the vector, and takes over what others have added: what a thread reads was seldom written last by
-another core. 0: each update is written to the vector at once. One thread in all needs none.
-
-A step of the run is a round, run.batch examples, within which nothing is looked at but a flag to stop. The learning
-rate is that of the round's first update.
-
-shared: all ranks of a node work on one vector, in memory that they share; no message is sent. Several vectors, of nodes
-or of ranks, are joined every join_every rounds:
+(the paper's AIG locks only the writing); global, one lock; round-robin, updates are written in turn (the paper's RR).
+exchange_every: each thread works on a replica for so many updates, at most a round, then adds its changes to the vector
+and takes over other threads' changes; so it seldom reads what another core wrote last. 0: the vector itself is updated.
+shared: all ranks of a node work on one vector in shared memory. Several vectors are joined every join_every rounds:
 
     join           what happens                                                        sent by a vector's first rank
     all-reduce     w <- mean of all vectors, as local SGD does                         an all-reduce of K values
     gossip         w_i <- sum over j of W_ij w_j, W of a graph                         K to each neighbour
-    servers        w <- pull; a round; push w - what was pulled, added as it comes     K to the servers, and K back
+    servers        w <- pull; a round; push the change of w, which servers add         K to the servers, and K back
 
-With one thread and one batch to a round, all-reduce is local SGD. Adagrad's sums of squares stay with their vector.
+With one thread and one batch per round, all-reduce is local SGD. Adagrad's sums of squares stay with their vector.
 
 (Recht, Re, Wright and Niu, "HOGWILD!: a lock-free approach to parallelizing stochastic gradient descent", NeurIPS 2011;
-exchanges: Zhang, Hsieh and Akella, "HogWild++: a new mechanism for decentralized asynchronous stochastic gradient
-descent", ICDM 2016)
-"""
+exchanges: Zhang, Hsieh and Akella, "HogWild++", ICDM 2016)"""
 
 from __future__ import annotations
 
@@ -56,24 +45,17 @@ from hpcdl.comm.gossip.mixing import RULES, check_mixing, matrices, mixing_over_
 from hpcdl.comm.gossip.topology import Topology, topology
 from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.random import Random
-from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Call, Service, StepCost, Strategy, exchanges
+from hpcdl.runs.options import Options, not_negative, of_model, of_training, option, positive, refuse
+from hpcdl.strategies.description import Call, Service, StepCost, Strategy
 
 if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Data
-    from hpcdl.memory import Memory
     from hpcdl.models.linear_form import LinearForm
-    from hpcdl.optim import Optimizer
     from hpcdl.parallel.shared_vector import VectorSharing
     from hpcdl.parallel.thread_team import ThreadTeam
     from hpcdl.parameter_server.parameter_store import ParameterStore
-    from hpcdl.runs.run import Run
-    from hpcdl.runs.stopwatch import Stopwatch
-    from hpcdl.strategies.workload import Workload
+    from hpcdl.strategies.description import Communicator, Data, Memory, Optimizer, Run, Workload
 
 log = logging.getLogger("hpcdl")
 JOINS = "all-reduce", "gossip", "servers"
@@ -96,36 +78,44 @@ def train(
     topology: Callable[[int], Topology] | None = None,
     rule: str = RULES[0],
 ) -> np.ndarray:
-    """Train on all ranks of `comm`, each with so many threads; returns the vector that this rank works on.
+    """Train on all ranks of `comm`, each with `threads` threads; return the vector that this rank works on. batch:
+    examples of an update. join: all-reduce or gossip. topology(n): gossip's graph of n vectors. rule: for W (RULES)."""
+    from mpi4py import MPI
 
-    batch: examples of an update. join: all-reduce or gossip; for servers there is `train_on_servers`. topology, rule:
-    gossip's graph of so many vectors, and the rule of its mixing matrix.
-    """
     from hpcdl.comm import refuse_together
-    from hpcdl.parallel.shared_vector import SharedVector, ThreadCounts, VectorPerNode, VectorSharing
-    from hpcdl.parallel.thread_team import ThreadTeam
+    from hpcdl.parallel.shared_vector import ThreadCounts, VectorPerNode, VectorSharing
+    from hpcdl.parallel.thread_team import ThreadTeam, words_for
+    from hpcdl.runs.ownership import Whole
 
     with refuse_together(comm.mpi):
         form = form_of(model, optimizer)
     sharing, share = VectorSharing(comm, run, shared), (comm.rank, comm.size)
-    w, words, state = arrays_of(sharing, comm, model, optimizer, run.random, threads)
-    one, alone, tally = sharing.vectors == 1, comm.size == 1, ThreadCounts(optimizer)
-    held: Any = SharedVector(model, w, optimizer, tally) if one else VectorPerNode(model, w, optimizer, tally, sharing)
+    of_vector, of_words = (model.layout.size, model.layout.dtype), (words_for(threads * sharing.sharers).size, np.int64)
+    w, words, *state = sharing.arrays(comm, [of_vector, of_words, *(of_vector for _ in optimizer.state)])
+    optimizer.state = dict(zip(optimizer.state, state, strict=True))
+    if sharing.place == 0:
+        w[:] = model.initialize(run.random)
+    sharing.meet()
+    one, alone = sharing.vectors == 1, comm.size == 1
     bookkeeping, (size, per_epoch, _) = run.bookkeeping, run.plan(data)
-    turns = most_turns(bookkeeping, data.most_rows(size, share), threads, batch)
+    most = bookkeeping.mpi.allreduce(data.most_rows(size, share), op=MPI.MAX)
+    turns = math.ceil(math.ceil(most / threads) / batch)  # no thread of any rank has more updates in a round
     crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
     with refuse_together(comm.mpi):
-        joined = None if one else Join(run, sharing, w, join, topology, rule)
-        settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch, "words": words}
-        settings["exchange_every"] = exchange_every
-        settings |= {"first": sharing.place * threads, "count": sharing.sharers * threads, "turns": turns}
+        meet = None if one else joining(run, sharing, w, join, topology, rule)
+        settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch, "turns": turns}
+        settings |= {"exchange_every": exchange_every, "words": words}
+        settings |= {"first": sharing.place * threads, "count": sharing.sharers * threads}
         decays = decays_of(bookkeeping, data, share, optimizer)
-        team = tally.team = ThreadTeam(form, data, w, optimizer, decays, crowded=crowded, **settings)
-    run.report(allreduce=comm.allreduce if joined and join == "all-reduce" else None, locking=locking, shared=shared)
+        team = ThreadTeam(form, data, w, optimizer, decays, crowded=crowded, **settings)
+    run.report(allreduce=comm.allreduce if meet and join == "all-reduce" else None, locking=locking, shared=shared)
     run.report(threads=threads, vectors=sharing.vectors, update_batch=batch, repeatable=team.count == 1)
-    run.report(join=join if joined else None, join_every=join_every if joined else None, exchange_every=exchange_every)
-    run.begin("hogwild", held, data)
-    kept = [(vector, vector.copy()) for vector in (w, *state)] if alone else []  # as of the last whole round
+    run.report(join=join if meet else None, join_every=join_every if meet else None, exchange_every=exchange_every)
+    weigh, tally = team.weigh, ThreadCounts(optimizer, team)
+    run.track("hogwild/tally", tally, counted=False)
+    whole = Whole(model, w, optimizer, weigh) if one else VectorPerNode(model, w, optimizer, weigh, sharing)
+    run.begin("hogwild", whole, data)
+    kept = [(vector, vector.copy()) for vector in (w, *state)] if alone else []  # copies as of the last whole round
     for step in run.rounds():
         with run.stopwatch.fetching():
             _, source, _, total = data.part_in_place(*divmod(step, per_epoch), size, share)
@@ -137,8 +127,8 @@ def train(
                 vector[:] = copy
             run.interrupted()
             continue
-        if joined and (step + 1) % join_every == 0:
-            joined.meet((step + 1) // join_every - 1)
+        if meet and (step + 1) % join_every == 0:
+            meet((step + 1) // join_every - 1)
         run.record(loss, total)
         run.boundary()
     team.close()
@@ -160,11 +150,8 @@ def train_on_servers(
     batch: int = 1,
     exchange_every: int = 0,
 ) -> np.ndarray:
-    """Train on all ranks of `comm`, of which the first `servers` hold the vector; each round is a worker's.
-
-    Workers share no memory: each pulls the vector, lets its threads work on its copy of it, and pushes what they have
-    changed, which the servers add. Returns the parameters: whole on rank 0 and the workers, on other servers a slice.
-    """
+    """Train on all ranks of `comm`: the first `servers` ranks hold the vector, the other ranks do whole rounds.
+    Return all parameters on rank 0 and the workers, on other servers their slice."""
     from hpcdl.comm import refuse_together
     from hpcdl.parallel.shared_vector import ThreadCounts
     from hpcdl.parallel.thread_team import ThreadTeam, words_for
@@ -172,11 +159,11 @@ def train_on_servers(
     from hpcdl.parameter_server.run_on_servers import OnServers
     from hpcdl.parameter_server.store_settings import Serving, StoreLayout
 
-    works, tally = comm.rank >= servers, ThreadCounts(optimizer)
+    works, team = comm.rank >= servers, None
     with refuse_together(comm.mpi):
         form = form_of(model, optimizer)
         if optimizer.state:
-            raise UsageError("--join servers adds up what workers change, who have no state in common: take sgd")
+            raise UsageError("--join servers adds up the workers' changes, which share no optimizer state: take sgd")
     whole = model.initialize(run.random) if comm.rank == 0 else None
     w = np.empty(model.layout.size, model.layout.dtype) if works else None
     held = OnServers(run, model, w if whole is None else whole, optimizer, works)
@@ -185,14 +172,17 @@ def train_on_servers(
     with refuse_together(comm.mpi):
         if w is not None:
             decays = decays_of(bookkeeping, data, (0, 1), optimizer)
-            settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch}
-            settings["exchange_every"] = exchange_every
-            words = words_for(threads)
-            tally.team = ThreadTeam(form, data, w, optimizer, decays, words=words, crowded=crowded, **settings)
+            settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch, "crowded": crowded}
+            settings |= {"exchange_every": exchange_every, "words": words_for(threads)}
+            team = ThreadTeam(form, data, w, optimizer, decays, **settings)
     run.report(allreduce=None, threads=threads, locking=locking, shared=False, vectors=comm.size - servers)
     run.report(update_batch=batch, join="servers", join_every=1, servers=servers, repeatable=False)
     run.report(exchange_every=exchange_every)
-    run.observe(lambda run, loss, total: count_updates(optimizer, total, threads, batch))
+
+    def count(run: Run, loss: float, total: int) -> None:
+        optimizer.step += sum(-(-(part.stop - part.start) // batch) for part in chunks(total, threads))
+
+    run.observe(count)
     run.begin("hogwild", held, data)
     store = ParameterStore(
         comm,
@@ -205,48 +195,31 @@ def train_on_servers(
     )
     held.follow(store)
     with run.going_on():
-        if comm.rank == 0:
+        if w is None or team is None:
             with stopwatch.step("serve"):
-                for loss, examples in store.completed_steps():
-                    run.record(loss, int(examples))
-                    run.boundary(store.signalled)
-        elif w is None or tally.team is None:
-            with stopwatch.step("serve"):
-                store.serve()
+                store.serve()  # rank 0 counts the rounds (OnServers.count)
         else:
-            memory.hold("parameters", w)  # as it was pulled
-            tally.team.weigh(memory)
-            work(comm, store, data, run.plan(data), w, tally.team, optimizer, stopwatch)
-            tally.team.close()
+            memory.hold("parameters", w)  # the pulled vector
+            team.weigh(memory)
+            work(store, data, run, w, team, optimizer)
+            team.close()
     store.free()
-    updates, seconds = optimizer.step, run.seconds
+    updates, seconds, tally = optimizer.step, run.seconds, ThreadCounts(optimizer, team)
     tally.gather(bookkeeping)
-    run.report(**tally.entries(seconds))  # samples are of this leg; updates of all
+    run.report(**tally.entries(seconds))  # samples are of this leg, updates of all legs
     run.report(updates=updates, updates_per_second=updates / max(1e-9, seconds))
     held.raise_failure()
     return store.server.values if held.parameters is None else held.parameters
 
 
-def work(
-    comm: Communicator,
-    store: ParameterStore,
-    data: Data,
-    plan: tuple[int, int, int],
-    w: np.ndarray,
-    team: ThreadTeam,
-    optimizer: Optimizer,
-    stopwatch: Stopwatch,
-) -> None:
-    """What a worker does: pull, let its threads work, push what they have changed, until no round is left.
-
-    plan: as `Run.plan` gives it.
-    """
+def work(store: ParameterStore, data: Data, run: Run, w: np.ndarray, team: ThreadTeam, optimizer: Optimizer) -> None:
+    """Work until no round is left: pull the vector, let the threads update it, push their changes."""
     from hpcdl.parameter_server.run_on_servers import request_step
 
-    before, (batch, per_epoch, _) = np.empty_like(w), plan
+    before, (batch, per_epoch, _), stopwatch = np.empty_like(w), run.plan(data), run.stopwatch
     while True:
         with stopwatch.step():
-            step = request_step(comm, store, stopwatch, store.pull, w)
+            step = request_step(run.comm, store, stopwatch, store.pull, w)
             if step is None:
                 break
             with stopwatch.fetching():
@@ -259,43 +232,25 @@ def work(
 
 
 def form_of(model: Any, optimizer: Optimizer) -> LinearForm:
-    """What HOGWILD! has to know of a model; UsageError for one that is not linear, and for another rule."""
+    """Return the linear form of the model. UsageError for a model, device or optimizer that HOGWILD! cannot use."""
     from hpcdl.models.linear_form import linear_form
-    from hpcdl.models.model import abilities_of, unwrapped
-    from hpcdl.parallel.thread_team import check_rule
+    from hpcdl.models.model import abilities_of
+    from hpcdl.optim.adagrad import Adagrad
+    from hpcdl.optim.sgd import SGD
 
-    if abilities_of(model).device is not CPU:
-        raise UsageError("HOGWILD! works on the cores of the processor: leave out --device cuda")
-    check_rule(optimizer)
-    return linear_form(unwrapped(model), "train-hogwild")
-
-
-def arrays_of(
-    sharing: VectorSharing, comm: Communicator, model: Any, optimizer: Optimizer, random: Random, threads: int
-) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """The vector with its initial values, the words of its threads, the optimizer's vectors; collective."""
-    from hpcdl.parallel.thread_team import words_for
-
-    vector = model.layout.size, model.layout.dtype
-    count = words_for(threads * sharing.sharers).size, np.dtype(np.int64)
-    w, words, *state = sharing.arrays(comm, [vector, count, *(vector for _ in optimizer.state)])
-    optimizer.state = dict(zip(optimizer.state, state, strict=True))
-    if sharing.place == 0:
-        w[:] = model.initialize(random)
-    sharing.meet()
-    return w, words, state
-
-
-def most_turns(bookkeeping: Communicator, rows: int, threads: int, batch: int) -> int:
-    """No thread of any rank has more updates in a round; rows: the most that this rank has. Collective."""
-    from mpi4py import MPI
-
-    most = bookkeeping.mpi.allreduce(rows, op=MPI.MAX)
-    return math.ceil(math.ceil(most / threads) / batch)
+    kind, mean = type(optimizer), optimizer.average_from is not None
+    other = f"HOGWILD! updates only coordinates of its example: take sgd or adagrad, not {kind.__name__.lower()}"
+    refuse(
+        (abilities_of(model).device is not CPU, "HOGWILD! runs on CPU cores: leave out --device cuda"),
+        (kind not in (SGD, Adagrad), other),
+        (mean, "HOGWILD! has no mean of the parameters, which an update would change as a whole: leave out --average"),
+        (optimizer.clip_norm, "HOGWILD! computes no norm of a gradient: leave out --clip-norm"),
+    )
+    return linear_form(model, "train-hogwild")
 
 
 def outnumbered(bookkeeping: Communicator, threads: int, leads: bool) -> bool:
-    """Whether the threads of a node's ranks outnumber its cores, of which the rank that leads warns; collective."""
+    """Return True if the threads of a node's ranks outnumber its cores, and warn of that if `leads`; collective."""
     from hpcdl.comm.node_memory import cores, ranks_of_node
 
     node = ranks_of_node(bookkeeping.mpi)
@@ -307,10 +262,8 @@ def outnumbered(bookkeeping: Communicator, threads: int, leads: bool) -> bool:
 
 
 def decays_of(bookkeeping: Communicator, data: Data, share: tuple[int, int], optimizer: Optimizer) -> np.ndarray | None:
-    """By how much an example pulls each coordinate that it touches, lambda n / d_u; None of dense rows. Collective.
-
-    The bias, which all examples touch, is pulled by lambda.
-    """
+    """Return for each coordinate u the decay by an example that touches it, lambda n / d_u; for the bias lambda.
+    None for dense rows, or without weight decay. Collective."""
     from hpcdl.parallel.thread_team import touched
 
     if not data.sparse or not optimizer.weight_decay:
@@ -323,48 +276,32 @@ def decays_of(bookkeeping: Communicator, data: Data, share: tuple[int, int], opt
     return (optimizer.weight_decay * factors).astype(optimizer.dtype)
 
 
-def count_updates(optimizer: Optimizer, total: int, threads: int, batch: int) -> None:
-    """A round of `total` examples is done."""
-    optimizer.step += sum(-(-(part.stop - part.start) // batch) for part in chunks(total, threads))
+def joining(run: Run, sharing: VectorSharing, w: Array, join: str, graph: Any, rule: str) -> Callable[[int], None]:
+    """Return the function that joins the vectors; all ranks call it, with 0, 1, 2, ... Raises UsageError."""
+    from hpcdl.comm.gossip.rounds import Gossip
+
+    if join not in JOINS[:2]:
+        raise unknown("join", join, JOINS)
+    gossip, matrix = None, None
+    if join == "gossip":
+        topology = graph(sharing.vectors)
+        check_mixing(mixing_over_period(topology, rule))
+        matrix = matrices(topology, rule)
+        gossip = None if sharing.owners is None else Gossip(sharing.owners, w, run.memory)
+        run.report(topology=topology.spec, mixing=rule)
+
+    def meet(time: int) -> None:
+        sharing.meet()
+        if gossip is not None and matrix is not None:
+            gossip.round(matrix(time))
+        elif sharing.owners is not None:
+            sharing.owners.all_reduce(w, op="mean")
+        sharing.meet()
+
+    return meet
 
 
-class Join:
-    """How the vectors of a run come together; `meet` is called by all ranks of each."""
-
-    def __init__(
-        self,
-        run: Run,
-        sharing: VectorSharing,
-        w: np.ndarray,
-        join: str,
-        topology: Callable[[int], Topology] | None,
-        rule: str,
-    ):
-        from hpcdl.comm.gossip.rounds import Gossip
-
-        if join not in JOINS[:2]:
-            raise unknown("join", join, JOINS)
-        self.sharing, self.w, self.gossip = sharing, w, None
-        if join == "gossip":
-            assert topology is not None
-            graph = topology(sharing.vectors)
-            check_mixing(mixing_over_period(graph, rule))
-            self.matrix = matrices(graph, rule)
-            if sharing.owners is not None:
-                self.gossip = Gossip(sharing.owners, w, run.memory)
-            run.report(topology=graph.spec, mixing=rule)
-
-    def meet(self, time: int) -> None:
-        """The vectors meet for that time, from 0 on."""
-        self.sharing.meet()
-        if self.gossip is not None:
-            self.gossip.round(self.matrix(time))
-        elif self.sharing.owners is not None:
-            self.sharing.owners.all_reduce(self.w, op="mean")
-        self.sharing.meet()
-
-
-PARTS = 10  # rounds of an epoch, by itself
+PARTS = 10  # rounds of an epoch, by default
 MOST_THREADS = 1024
 
 
@@ -372,82 +309,68 @@ MOST_THREADS = 1024
 class HogwildOptions(Options):
     threads: int = option(1, "threads of each rank, which update one vector all at once")
     locking: Literal["none", "atomic", "striped", "global", "round-robin"] = option(
-        "none", "what an update locks: nothing, nothing but lose no update, its coordinates, all, or wait for its turn"
+        "none", "none; atomic: lose no update; striped: lock coordinates; global: lock all; round-robin: in turn"
     )
     exchange_every: int = option(
-        0, "each thread works on a replica, exchanged with the others' after so many of its updates; 0: none has one"
+        0, "each thread works on a replica, and joins it with the vector after so many updates; 0: no replicas"
     )
     round_size: int = option(
-        0, "examples of a round, of all ranks together, which the run counts as a step; 0: a tenth of an epoch"
+        0, "examples of a round on all ranks together; a round is a step of the run; 0: a tenth of an epoch"
     )
     shared: bool = option(False, "all ranks of a node work on one vector, in memory that they share")
     join: Literal["all-reduce", "gossip", "servers"] = option(
-        "all-reduce", "how several vectors come together: averaged, averaged with neighbours, or on servers"
+        "all-reduce", "how several vectors are joined: averaged, averaged with neighbours, or on servers"
     )
-    join_every: int = option(1, "rounds between two times that vectors come together")
+    join_every: int = option(1, "rounds from one joining of the vectors to the next")
     servers: int = option(0, "with --join servers: ranks that hold the parameters; 0: one")
     topology: str = option("ring", "with --join gossip: the graph, as in train-gossip")
     mixing: Literal["metropolis-hastings", "uniform"] = option(
         "metropolis-hastings", "with --join gossip: weights of the neighbours"
     )
-    model: str = option("softmax", "a linear model: linear, logistic, svm or softmax", group="model")
-    batch_size: int = option(1, "examples per update of a thread", group="optimization")
-    optimizer: str = option("sgd", "sgd or adagrad; settings as in adagrad:eps=1e-8", group="optimization")
-    schedule: str = option(
+    model: str = of_model("softmax", "a linear model: linear, logistic, svm or softmax")
+    batch_size: int = of_training(1, "examples per update of a thread")
+    optimizer: str = of_training("sgd", "sgd or adagrad; settings as in adagrad:eps=1e-8")
+    schedule: str = of_training(
         "step:every=1,factor=0.9",
         "constant, step, cosine or 1/t, of the rate over the updates of a vector; it changes from round to round",
-        group="optimization",
     )
 
     unused = ("accumulate", "clip_norm", "batch_per_rank", "augment", "data_servers", "average", "straggler")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("threads", "join_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(self, name)}")
-        for name in ("round_size", "servers"):
-            self._refuse_negative(name)
+        positive(self, "threads", "join_every")
+        not_negative(self, "round_size", "servers")
         from hpcdl.parallel.thread_team import check_exchange
 
         check_exchange(self.exchange_every, self.locking)
         if self.threads > MOST_THREADS:
             raise UsageError(f"--threads is {MOST_THREADS} at most, not {self.threads}")
-        plain = Options()
-        for name in (*self.unused, "pretend_compute"):
-            if getattr(self, name) != getattr(plain, name):
-                raise UsageError(
-                    f"--{name.replace('_', '-')}: threads take whole examples one by one from memory; leave it out"
-                )
-        if isinstance(self.batch_size, str):
-            raise UsageError("--batch-size full: an update of a thread has a number of examples, 1 by itself")
-        if self.optimizer.partition(":")[0] not in ("sgd", "adagrad"):
-            raise UsageError(
-                f"--optimizer {self.optimizer}: it moves coordinates that no example touches; take sgd or adagrad"
-            )
-        if self.device != "cpu":
-            raise UsageError(f"--device {self.device}: threads work on the cores of the processor; leave it out")
-        if self.placement == "streamed":
-            raise UsageError("--placement streamed: threads need the rows in memory; take shared or partitioned")
-        self._check_join()
-
-    def _check_join(self) -> None:
+        self._refuse_unused(" has no effect on threads that take single examples: leave it out", "pretend_compute")
+        rule, full = self.optimizer.partition(":")[0], isinstance(self.batch_size, str)
+        streamed = self.placement == "streamed"
+        others = f"--optimizer {self.optimizer} moves coordinates that are 0 in an example; take sgd or adagrad"
+        refuse(
+            (full, "--batch-size full: give the number of examples of a thread's update, 1 by default"),
+            (rule not in ("sgd", "adagrad"), others),
+            (self.device != "cpu", f"--device {self.device}: HOGWILD! runs on CPU cores; leave out --device"),
+            (streamed, "--placement streamed: threads need the rows in memory; take shared or partitioned"),
+        )
         if self.join != "servers":
-            if self.servers:
-                raise UsageError("--servers goes with --join servers")
+            refuse((self.servers, "--servers needs --join servers"))
             return
         object.__setattr__(self, "servers", self.servers or 1)
-        if self.shared:
-            raise UsageError("--join servers: each worker has a vector of its own; leave out --shared")
-        if self.join_every != 1:
-            raise UsageError("--join servers: a worker pushes after each round; for fewer take a larger --round-size")
-        if self.placement != "shared" or self.partition != "iid":
-            raise UsageError("--join servers: any worker may have to do any round; take --placement shared")
-        if self.optimizer.partition(":")[0] != "sgd":
-            raise UsageError("--join servers adds up what workers change, who have no state in common; take sgd")
+        every = "with --join servers any worker may do any round"
+        refuse(
+            (self.shared, "--join servers: each worker has a vector of its own; leave out --shared"),
+            (self.join_every != 1, "--join servers pushes after each round: take --round-size, not --join-every"),
+            (self.placement != "shared", f"--placement {self.placement}: {every}; take shared"),
+            (self.partition != "iid", f"--partition {self.partition}: {every}; take iid"),
+            (rule != "sgd", "--join servers adds up the workers' changes, which share no optimizer state; take sgd"),
+        )
 
     def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
-        """A step is a round."""
+        """Return examples per round, rounds per epoch, and rounds in all; a round is a step of the run."""
         share = self.batch_size * self.threads * (1 if self.join == "servers" else ranks)
         parts = PARTS * (ranks if self.join == "servers" else 1)
         size = self.round_size or -(-data.examples // (parts * share)) * share
@@ -455,13 +378,13 @@ class HogwildOptions(Options):
         return size, per_epoch, self.allowance.steps(self.steps or self.epochs * per_epoch, size)
 
     def make_optimizer(self, model: Any, ranks: int, data: Any, size: int | None = None) -> Optimizer:
-        """The rate of a round is that of its first update, as the schedule has it over the updates of one vector."""
+        """Return the optimizer; its rate in a round is that of the schedule at the round's first update."""
         from hpcdl.optim import make_schedule
 
         made = super().make_optimizer(model, ranks, data, size)
         examples, per_epoch, rounds = self.plan(ranks, data)
         each = self.batch_size * (1 if self.shared or self.join == "servers" else ranks)
-        updates = -(-data.examples // each)  # of an epoch
+        updates = -(-data.examples // each)  # per epoch
 
         def first(step: int) -> int:
             epoch, step = divmod(step, per_epoch)
@@ -493,12 +416,12 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
 
 
 def vectors_of(case: Workload) -> int:
-    """How many vectors there are; with --shared one, as of a single node."""
+    """Return the number of vectors that threads work on; with --shared 1, as on a single node."""
     return 1 if case.options.shared else case.size - (case.options.servers if case.options.join == "servers" else 0)
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
-    """The vector of all threads, replicas that they exchange, and what joining several receives; no gradients."""
+    """Add to `memory` the threads' vector, their replicas, and vectors that joining needs; on a server its slice."""
     options, rules, exchanging = case.options, len(case.vectors), 0
     if options.exchange_every and options.threads * (case.size if options.shared else 1) > 1:
         exchanging = 2 * options.threads
@@ -506,8 +429,8 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
         if rank < options.servers:
             case.hold_slice(memory, rank, service_of(case), 0)
             return
-        case.hold(memory, "parameters", 2 + exchanging)  # w, and as it was pulled
-        case.hold(memory, "gradients")  # as OnServers counts what it scores
+        case.hold(memory, "parameters", 2 + exchanging)  # w, and its values when pulled
+        case.hold(memory, "gradients")  # OnServers counts the vector that it scores
         case.hold(memory, "optimizer", exchanging)
         return
     several, received = vectors_of(case) > 1, 0
@@ -523,14 +446,14 @@ def service_of(case: Workload) -> Service:
 
 
 def step(case: Workload) -> StepCost:
-    """A thread's part of the examples of a round; then vectors come together, or a worker pulls and pushes."""
+    """Return the cost of a thread's part of a round, and of joining vectors (with servers, of a pull and a push)."""
     options, workers = case.options, vectors_of(case)
     if options.join == "servers":
         return StepCost(case.batch, [(case.batch / options.threads, 1)], updates=0.0, service=service_of(case))
     calls: list[Call] = []
     if workers > 1 and options.join == "gossip":
         graph = topology(options.topology, workers, options.seed)
-        calls = exchanges(case.bytes, graph.graphs(), 1 / options.join_every)
+        calls = Call.exchanges(case.bytes, graph.graphs(), 1 / options.join_every)
     elif workers > 1:
         calls = [Call("all_reduce", case.bytes, 1 / options.join_every)]
     return StepCost(case.batch, [(case.batch / case.size / options.threads, 1)], calls, updates=0.0)

@@ -4,38 +4,25 @@
     rank 1                          layers 4 5 6  --- activations --->   <- gradients -  layers 6 5 4
     rank 2                                           layers 7 8, loss  layers 8 7
 
-It lets a model fit that fits on no rank, and no more: one rank computes at a time, the others wait, (p-1)/p of the time
-of p ranks. hpcdl/strategies/pipeline.py fills that time. Between neighbours travel rows * width values forward and as
-many backward; nothing is reduced but the gradient of weights that the first and the last layer share (tied).
-
-balance: the layers are cut so that the most expensive rank has as little as can be, by their parameters or by the time
-that they were measured to take (hpcdl/models/balance.py).
-"""
-
-from __future__ import annotations
+It trains a model that fits on no single rank, but no faster: one rank computes at a time, so (p-1)/p of the time of p
+ranks is idle (pipeline.py fills it). Neighbours exchange rows * width values forward and as many backward; only the
+gradient of weights that the first and the last layer share (tied) is reduced. balance: hpcdl/models/balance.py."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Cut, Strategy
-
-if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Data
-    from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
+from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 
 
 def train(
     comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, balance: str = "parameters"
 ) -> Array:
-    """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
-    from hpcdl.parallel.pipelined import PipelineGroups, pipelined
+    """Train on all ranks of `comm`; return the parameters of this rank's layers."""
+    from hpcdl.parallel.pipelined import pipelined
 
-    groups = run.until_end(PipelineGroups(comm))
-    held, stage = pipelined(run, model, data, optimizer, groups, balance=balance)
+    held, stage = pipelined(run, model, data, optimizer, balance=balance)
     run.begin("model_parallel", held, data)
 
     for batch in run.batches(data, held.share):
@@ -51,7 +38,7 @@ def train(
 @dataclass(frozen=True)
 class ModelOptions(Options):
     balance: Literal["parameters", "measured"] = option(
-        "parameters", "by what the layers are cut evenly: their parameters, or the time that they take"
+        "parameters", "what the stages have in equal parts: parameters, or measured time of the layers"
     )
 
 
@@ -67,6 +54,5 @@ def cut(options: ModelOptions, ranks: int) -> Cut:
     return Cut((1, ranks, 1), schedule="one batch")
 
 
-STRATEGY = Strategy(
-    "train-model-parallel", ModelOptions, train, cut=cut, check=fits, small="--model mlp:{widths} --batch-size 16"
-)
+SMALL = "--model mlp:{widths} --batch-size 16"
+STRATEGY = Strategy("train-model-parallel", ModelOptions, train, cut=cut, check=fits, small=SMALL)

@@ -4,7 +4,7 @@
         for ever                                           w <- initial values
             w <- pull                                      for ever
             g <- sum over its examples of grad f(w; x, y)      g <- push of a worker
-            push g                                             w <- w - lr * g, or the rule of the optimizer
+            push g                                             w <- w - lr * g / b, or the rule of the optimizer
 
     consistency    who computes on what                        update of a server                       stale by
     bsp            each worker its share of batch t,           once all have pushed t, by the mean      0
@@ -12,24 +12,19 @@
     ssp, K         ... when all have pushed t - K - 1          by each push, 1/workers of a step        0 ... K clocks
     async          a whole batch, the next that nobody has     by each push                             any versions
 
-bsp takes the very steps of all-reduce SGD, whatever the number of servers; ssp with K = 0 is bsp; async with one worker
-is sequential SGD. Under ssp a push counts as much of a step as its share of the batch: the rate is lr * examples / b.
+bsp takes the steps of all-reduce SGD for any number of servers; ssp with K = 0 is bsp; async with one worker is
+sequential SGD. b: the examples of a whole batch. Under ssp the rate of a push is lr * its examples / b.
 
-aware: rate / (1 + staleness), so that what is late moves less; after Zhang et al., "Staleness-aware async-SGD", IJCAI
-2016, who divide by the staleness where it is 1 or more.
+aware: the rate is divided by 1 + staleness (after Zhang et al., "Staleness-aware async-SGD", IJCAI 2016).
 delay: each update is applied so many versions late, w(t+1) = w(t) - lr g(w(t - delay)): to see where training diverges.
+sparse_push: of the first layer's weight only rows that a batch touches are sent (sparse_keys.py in parameter_server).
+replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/parameter_server/replication.py).
+If the MPI library supports recovery, a run with replicas survives lost ranks (hpcdl/recovery/server_failover.py).
 
-sparse_push: of sparse data, the rows of the first layer's weight travel that a batch touches
-(hpcdl/parameter_server/sparse_keys.py).
+Rank 0, the first server, leads the run: it counts and gives out steps, scores and saves. Until the checkpoint after
+step t is saved, no worker begins a later step: the saved state is that of exactly the steps up to t.
 
-replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/parameter_server/replication.py);
-ranks that are gone are outlived then, where the library can (hpcdl/recovery/server_failover.py).
-
-The run is run by rank 0, the first server: it counts steps, scores, saves, and gives out the steps. Before a checkpoint
-no worker is let past its step, so that what is saved is the state of just those steps.
-
-(Dean et al., "Large scale distributed deep networks", NeurIPS 2012; Ho et al., NeurIPS 2013; Li et al., OSDI 2014)
-"""
+(Dean et al., "Large scale distributed deep networks", NeurIPS 2012; Ho et al., NeurIPS 2013; Li et al., OSDI 2014)"""
 
 from __future__ import annotations
 
@@ -46,24 +41,18 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
-from hpcdl.runs.options import Options, option
+from hpcdl.runs.options import Options, not_negative, option, refuse
 from hpcdl.strategies.description import Service, StepCost, Strategy
 
 if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Batch, Data
-    from hpcdl.memory import Memory
-    from hpcdl.optim import Optimizer
     from hpcdl.parameter_server.parameter_store import ParameterStore
     from hpcdl.parameter_server.store_messages import Push
-    from hpcdl.recovery.server_failover import WorkDivision, WorkShare
-    from hpcdl.runs.run import Run
-    from hpcdl.runs.stopwatch import Stopwatch
-    from hpcdl.strategies.workload import Workload
+    from hpcdl.recovery.server_failover import WorkShare
+    from hpcdl.strategies.description import Batch, Communicator, Data, Memory, Optimizer, Run, Stopwatch, Workload
 
 log = logging.getLogger("hpcdl")
 LATE_OWN = (
-    "--broadcast-every: a worker may not see the effect of its own last pushes, which ssp promises: what they change "
+    "--broadcast-every: a worker may miss the effect of its own last pushes, which ssp promises to show: the effect "
     "depends on the parameters or the optimizer's state; take --optimizer sgd without --weight-decay and --average, or "
     "leave out --broadcast-every"
 )
@@ -85,18 +74,15 @@ def train(
     sparse_push: bool = False,
     replicas: int = 1,
 ) -> np.ndarray:
-    """Train on all ranks of `comm`: the first `servers` serve, or all do (on_workers); the others work.
-
-    replicas: on how many servers each slice is (hpcdl/parameter_server/replication.py).
-
-    Returns the parameters: whole on rank 0 and the workers, on other servers their slice.
-    """
+    """Train on all ranks of `comm`: the first `servers` ranks serve, the other ranks work; on_workers: each does both.
+    Return all parameters on rank 0 and the workers, on other servers their slice."""
     from hpcdl.comm.failure import refuse_together
     from hpcdl.models.model import abilities_of
     from hpcdl.parameter_server.parameter_store import ParameterStore
     from hpcdl.parameter_server.run_on_servers import OnServers
     from hpcdl.parameter_server.store_client import shows_own_pushes
     from hpcdl.parameter_server.store_settings import Replication, Serving, StoreLayout
+    from hpcdl.recovery.server_failover import WorkDivision
 
     size, leads, works = model.layout.size, comm.rank == 0, on_workers or comm.rank >= servers
     with refuse_together(comm.mpi):
@@ -111,7 +97,7 @@ def train(
     group = run.until_end(comm.split(0 if comm.rank in layout.holders else None, name="servers", allreduce="tree"))
     optimizer = optimizer.of_size(layout.length(comm.rank))
     if optimizer.average_from is not None and consistency.clocked and not consistency.in_rounds:
-        optimizer.average_from *= len(layout.clients)  # which counts updates
+        optimizer.average_from *= len(layout.clients)  # counts updates
     whole = CPU.array(model.initialize(run.random)) if leads else None
     pulled: Any = abilities_of(model).device.empty(size, model.layout.dtype) if works else None
     held = OnServers(run, model, pulled if whole is None else whole, optimizer, works)
@@ -137,26 +123,24 @@ def train(
         store.replicate()
     if survivor is not None:
         survivor.begin(store)
-        held.everyone.barrier()  # whoever is gone from here on is outlived
+        held.everyone.barrier()  # from here on the run survives lost ranks
     with run.going_on():
         if works:
             plan = *run.plan(data)[:2], run.steps
-            batches = Batches(comm, store, data, plan, stopwatch, survivor and survivor.division)
-            work(comm, store, model, batches, pulled, optimizer.clip_norm > 0, stopwatch)
-        elif leads:
-            with stopwatch.step("serve"):
-                for loss, total in store.completed_steps():
-                    run.record(loss, int(total))
-                    run.boundary(store.signalled)
-                    if replication.careful:
-                        held.note()
+            division = survivor.division if survivor is not None else WorkDivision.begun_by(store, 0)
+            shares, left = division.shares[comm.rank], division.orphans.get(comm.rank, [])
+            batches = Batches(data, plan, consistency.clocked, stopwatch, shares, left)
+            work(comm, store, model, batches, pulled, optimizer.clip_norm > 0)
         else:
             with stopwatch.step("serve"):
-                store.serve()
+                store.serve()  # rank 0 counts the steps (OnServers.count)
         if leads:
             run.report(staleness_histogram=store.staleness_histogram)
         if replication.careful:
-            report_pushes(store, held.everyone, run)
+            mine = sum(store.server.clocks.staleness.values()) if store.serves else None  # pushes applied in all legs
+            pushes = held.everyone.mpi.gather(mine)
+            if pushes is not None:
+                run.report(pushes_applied=[each for each in pushes if each is not None])
     if held.average:
         held.hand_out([rank for rank in store.clients if rank > 0])
     store.free()
@@ -165,26 +149,20 @@ def train(
 
 
 def work(
-    comm: Communicator,
-    store: ParameterStore,
-    model: Any,
-    batches: Batches,
-    parameters: Array,
-    clip: bool,
-    stopwatch: Stopwatch,
+    comm: Communicator, store: ParameterStore, model: Any, batches: Batches, parameters: Array, clip: bool
 ) -> None:
-    """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
+    """Pull, compute, push until no step is left; `parameters` then are final. clip: push a gradient's norm, too."""
     from hpcdl.kernels.norm import sum_of_squares
 
-    keyed = store.rows is not None
+    keyed, stopwatch = store.rows is not None, batches.stopwatch
     gradient = device_of(parameters).zeros(parameters.size, parameters.dtype)
     with contextlib.closing(batches):
         while True:
             with stopwatch.step():
-                batch = (pull_touched if keyed else pull_all)(comm, store, parameters, batches, stopwatch)
+                batch = pull(comm, store, parameters, batches)
                 if batch is None:
                     break
-                if not keyed:  # else the push has left zeros
+                if not keyed:  # with keys the push has left zeros
                     gradient[:] = 0
                 loss = model.loss_and_gradient(parameters, batch, gradient, store.attend if store.serves else None)
                 count = len(batch.y)
@@ -198,78 +176,56 @@ def work(
         store.close(parameters)
 
 
+@dataclass
 class Batches:
-    """This worker's part of the batch of any step; under async the whole batch.
+    """This worker's part of the batch of any step; under async the whole batch. shares: which part, from which step on.
+    plan: (batch size, steps per epoch, steps). ahead: batches are made ahead. left: lost workers' parts to push."""
 
-    plan: examples of a batch, steps of an epoch, steps in all. division: of the batches where workers may be gone:
-    another part is theirs from some step on, and what others have left is added to the next push
-    (hpcdl/recovery/server_failover.py).
-    """
-
-    def __init__(
-        self,
-        comm: Communicator,
-        store: ParameterStore,
-        data: Data,
-        plan: tuple[int, int, int],
-        stopwatch: Stopwatch,
-        division: WorkDivision | None,
-    ):
-        from hpcdl.recovery.server_failover import WorkShare
-
-        self.data, self.stopwatch, self.ahead = data, stopwatch, store.consistency.clocked
-        self.batch, self.per_epoch, self.steps = plan
-        if division is None:
-            parts = (store.clients.index(comm.rank), len(store.clients)) if self.ahead else (0, 1)
-            self.shares, self.left = [WorkShare(0, *parts)], []  # type: list[WorkShare], list[WorkShare]
-        else:
-            self.shares, self.left = division.shares[comm.rank], division.orphans.get(comm.rank, [])
-        self.share: WorkShare | None = None
-        self.cursor: Any = None  # Cursor, from the first batch on
+    data: Data
+    plan: tuple[int, int, int]
+    ahead: bool
+    stopwatch: Stopwatch
+    shares: list[WorkShare]
+    left: list[WorkShare]
+    share: WorkShare | None = None
+    cursor: Any = None  # Cursor, from the first batch on
 
     def take(self, step: int) -> Batch:
-        """The batch of a step."""
+        """Return this worker's part of the batch of a step."""
         from hpcdl.recovery.server_failover import share_at
 
         share = share_at(self.shares, step)
         if share != self.share:
             self.close()
-            self.share, self.cursor = share, self.data.cursor(self.batch, share[1:], self.ahead)
+            self.share, self.cursor = share, self.data.cursor(self.plan[0], share[1:], self.ahead)
         with self.stopwatch.fetching():
-            return self.cursor.take(*divmod(step, self.per_epoch))  # type: ignore[no-any-return]
+            return self.cursor.take(*divmod(step, self.plan[1]))  # type: ignore[no-any-return]
 
     def orphans(self) -> Iterator[Batch]:
-        """What has been left of steps by workers that are gone, once."""
+        """Yield each batch that lost workers have left, and remove it."""
         while self.left:
             step, *own = self.left[0]
-            with contextlib.closing(self.data.cursor(self.batch, (own[0], own[1]), False)) as cursor:
-                yield cursor.take(*divmod(step, self.per_epoch))
+            with contextlib.closing(self.data.cursor(self.plan[0], (own[0], own[1]), False)) as cursor:
+                yield cursor.take(*divmod(step, self.plan[1]))
             self.left = self.left[1:]
 
     def close(self) -> None:
-        """End the thread that makes batches ahead, where there is one."""
+        """End the thread that makes batches ahead, if there is one."""
         if self.cursor is not None:
             self.cursor.close()
 
 
-def pull_all(
-    comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
-) -> Batch | None:
-    """The batch to compute on these parameters, which are pulled; None: no step is left."""
+def pull(comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches) -> Batch | None:
+    """Pull the parameters; return the batch to compute on them, or None if no step is left.
+    With --sparse-push the batch is taken first, and only the rows that it touches are pulled."""
     from hpcdl.parameter_server.run_on_servers import request_step
 
-    step = request_step(comm, store, stopwatch, store.pull, parameters)
-    return None if step is None else batches.take(step)
-
-
-def pull_touched(
-    comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
-) -> Batch | None:
-    """Likewise, but the batch comes first, and what it touches of the parameters is pulled."""
-    from hpcdl.parameter_server.run_on_servers import request_step
-
+    stopwatch = batches.stopwatch
+    if store.rows is None:
+        step = request_step(comm, store, stopwatch, store.pull, parameters)
+        return None if step is None else batches.take(step)
     step = store.clock if store.consistency.clocked else request_step(comm, store, stopwatch, store.draw)
-    if step is None or step >= batches.steps:
+    if step is None or step >= batches.plan[2]:
         return None
     batch = batches.take(step)
     keys = np.unique(batch.x.indices[batch.x.part]).astype(KEY)
@@ -277,61 +233,53 @@ def pull_touched(
 
 
 def touched_rows(model: Any) -> VectorRows:
-    """The rows of the weight of a model's first layer, of which a batch touches some. UsageError where it has none."""
+    """Return where the rows of the first layer's weight are; UsageError if the model begins with no dense layer."""
     from hpcdl.models.layered import Layered
     from hpcdl.models.layers import Dense
     from hpcdl.models.model import unwrapped
 
     model = unwrapped(model)
     if not (isinstance(model, Layered) and isinstance(model.layers[0], Dense)):
-        raise UsageError("--sparse-push sends rows of the first layer's weight: take a linear model or an mlp")
+        raise UsageError("--sparse-push needs a dense first layer, whose rows it sends: take a linear model or an mlp")
     features, width = model.layers[0].full_shapes["weight"]
     return VectorRows(width, features * width)
 
 
 def check_sparse_push(optimizer: Optimizer, sparse: bool) -> None:
-    """Raise UsageError where a step moves more than what a batch touches."""
+    """Raise UsageError if the data are dense, or the optimizer changes rows that a batch does not touch."""
     if not sparse:
-        raise UsageError("--sparse-push is for sparse data: of dense rows a batch touches all; leave it out")
+        raise UsageError("--sparse-push is for sparse data, and these are dense: leave it out")
     if not optimizer.sparse:
         raise UsageError(
-            "--sparse-push leaves alone what a batch does not touch, which momentum, moments, weight decay and means "
-            "would move: take --optimizer sgd or adagrad, without --weight-decay and --average"
+            "--sparse-push changes only rows that a batch touches; momentum, moments, --weight-decay and --average "
+            "change all rows: take --optimizer sgd or adagrad, without these two options"
         )
 
 
 def check_replicas(model: Any, optimizer: Optimizer, consistency: Consistency) -> None:
-    """Raise UsageError where replicas of slices would not do the updates that their servers do."""
+    """Raise UsageError if replicas of slices could not do the same updates as the servers of the slices."""
     from hpcdl.checkpoint.buffers import buffer_packer
 
     if optimizer.clip_norm > 0 and consistency.in_rounds:
         raise UsageError(
-            "--replicas: the norm of a round's sum is known to all servers together, not to replicas; leave out "
-            "--clip-norm, or take --consistency async or ssp with a staleness, which clip each push"
+            "--replicas: a replica does not know the norm of a round's sum, which the servers compute together; leave "
+            "out --clip-norm, or take --consistency async or ssp with a staleness, which clip each push"
         )
     if optimizer.average_from is not None:
         raise UsageError("--replicas: the mean of the iterates has no replicas; leave out --average")
     if buffer_packer(model) is not None:
-        raise UsageError("--replicas: what a model holds beside its parameters has no replicas; leave out one of them")
-
-
-def report_pushes(store: ParameterStore, everyone: Communicator, run: Run) -> None:
-    """Let rank 0 tell how many pushes each slice has applied, in all legs in this job; collective."""
-    mine = sum(store.server.clocks.staleness.values()) if store.serves else None
-    told = everyone.mpi.gather(mine)
-    if told is not None:
-        run.report(pushes_applied=[each for each in told if each is not None])
+        raise UsageError("--replicas: this model has buffers, which have no replicas; leave out --replicas")
 
 
 class Updates:
-    """What a server does with a push: a step of the optimizer on its slice, by the mean over the examples pushed."""
+    """A server's update: a push makes a step of the optimizer on its slice, by the mean over the pushed examples."""
 
     def __init__(self, optimizer: Optimizer, group: Any, consistency: Consistency, aware: bool):
         self.optimizer, self.group, self.consistency, self.aware = optimizer, group, consistency, aware
         self.in_rounds, self.state, self.additive = consistency.in_rounds, optimizer.state, optimizer.additive
 
     def of_size(self, size: int) -> Updates:
-        """The same of another slice, as far as this one is."""
+        """Return the same updates for a slice of `size` elements, with a new state at the same step."""
         optimizer = self.optimizer.of_size(size)
         optimizer.step = self.optimizer.step
         return Updates(optimizer, self.group, self.consistency, self.aware)
@@ -348,7 +296,7 @@ class Updates:
             self.optimizer.update_at(push.part.elements, values, gradient, 1 / push.count, norm, rate)
 
     def norm(self, gradient: np.ndarray, push: Push) -> float:
-        """The norm of the whole vector: of one push its worker knows it, of a round's sum the servers find it."""
+        """Return the whole gradient's norm: of a push, as its worker sent it; of a round's sum, by an all-reduce."""
         from hpcdl.kernels.norm import sum_of_squares
 
         if not self.in_rounds:
@@ -367,46 +315,44 @@ class ServerOptions(Options):
         "bsp", "bsp: in rounds; ssp: workers may be --staleness clocks ahead; async: no worker waits for another"
     )
     staleness: int = option(0, "ssp: by how many clocks a worker may be ahead of the slowest; 0: as bsp")
-    broadcast_every: int = option(0, "servers send after so many clocks (async: versions), unasked; 0: when asked")
+    broadcast_every: int = option(0, "servers send slices unasked each so many clocks (async: versions); 0: never")
     staleness_aware: bool = option(False, "divide the learning rate of a gradient by 1 + its staleness")
-    sparse_push: bool = option(False, "sparse data: send only what a batch touches of the first layer's weight")
-    replicas: int = option(1, "on how many servers each slice is, so that one that is gone is outlived")
-    survive: int = option(0, "--replicas: ranks that may be lost, under mpiexec --with-ft ulfm of Open MPI; 0: any")
+    sparse_push: bool = option(False, "sparse data: of the first layer's weight, send only rows that a batch touches")
+    replicas: int = option(1, "number of servers that hold each slice, so that the run survives the loss of one")
+    survive: int = option(0, "with --replicas: ranks that may be lost, under Open MPI's mpiexec --with-ft ulfm; 0: any")
     fixed_delay: int = option(0, "apply each gradient so many versions late, to see where training diverges")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.servers_on_workers and self.servers > 1:
-            raise UsageError("give --servers or --servers-on-workers, not both: there, every rank is a server")
+            raise UsageError("--servers-on-workers makes every rank a server: leave out --servers")
         if self.servers_on_workers:
             object.__setattr__(self, "servers", 0)
-        for name in ("broadcast_every", "fixed_delay"):
-            self._refuse_negative(name)
+        not_negative(self, "broadcast_every", "fixed_delay")
         self.chosen.checked()
         if self.consistency == "async" and (self.partition != "iid" or self.placement == "partitioned"):
             raise UsageError(
-                "async draws batches of all rows: --partition and --placement partitioned are for bsp and ssp"
+                "--consistency async draws batches from all rows: leave out --partition and --placement partitioned"
             )
         if self.consistency == "async" and self.batch_per_rank:
             object.__setattr__(self, "batch_size", self.batch_per_rank)  # an update is one rank's
             object.__setattr__(self, "batch_per_rank", 0)
-        if self.fixed_delay and self.checkpoint_every:
-            raise UsageError("--fixed-delay: what is delayed is in no checkpoint; leave out --checkpoint-every")
-        if self.sparse_push and self.broadcast_every:
-            raise UsageError("--broadcast-every sends all parameters, unasked: leave it out with --sparse-push")
-        if self.sparse_push and self.device != "cpu":
-            raise UsageError("--sparse-push finds what travels in the memory of the host: leave out --device")
-        if self.replicas < 1:
-            raise UsageError(f"--replicas {self.replicas}: each slice is on 1 server or more")
-        if self.survive and self.replicas == 1:
-            raise UsageError("--survive: what a server holds would be gone with it; give --replicas 2 as well")
+        keyed, away, lone = self.sparse_push, self.device != "cpu", self.survive and self.replicas == 1
+        saved, unasked = self.fixed_delay and self.checkpoint_every, keyed and self.broadcast_every
+        refuse(
+            (saved, "--fixed-delay: a checkpoint holds no delayed updates; leave out --checkpoint-every"),
+            (unasked, "--broadcast-every sends all parameters: leave it out with --sparse-push"),
+            (keyed and away, "--sparse-push needs gradients in host memory: leave out --device"),
+            (self.replicas < 1, f"--replicas counts the servers of each slice: 1 or more, not {self.replicas}"),
+            (lone, "--survive: a lost server would take its slice with it; give --replicas 2 as well"),
+        )
         if self.replicas > 1:
             from hpcdl.parameter_server.store_settings import Serving, check_replicas
 
             serving = Serving(self.chosen, self.broadcast_every, self.fixed_delay)
-            check_replicas(self.replicas, self.servers, self.servers_on_workers, self.sparse_push, serving)
-        if self.servers_on_workers and self.device != "cpu":
-            raise UsageError("--servers-on-workers keeps slices in the memory of the host; use --servers with a GPU")
+            check_replicas(self.replicas, self.servers, self.servers_on_workers, keyed, serving)
+        if self.servers_on_workers and away:
+            raise UsageError("--servers-on-workers keeps slices in host memory; with a GPU, take --servers")
 
     @property
     def chosen(self) -> Consistency:
@@ -414,7 +360,7 @@ class ServerOptions(Options):
 
 
 def check_servers(options: ServerOptions, ranks: int, model: Any) -> None:
-    """Raise UsageError where so many ranks cannot serve this model so."""
+    """Raise UsageError if `ranks` ranks cannot serve this model with these options."""
     from hpcdl.parameter_server.store_settings import Serving, StoreLayout, check_store
 
     rows = touched_rows(model) if options.sparse_push else None
@@ -422,15 +368,8 @@ def check_servers(options: ServerOptions, ranks: int, model: Any) -> None:
     check_store(layout, Serving(options.chosen, options.broadcast_every, options.fixed_delay))
 
 
-def served_survivor() -> Any:
-    """What ranks that outlive others go on from, where there are servers."""
-    from hpcdl.recovery.server_failover import ServedSurvivor
-
-    return ServedSurvivor()
-
-
 def service_of(case: Workload) -> Service:
-    """Who serves whom; of --sparse-push the rows that a batch touches travel, with their keys, and what is no row."""
+    """Return the servers' work; with --sparse-push for touched rows, their keys, and parameters of no row."""
     from hpcdl.parameter_server.sparse_keys import KEY
 
     options, item = case.options, case.dtype.itemsize
@@ -448,7 +387,7 @@ def service_of(case: Workload) -> Service:
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
-    """Of a server its slices (Workload.hold_slice); of a worker pulled parameters, and the gradient that it pushes."""
+    """Add a server's slices (Workload.hold_slice), and a worker's pulled parameters, gradient and activations."""
     from hpcdl.parameter_server.store_client import shows_own_pushes
 
     options, service = case.options, service_of(case)
@@ -464,7 +403,7 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def step(case: Workload) -> StepCost:
-    """A worker pulls, computes and pushes; of async servers a step is any one worker's."""
+    """Return the cost of a worker's pull, gradient and push; under async any one worker does a step."""
     service = service_of(case)
     rows = case.batch if service.apart else case.share(0, service.workers)
     return StepCost(case.batch, [(rows, 1)], drawn=rows, service=service)
@@ -478,16 +417,7 @@ STRATEGY = Strategy(
     step,
     check=check_servers,
     mode=lambda options: options.consistency,
-    modes={
-        "bsp": "--consistency bsp",
-        "ssp": "--consistency ssp --staleness 2",
-        "async": "--consistency async",
-    },
-    survivor=served_survivor,
-    renamed={
-        "on_workers": "servers_on_workers",
-        "consistency": "chosen",
-        "aware": "staleness_aware",
-        "delay": "fixed_delay",
-    },
+    modes={"bsp": "--consistency bsp", "ssp": "--consistency ssp --staleness 2", "async": "--consistency async"},
+    survivor="hpcdl.recovery.server_failover:ServedSurvivor",
+    renamed=dict(on_workers="servers_on_workers", consistency="chosen", aware="staleness_aware", delay="fixed_delay"),
 )

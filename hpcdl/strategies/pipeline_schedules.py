@@ -1,7 +1,7 @@
-"""Pipeline schedules: in which order a stage does the forwards and backwards of its micro-batches.
+"""Pipeline schedules: the order in which a stage does the forwards and backwards of its micro-batches.
 
 A model is cut into p stages of consecutive layers, a batch into m micro-batches. The forward F of a micro-batch at one
-stage needs that of the stage before, its backward B that of the stage behind, which here takes twice as long:
+stage needs that of the stage before, its backward B that of the stage after. Here B takes twice as long as F:
 
     gpipe
     0 |F0---F1---F2---F3---..............................B3========B2========B1========B0========
@@ -18,8 +18,8 @@ stage needs that of the stage before, its backward B that of the stage behind, w
     1 |..A-B-C-A1B1C1..a1==D-b1==E-c1==F-a===D1b===E1c===F1d1==..e1==..f1==d===e===f===....
     2 |....A-B-C-A1a1==B1b1==C1c1==D-a===E-b===F-c===D1d1==E1e1==F1f1==d===e===f===........
 
-idle: the share of all stages' time, where every stage takes equally long and messages take none. in flight: how many
-micro-batches a stage has at most been through forwards and not yet backwards; it keeps their activations.
+idle: the idle share of all stages' time, if all stages are equally fast and messages take no time. in flight: the
+largest number of micro-batches between F and B at a stage, which keeps their activations.
 
     schedule      stage s of p, for m micro-batches             idle              in flight at stage s
     naive         F0 B0 F1 B1 ...: one at a time                (p-1) / p         1
@@ -30,33 +30,31 @@ micro-batches a stage has at most been through forwards and not yet backwards; i
     pipedream     as 1f1b, with an update after each B:         (p-1) / (m+p-1)   min(m, p-s), and as many versions
                   m is the whole run, or endless                                  of the weights
 
-Interleaved: the model is cut into v p chunks that go round the stages; chunk c of stage s is virtual stage c p + s of
-v p. Micro-batches go through in groups of p, and m is a multiple of p. PipeDream: stage s begins F of micro-batch k
-with weights that lack the updates of the min(k, p-1-s) before it, and B needs the version that F has used.
+Interleaved: chunk c of stage s is virtual stage c p + s of v p; m is a multiple of p. PipeDream: at stage s, F and B of
+micro-batch k use weights that lack the updates of the min(k, p-1-s) micro-batches before it.
 
-(naive: a model cut between layers, the parts working one after the other. gpipe: Huang et al., "GPipe", NeurIPS 2019.
-pipedream: Narayanan et al., "PipeDream", SOSP 2019. 1f1b, there PipeDream-Flush, and interleaved: Narayanan et al.,
-"Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)
-"""
+(Huang et al., "GPipe", NeurIPS 2019. Narayanan et al., "PipeDream", SOSP 2019. 1f1b (PipeDream-Flush) and interleaved:
+Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 
 from hpcdl.errors import UsageError, unknown
 from hpcdl.parallel.timetable import Action, Span
+from hpcdl.runs.options import refuse
 
 # -- the schedules: what one stage does, in order -------------------------------------------------------------------
 
 
 def naive(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
-    """One micro-batch at a time, there and back: no two stages ever work at once."""
+    """Yield F and B of one micro-batch after another: no two stages ever work at once."""
     for k in range(microbatches):
         yield Action("F", k)
         yield Action("B", k)
 
 
 def gpipe(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
-    """All forwards, then all backwards; the last micro-batch turns round first, for it is there already."""
+    """Yield all forwards, then all backwards; the last micro-batch turns round first."""
     for k in range(microbatches):
         yield Action("F", k)
     for k in reversed(range(microbatches)):
@@ -64,13 +62,12 @@ def gpipe(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
 
 
 def one_f_one_b(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
-    """As many forwards ahead as there are stages behind, then one forward and one backward in turn."""
+    """Yield as many forwards ahead as there are stages after this one, then one forward and one backward in turn."""
     yield from _in_turn(_actions("F", range(microbatches)), _actions("B", range(microbatches)), stages - 1 - stage)
 
 
 def interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iterator[Action]:
-    """1F1B with `chunks` chunks per stage: p micro-batches through chunk 0, the same p through chunk 1, and so on."""
-    _check_groups(stages, microbatches)
+    """Yield 1F1B with `chunks` chunks per stage: p micro-batches through chunk 0, the same p through chunk 1, ..."""
     groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
     forwards = (action for group in groups for chunk in range(chunks) for action in _actions("F", group, chunk))
     backwards = (
@@ -80,18 +77,17 @@ def interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iter
 
 
 def pipedream(stages: int, stage: int, microbatches: int | None = None) -> Iterator[Action]:
-    """1F1B over the micro-batches of a whole run, or endless: the stages fill up once."""
+    """Yield 1F1B over all micro-batches of a run (None: without end): the stages fill up once."""
     numbers = range(microbatches) if microbatches is not None else None
     yield from _in_turn(_actions("F", numbers), _actions("B", numbers), stages - 1 - stage)
 
 
 def _actions(kind: str, numbers: range | None, chunk: int = 0) -> Iterator[Action]:
-    """One action for each micro-batch; None: for 0, 1, 2, ... without end."""
     return (Action(kind, k, chunk) for k in (count() if numbers is None else numbers))
 
 
 def _in_turn(forwards: Iterator[Action], backwards: Iterator[Action], ahead: int) -> Iterator[Action]:
-    """`ahead` forwards (warm-up), one forward and one backward in turn (steady), the backwards left (cool-down)."""
+    """Yield `ahead` forwards (warm-up), a forward and a backward in turn (steady), the backwards left (cool-down)."""
     yield from islice(forwards, ahead)
     for action in forwards:
         yield action
@@ -109,41 +105,26 @@ SCHEDULES: dict[str, Callable[..., Iterator[Action]]] = {
 
 
 def actions_of(name: str, stages: int, stage: int, microbatches: int | None, chunks: int = 1) -> Iterator[Action]:
-    """What `stage` of `stages` does, in order, under the schedule of that name.
-
-    microbatches: of a batch; for pipedream of the whole run, or None: endless. chunks: of the model on each stage, for
-    interleaved alone. Raises UsageError where there is no such schedule.
-    """
+    """Return the actions of `stage` of `stages`, in order. Raises UsageError if the arguments do not fit together.
+    microbatches: in a batch; for pipedream in the run, None: endless. chunks: per stage, for interleaved."""
     if name not in SCHEDULES:
         raise unknown("pipeline schedule", name, SCHEDULES)
-    if stages < 1:
-        raise UsageError(f"a pipeline has at least 1 stage, not {stages}")
-    if not 0 <= stage < stages:
-        raise UsageError(f"there is no stage {stage} in a pipeline of {stages} (0 to {stages - 1})")
-    if microbatches is None and name != "pipedream":
-        raise UsageError(f"the schedule {name} ends with its batch: say how many micro-batches that has")
-    if microbatches is not None and microbatches < 1:
-        raise UsageError(f"a pipeline needs at least 1 micro-batch, not {microbatches}")
-    if chunks < 1:
-        raise UsageError(f"a stage holds at least 1 chunk of the model, not {chunks}")
-    if name != "interleaved":
-        if chunks > 1:
-            raise UsageError(f"the schedule {name} has 1 chunk per stage, not {chunks}; take interleaved")
-        return SCHEDULES[name](stages, stage, microbatches)
-    if stages < 2:
-        raise UsageError("the schedule interleaved needs at least 2 stages; with 1 there is nothing to interleave")
-    assert microbatches is not None
-    _check_groups(stages, microbatches)
-    return interleaved(stages, stage, microbatches, chunks)
-
-
-def _check_groups(stages: int, microbatches: int) -> None:
-    if microbatches % stages:
-        lower = microbatches // stages * stages
-        take = f"{lower} or {lower + stages}" if lower else f"{stages}"
-        raise UsageError(
-            f"{stages} interleaved stages need a multiple of {stages} micro-batches, not {microbatches}; take {take}"
-        )
+    count, one, alone = microbatches or 0, name != "interleaved", stages < 2
+    lower = count // max(1, stages) * stages
+    endless = f"the schedule {name} needs a number of micro-batches, those of a batch"
+    uneven = f"{stages} interleaved stages need a multiple of {stages} micro-batches, not {count}; take "
+    uneven += f"{lower} or {lower + stages}" if lower else f"{stages}"
+    refuse(
+        (stages < 1, f"a pipeline has at least 1 stage, not {stages}"),
+        (not 0 <= stage < stages, f"there is no stage {stage} in a pipeline of {stages} (0 to {stages - 1})"),
+        (microbatches is None and name != "pipedream", endless),
+        (microbatches is not None and count < 1, f"a pipeline needs at least 1 micro-batch, not {count}"),
+        (chunks < 1, f"a stage holds at least 1 chunk of the model, not {chunks}"),
+        (one and chunks > 1, f"the schedule {name} has 1 chunk per stage, not {chunks}; take interleaved"),
+        (not one and alone, "the schedule interleaved needs at least 2 stages; with 1 there is nothing to interleave"),
+        (not one and count % max(1, stages), uneven),
+    )
+    return SCHEDULES[name](stages, stage, microbatches, *([] if one else [chunks]))
 
 
 # -- when each action is done ----------------------------------------------------------------------------------------
@@ -158,22 +139,17 @@ def plan(
     backward: float = 2.0,
     message: float = 0,
 ) -> list[list[Span]]:
-    """For each stage its spans, if every stage takes so long for the forward and the backward of a micro-batch.
-
-    A chunk takes 1 / chunks of that. message: how long what a stage has computed is under way to the next one, which
-    keeps neither from computing. Fractions give exact times.
-    """
+    """Return each stage's spans if F and B of a micro-batch take `forward` and `backward`; of a chunk 1/chunks of it.
+    message: time of an output to the next stage; both stages may compute meanwhile. Fractions give exact times."""
     if microbatches is None:
-        raise UsageError("a plan ends: say how many micro-batches it has")
+        raise UsageError("a plan needs a number of micro-batches")
     orders = [list(actions_of(name, stages, stage, microbatches, chunks)) for stage in range(stages)]
     return simulate(orders, {"F": forward / chunks, "B": backward / chunks}, message)
 
 
 def simulate(orders: list[list[Action]], durations: dict[str, float], message: float = 0) -> list[list[Span]]:
-    """The spans of stages that do their `orders` strictly in order, and wait for what each action needs.
-
-    durations: of an action, by kind. Raises RuntimeError, with the actions that wait, where stages wait for each other.
-    """
+    """Return each stage's spans if it does its actions (`orders`) strictly in order, each once what it needs is there.
+    durations: by kind of action. message: as in `plan`. RuntimeError, with the waiting actions, on a deadlock."""
     stages = len(orders)
     last = max((action.chunk for order in orders for action in order), default=0) * stages + stages - 1
     done: dict[tuple[str, int, int], float] = {}
@@ -204,7 +180,7 @@ def simulate(orders: list[list[Action]], durations: dict[str, float], message: f
 
 
 def needs(action: Action, stage: int, stages: int, last: int) -> list[tuple[str, int, int]]:
-    """What must be done before: (kind, micro-batch, virtual stage) each; last: the number of the last virtual stage."""
+    """Return what the action waits for: (kind, micro-batch, virtual stage); last: number of the last virtual stage."""
     virtual = action.chunk * stages + stage
     if action.kind == "F":
         return [("F", action.microbatch, virtual - 1)] if virtual > 0 else []
@@ -216,14 +192,14 @@ def needs(action: Action, stage: int, stages: int, last: int) -> list[tuple[str,
 
 
 def idle_share(spans: list[list[Span]]) -> float:
-    """Idle time over all time, of all stages, from time 0 to the end of the last span."""
+    """Return the idle share of all stages' time, from time 0 to the end of the last span."""
     whole = len(spans) * _end(spans)
     busy = sum(stop - start for each in spans for _, start, stop in each)
     return (whole - busy) / whole if whole else 0.0
 
 
 def most_in_flight(actions: Iterable[Action]) -> int:
-    """How many micro-batches (times chunks) one stage has at most been through forwards and not yet backwards."""
+    """Return the most micro-batches, each chunk counted, that are between F and B at once by a stage's actions."""
     now = most = 0
     for action in actions:
         now += 1 if action.kind == "F" else -1
@@ -232,13 +208,9 @@ def most_in_flight(actions: Iterable[Action]) -> int:
 
 
 def chart(spans: list[list[Span]], width: int = 120, unit: str = "") -> str:
-    """Plans or measured spans as text of at most `width` columns: a line for each stage, time from 0 to the right.
-
-    A cell begins with its label: F0 is the forward of micro-batch 0, B0 its backward, F0.1 that through chunk 1. Where
-    more than a tenth of the labels find no room, A is the forward of micro-batch 0, B that of micro-batch 1, and a, b
-    are their backwards. An action has at least one column, even if it then covers the end of that before. unit: of
-    time, for the last line, which explains the picture.
-    """
+    """Return spans as text of at most `width` columns: a line for each stage, time from 0 to the right.
+    F0 is the forward of micro-batch 0, B0 its backward, F0.1 that through chunk 1; with little room A, B, ... are
+    forwards of micro-batches 0, 1, ..., and a, b, ... their backwards. unit: of time, for the last line, the legend."""
     number = len(str(max(len(spans) - 1, 0)))
     scale = _scale(spans, width - number - 2)
     columns = max(1, round(_end(spans) * scale))
@@ -256,10 +228,8 @@ def chart(spans: list[list[Span]], width: int = 120, unit: str = "") -> str:
 
 
 def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: list[list[Span]] | None) -> str:
-    """Charts of a schedule as planned, and of a step as it was; "" where there is none (measured: None).
-
-    measured: the spans of each stage, in seconds from the first start.
-    """
+    """Return charts of a schedule as planned, and of a step as it was; "" if measured is None.
+    measured: the spans of each stage, in seconds from the first start."""
     if measured is None:
         return ""
     spans = [[Span(action, 1e3 * start, 1e3 * stop) for action, start, stop in each] for each in measured]
@@ -270,7 +240,7 @@ def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: l
 
 
 def _scale(spans: list[list[Span]], room: int) -> float:
-    """Columns for a unit of time: as many as there is room for, but whole columns for all actions where that can be."""
+    """Return columns per unit of time: as many as fit `room`; if possible, such that actions fill whole columns."""
     end = _end(spans)
     if not end:
         return 0.0
@@ -281,7 +251,7 @@ def _scale(spans: list[list[Span]], room: int) -> float:
 
 
 def _cell(action: Action, length: int, short: bool) -> str:
-    """The label of an action, or as much of it as is not misleading, drawn out to its length."""
+    """Return an action's label (short: A, a, ...), or one letter if that does not fit, padded to `length` columns."""
     fill, label = "-" if action.kind == "F" else "=", str(action)
     if short:
         sign = chr(ord("A" if action.kind == "F" else "a") + action.microbatch % 26)

@@ -9,15 +9,12 @@
         w <- w - lr * (d / b + mu + decay * w)
         mu <- mu + d / n
 
-No full gradient is computed after the first, and each step computes the gradients of its batch once. (Defazio, Bach and
-Lacoste-Julien, "SAGA: a fast incremental gradient method", NeurIPS 2014)
+The model is linear (hpcdl/models/linear_form.py): grad f_i is x_i times the slope of its loss, so a_i is one number per
+output. Every rank has the table of all n examples, because an example may belong to another rank in the next epoch. An
+epoch reads each a_i once, so the new entries are exchanged once per epoch, by an all-reduce in which each number comes
+from one rank and the others add 0: the bits are the same for any number of ranks.
 
-The table: of a linear model (hpcdl/models/linear_form.py) grad f_i is x_i times the slope of its loss, so a_i is one
-number for each output. Every rank has the table of all n examples, by their numbers, for in the next epoch an example
-may be another rank's. An epoch visits each example once, and nobody asks for a_i in the same epoch again: so what is
-new in the table is exchanged once in an epoch, by an all-reduce of the n numbers of each output, of which each comes
-from one rank and the others add 0. It changes no bits, whatever the number of ranks.
-"""
+(Defazio, Bach and Lacoste-Julien, "SAGA: a fast incremental gradient method", NeurIPS 2014)"""
 
 from typing import Any
 
@@ -36,11 +33,8 @@ from hpcdl.runs.run import Run
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> Array:
-    """Train on all ranks of `comm`; returns the parameters, the same flat vector on each. The optimizer is sgd.
-
-    UsageError for a model that is not linear.
-    """
-    outputs = linear_form(unwrapped(model), "--method saga").outputs
+    """Train with sgd on all ranks of `comm`; return the same parameters on each. UsageError for a nonlinear model."""
+    outputs = linear_form(model, "--method saga").outputs
     w = run.initial(model)
     d, mu, step = (comm.empty(like=w) for _ in range(3))
     mu[:] = step[:] = 0
@@ -76,10 +70,8 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
 
 
 class GradientTable:
-    """slopes (examples, outputs): of the losses, as they were when each example was visited last before this epoch.
-
-    new: of those that this rank has visited in this epoch; 0 of all others.
-    """
+    """The slopes of the losses by the outputs. slopes: at each example's last visit before this epoch. new: at this
+    rank's visits in this epoch; elsewhere 0. Both are flat; `rows` and `new_rows` view them as (examples, outputs)."""
 
     def __init__(self, comm: Communicator, model: Any, examples: int, outputs: int):
         self.comm, self.model = comm, model
@@ -88,18 +80,18 @@ class GradientTable:
         self.rows, self.new_rows = (each.reshape(examples, outputs) for each in (self.slopes, self.new))
 
     def differences(self, w: Array, batch: Batch, d: Array) -> float:
-        """d <- d + sum over the batch of (grad f_i(w) - a_i); notes the new slopes; returns the sum of losses."""
+        """Add to d the sum over the batch of (grad f_i(w) - a_i), and note the new slopes; return the sum of losses."""
         self.model.check_arrays(batch.x, batch.y, w, d)
         weights, layers = FlatWeights(self.model, w, d), range(len(self.model.layers))
         (loss, _), kept = self.model.forward(weights, batch.x, layers, batch.y)
-        slopes = kept[-1][1]  # of the loss by the outputs, which goes backward from here
+        slopes = kept[-1][1]  # of the loss by the outputs; backward starts from it
         self.new_rows[batch.index] = slopes
         slopes -= self.rows[batch.index]
         self.model.backward(weights, kept, None, layers)
         return loss
 
     def exchange(self) -> None:
-        """An epoch is over, in which one rank has visited each example: the new slopes are the table; collective."""
+        """End an epoch, in which each example was visited on one rank: the new slopes become the table. Collective."""
         self.comm.all_reduce(self.new)
         self.slopes[:] = self.new
         self.new[:] = 0

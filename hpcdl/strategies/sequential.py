@@ -6,28 +6,17 @@
         g <- 1/b * sum over i in B of grad f(w; x_i, y_i)
         w <- w - lr * g              (or the rule of the optimizer)
 
-With b = all examples it is full gradient descent. (Robbins and Monro, "A stochastic approximation method", 1951)
-"""
+With b = all examples it is full gradient descent. (Robbins and Monro, "A stochastic approximation method", 1951)"""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options
-from hpcdl.strategies.description import StepCost, Strategy
-
-if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Data
-    from hpcdl.memory import Memory
-    from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
-    from hpcdl.strategies.workload import Workload
+from hpcdl.strategies.description import Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> Array:
-    """Train on one rank; returns the parameters, a flat vector."""
+    """Train on one rank; return the parameters, a flat vector."""
     from hpcdl.runs.ownership import Whole
 
     parameters = model.initialize(run.random)
@@ -43,7 +32,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
-    """Parameters, gradient, the optimizer's vectors, activations of a batch."""
+    """Add to `memory` parameters, gradient, the optimizer's vectors, and the activations of a batch."""
     case.hold_step(memory, case.batch)
 
 

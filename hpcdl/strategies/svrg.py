@@ -9,36 +9,21 @@
                 d_r <- sum over i in B_r of (grad f_i(w) - grad f_i(v))
             d <- all-reduce sum of d_1, ..., d_N
             w <- w - lr * (d / b + mu + decay * w)
-        where the snapshot is to be random: w <- the w before a step t that was drawn for s
+        if the snapshot is to be random: w <- the w before a step t that was drawn for s
 
-d / b + mu has the mean of the full gradient, and a variance that goes to zero where w and v come near to the optimum:
-so SGD at a constant rate stalls at a distance to the optimum, and this does not. On strongly convex problems the
-suboptimality of the snapshots falls by a constant factor in each round. The penalty decay/2 |w|^2 is part of the
-function, and its gradient is taken as it is. (Johnson and Zhang, "Accelerating stochastic gradient descent using
-predictive variance reduction", NeurIPS 2013)
+The mean of d / b + mu is the full gradient, and its variance goes to zero as w and v approach the optimum: SGD at a
+constant rate stalls at a distance from the optimum, SVRG does not. Each step costs one all-reduce, as with SGD, and two
+gradients of the batch; each round one all-reduce more, and a gradient of all examples.
 
-Each step costs one all-reduce of the parameters' length, as with SGD, and two gradients of the batch; each round one
-all-reduce more, and a gradient of all examples.
-"""
+(Johnson and Zhang, "Accelerating stochastic gradient descent using predictive variance reduction", NeurIPS 2013)"""
 
-from __future__ import annotations
-
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Call, StepCost, Strategy
-
-if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Data
-    from hpcdl.memory import Memory
-    from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
-    from hpcdl.strategies.workload import Workload
+from hpcdl.runs.options import Options, not_negative, of_training, option, positive, refuse
+from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
 def train(
@@ -50,11 +35,8 @@ def train(
     inner_epochs: float = 2.0,
     snapshot: str = "last",
 ) -> Array:
-    """Train on all ranks of `comm`; returns the parameters, the same flat vector on each.
-
-    inner_epochs: the steps m of a round, in epochs. snapshot: last (the paper's option I) or random (option II). The
-    optimizer is sgd.
-    """
+    """Train with sgd on all ranks of `comm`; return the parameters, the same flat vector on each.
+    inner_epochs: the steps m of a round, in epochs. snapshot: last (the paper's option I) or random (option II)."""
     from hpcdl.checkpoint.state import Same
     from hpcdl.data.full_pass import full_gradient
     from hpcdl.kernels.reduce import add_scaled, scale
@@ -107,59 +89,49 @@ class SvrgOptions(Options):
     )
     inner_epochs: float = option(2.0, "svrg: epochs between two full gradients")
     snapshot: Literal["last", "random"] = option(
-        "last", "svrg: where the next full gradient is taken: at the last iterate (option I), or at one drawn (II)"
+        "last", "svrg: where the next full gradient is taken: at the last iterate (option I), or a random one (II)"
     )
     threads: int = option(
         0, "svrg on one rank: threads that take steps of single examples without locks; 0: batches, on any ranks"
     )
-    optimizer: str = option("sgd", "sgd: steps of reduced variance are plain ones", group="optimization")
-    schedule: str = option(
-        "constant", "of the rate, which may stay as it is: constant, step, cosine, 1/t, ...", group="optimization"
-    )
+    optimizer: str = of_training("sgd", "only sgd: variance reduction takes plain gradient steps")
+    schedule: str = of_training("constant", "of the rate; a constant one suffices: constant, step, cosine, 1/t, ...")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.optimizer != "sgd":
-            raise UsageError(f"--optimizer {self.optimizer}: steps of reduced variance are plain ones; take sgd")
-        if not 0 < self.inner_epochs < math.inf:
-            raise UsageError(f"--inner-epochs must be greater than 0, not {self.inner_epochs}")
-        self._refuse_negative("threads")
-        if self.clip_norm:
-            raise UsageError("--clip-norm: a clipped step is none of reduced variance; take a smaller --lr")
-        if self.augment:
-            raise UsageError("--augment: an example that changes has no gradient that could be kept")
-        if self.method == "saga" or self.threads:
-            self._check_examples("--threads" if self.threads else "--method saga")
-        if self.method == "saga" and (self.inner_epochs != 2 or self.snapshot != "last" or self.threads):
+            raise UsageError(f"--optimizer {self.optimizer}: variance reduction takes plain gradient steps; take sgd")
+        positive(self, "inner_epochs")
+        not_negative(self, "threads")
+        saga, slowed = self.method == "saga", self.straggler or self.pretend_compute
+        drawn, parts = self.snapshot != "last", self.inner_epochs != int(self.inner_epochs)
+        refuse(
+            (self.clip_norm, "--clip-norm: clipped steps undo the variance reduction; take a smaller --lr instead"),
+            (self.augment, "--augment: an example that changes has no gradient to keep; leave it out"),
+        )
+        if saga or self.threads:  # works on single examples of a linear model, without a model's own gradient
+            what, cpu = "--threads" if self.threads else "--method saga", self.device == "cpu"
+            refuse(
+                (not cpu, f"{what} works on single examples, on the CPU: leave out --device {self.device}"),
+                (self.accumulate > 1, f"{what} does not cut batches into parts: leave out --accumulate"),
+                (slowed, f"{what} calls no model that could be slowed: leave out --straggler, --pretend-compute"),
+            )
+        if saga and (self.inner_epochs != 2 or drawn or self.threads):
             raise UsageError("--method saga takes no snapshots: leave out --inner-epochs, --snapshot and --threads")
         if self.threads:
-            self._check_threads()
-
-    def _check_examples(self, what: str) -> None:
-        """Of what works on single examples of a linear model, without a model's own gradient."""
-        if self.device != "cpu":
-            raise UsageError(f"{what} works on single examples, on the CPU: leave out --device {self.device}")
-        if self.accumulate > 1:
-            raise UsageError(f"{what} has no parts of a batch to add up: leave out --accumulate")
-        if self.straggler or self.pretend_compute:
-            raise UsageError(f"{what} calls no model that could be slowed: no --straggler, no --pretend-compute")
-
-    def _check_threads(self) -> None:
-        if self.average:
-            raise UsageError("--threads: nobody sees each iterate, so none can be averaged; leave out --average")
-        if self.snapshot != "last":
-            raise UsageError("--threads: no iterate can be drawn where nobody sees each; leave out --snapshot")
-        if self.inner_epochs != int(self.inner_epochs):
-            raise UsageError(f"--threads meet at the ends of epochs: --inner-epochs is whole, not {self.inner_epochs}")
-        if self.threads > 1024:
-            raise UsageError(f"--threads is 1024 at most, not {self.threads}")
-        if (self.batch_size not in (Options.batch_size, "full")) or self.batch_per_rank:
-            raise UsageError("--threads take steps of one example: leave out --batch-size and --batch-per-rank")
-        if self.data_servers or self.placement == "streamed":
-            raise UsageError("--threads read rows in memory: --placement shared, no --data-servers")
+            batch = self.batch_size not in (Options.batch_size, "full") or self.batch_per_rank
+            away = self.data_servers or self.placement == "streamed"
+            refuse(
+                (self.average, "--threads: without locks there is no single iterate to average; leave out --average"),
+                (drawn, "--threads: without locks there is no single iterate to draw; leave out --snapshot"),
+                (parts, f"--threads meet at ends of epochs: --inner-epochs is whole, not {self.inner_epochs}"),
+                (self.threads > 1024, f"--threads is 1024 at most, not {self.threads}"),
+                (batch, "--threads take steps of one example: leave out --batch-size and --batch-per-rank"),
+                (away, "--threads need the rows in memory: take --placement shared, without --data-servers"),
+            )
 
     def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
-        """With threads, a step of the run is an epoch."""
+        """Return examples per step, steps per epoch, and steps in all; with --threads a step of the run is an epoch."""
         if not self.threads:
             return super().plan(ranks, data)
         return data.examples, 1, self.allowance.steps(self.steps or self.epochs, data.examples)
@@ -167,7 +139,7 @@ class SvrgOptions(Options):
 
 def check(options: SvrgOptions, ranks: int, model: Any) -> None:
     if options.threads and ranks > 1:
-        raise UsageError(f"--threads share the parameters of one rank, not of {ranks}: start it without mpiexec")
+        raise UsageError(f"--threads share the parameters of one rank, and there are {ranks}: start it without mpiexec")
     if options.threads or options.method == "saga":
         from hpcdl.models.linear_form import linear_form
 
@@ -188,7 +160,7 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
-    """Beside a sequential run: the snapshot and its gradient, and a drawn iterate; of SAGA the table and its mean."""
+    """Add to `memory` a step's vectors; for SVRG snapshot, full gradient, drawn iterate; for SAGA table, mean."""
     from hpcdl.models.linear_form import linear_form
 
     options, vectors, rows = case.options, len(case.vectors), case.share(rank, case.size)
@@ -202,18 +174,15 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def full_batch(case: Workload) -> int:
-    """Examples of a batch of the pass over all of them (hpcdl/data/full_pass.py)."""
+    """Return the number of examples per batch in a pass over all examples (hpcdl/data/full_pass.py)."""
     from hpcdl.data.full_pass import batch_of_pass
 
     return min(batch_of_pass(case.size, case.data.examples, case.plan[0]), case.data.examples)
 
 
 def step(case: Workload) -> StepCost:
-    """Two gradients of the share and an all-reduce; a round begins with a full gradient and one more.
-
-    SAGA takes one gradient, a full one at the beginning, and all-reduces its table there and after each epoch. A step
-    of threads is an epoch, of which each has its part.
-    """
+    """Return the cost of two gradients of a share and an all-reduce; per round also a full gradient and all-reduce.
+    SAGA: of one gradient, a full one at the start, and all-reduces of the table. --threads: of an epoch."""
     from hpcdl.models.linear_form import linear_form
 
     options, (_, per_epoch, steps), examples = case.options, case.plan, case.data.examples

@@ -9,41 +9,30 @@
                                                all:      Z = Z_1 + ... + Z_N   (operator g: one all-reduce)
             backward                           all:      dX = dX_1 + ... + dX_N (operator f: one all-reduce)
 
-So half a block of a transformer (attention by heads, MLP by units) costs one all-reduce of its output forward and one
-of its input's gradient backward. The vocabulary is cut, too: the embedding sums what each rank's tokens give, and the
-loss works on outputs that lie on all ranks. An MLP is cut in the same way, its layers by columns and rows in turns.
+Half a block of a transformer (attention by heads, MLP by units) is such a pair; the layers of an MLP are cut by columns
+and rows in turn. The embedding sums the ranks' parts of the vocabulary; the loss works on outputs on all ranks.
 
     all-reduces        a block: 4 (6 with recomputation), of rows * width values each; embedding 1, head 1 (backward)
     of a micro-batch   loss: 2, of 1 and 2 values for each row
     held               1/N of the weights and their gradients; norms and the biases after g are on every rank
 
-All ranks read the same examples and take the same step. With `sequence` (sequence parallelism) what lies between the
-pairs is cut by tokens, and norms, residuals and activations there are held once instead of N times. f and g become
-all-gather and reduce-scatter, which send the same bytes; backward gathers the input of the first product anew instead
-of keeping it, so that a block sends 5/4 of them. The gradients of the tensors there are summed at the end of a step.
+sequence (sequence parallelism): norms, residuals and activations between the pairs are cut by tokens, and held once
+instead of N times. f and g become all-gather and reduce-scatter, which send the same bytes; backward gathers the input
+of the first product again, so that a block sends 5/4 of these bytes.
 
 (Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019;
-Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022)
-"""
-
-from __future__ import annotations
+Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022)"""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdl.kernels.device import Array
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Cut, Strategy
-
-if TYPE_CHECKING:
-    from hpcdl.comm import Communicator
-    from hpcdl.data import Data
-    from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
+from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, sequence: bool = False) -> Array:
-    """Train on all ranks of `comm`; returns the parameters of this rank's part."""
+    """Train on all ranks of `comm`; return the parameters of this rank's part."""
     from hpcdl.comm.tensor_group import TensorGroup
     from hpcdl.models.model import unwrapped
     from hpcdl.models.part import ModelPart
@@ -51,7 +40,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     from hpcdl.parallel.zero import Shards
 
     part = ModelPart(unwrapped(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
-    copies = run.until_end(comm.split(comm.rank, name="data"))  # of this part: there is one
+    copies = run.until_end(comm.split(comm.rank, name="data"))  # of this part: only this rank
     summed = [(comm, part.replicated())] if sequence else []
     held = CutModel(comm, model, Shards(run, part, optimizer, copies), summed=summed, reports_loss=comm.rank == 0)
     run.report(parts=comm.size, sequence_parallel=sequence)
@@ -68,7 +57,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
 
 @dataclass(frozen=True)
 class TensorOptions(Options):
-    sequence_parallel: bool = option(False, "cut what lies between the parts of layers by tokens, too (gpt)")
+    sequence_parallel: bool = option(False, "cut the activations between the parts of layers by tokens, too (gpt)")
 
 
 def fits(options: TensorOptions, ranks: int, model: Any) -> None:
@@ -78,19 +67,9 @@ def fits(options: TensorOptions, ranks: int, model: Any) -> None:
     check_tensor(model, ranks, options.sequence_parallel)
 
 
-RENAMED = {"sequence": "sequence_parallel"}
-
-
 def cut(options: TensorOptions, ranks: int) -> Cut:
     return Cut((1, 1, ranks), tensor=True, sequence=options.sequence_parallel)
 
 
-STRATEGY = Strategy(
-    "train-tensor-parallel",
-    TensorOptions,
-    train,
-    cut=cut,
-    check=fits,
-    renamed=RENAMED,
-    small="--model mlp:32 --batch-size 8",
-)
+RENAMED, SMALL = {"sequence": "sequence_parallel"}, "--model mlp:32 --batch-size 8"
+STRATEGY = Strategy("train-tensor-parallel", TensorOptions, train, cut=cut, check=fits, renamed=RENAMED, small=SMALL)

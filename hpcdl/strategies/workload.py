@@ -1,8 +1,4 @@
-"""The workload of a forecast: a training program, its options, ranks, model, and the shape of the data.
-
-Workload   options of the command line, ranks and their roles, the model on meta arrays, the shape of the data
-Shape      properties of a data set without its rows; also of a data set that does not exist (`--model gpt3`)
-"""
+"""The workload of a forecast: a training program, its options, ranks, model, and the shape of the data."""
 
 import dataclasses
 import math
@@ -33,7 +29,7 @@ EXAMPLES = 1_000_000  # of data that do not exist: enough for any batch
 
 @dataclass
 class Shape:
-    """The shape of a data set; item, target: bytes in memory of an element of x, and of a row's y."""
+    """The properties of a data set without its rows. item, target: bytes of an element of x, and of a row's y."""
 
     name: str
     features: tuple[int, ...]
@@ -47,7 +43,7 @@ class Shape:
     target: int = 8
     row: int = 0  # bytes of a row of x in memory
     statistics: Any = None
-    nonzero: np.ndarray | None = None  # by column the rows that are not zero there, if batches' columns count
+    nonzero: np.ndarray | None = None  # rows that are not zero in each column; for --sparse-push
 
     def steps_per_epoch(self, batch: int) -> int:
         """Return the number of batches of an epoch."""
@@ -55,53 +51,32 @@ class Shape:
 
 
 def shape_of(options: Options, model: str) -> Shape:
-    """Return the shape of the options' data, or of a named configuration's data if that is the model.
-
-    UsageError for data that cannot be opened.
-    """
+    """Return the shape of the options' data, or of the data of the named configuration `model`. Raises UsageError."""
     if model in CONFIGURATIONS:
         configuration = CONFIGURATIONS[model]
         length = configuration.context
         return Shape(f"tokens for {model}", (length,), configuration.vocabulary, vocabulary=True, target=0)
-    options_of_open: dict[str, Any] = {} if is_plugin(options.data) else {"placement": "streamed"}  # no row is read
-    data = open_data(
-        options.data,
-        dtype="float32" if options.dtype == HALF else options.dtype,
-        seed=options.seed,
-        validation=options.validation,
-        standardize=False,
-        **options_of_open,
-    )
+    dtype = "float32" if options.dtype == HALF else options.dtype
+    how: dict[str, Any] = {"dtype": dtype, "seed": options.seed, "validation": options.validation}
+    how |= {} if is_plugin(options.data) else {"placement": "streamed"}  # no row is read
+    data = open_data(options.data, standardize=False, **how)
     source, width = data.train.source, math.prod(data.features)
-    item = getattr(source, "kind", np.dtype(options.dtype if options.dtype != HALF else "float32")).itemsize
-    row = width * item
-    if data.sparse:  # on average: the elements, and their columns
-        row = 8 + math.ceil(source.most_elements(len(source)) * (item + 4) / max(1, len(source)))
-    counts = data.sparse and getattr(options, "sparse_push", False)
-    shape = Shape(
-        data.name,
-        data.features,
-        data.classes,
-        data.outputs,
-        data.vocabulary,
-        data.sparse,
-        data.examples,
-        0 if data.test is None else data.test.examples,
-        item,
-        math.prod(data.outputs) * np.dtype(source.y_kind).itemsize,
-        row,
-        nonzero=np.bincount(np.asarray(source.x.indices), minlength=width) if counts else None,
-    )
+    shape = Shape(data.name, data.features, data.classes, data.outputs, data.vocabulary, data.sparse, data.examples)
+    shape.test = 0 if data.test is None else data.test.examples
+    shape.target = math.prod(data.outputs) * np.dtype(source.y_kind).itemsize
+    shape.item = getattr(source, "kind", np.dtype(dtype)).itemsize
+    shape.row = width * shape.item
+    if data.sparse:  # on average: the elements and their column numbers
+        shape.row = 8 + math.ceil(source.most_elements(len(source)) * (shape.item + 4) / max(1, len(source)))
+        if getattr(options, "sparse_push", False):
+            shape.nonzero = np.bincount(np.asarray(source.x.indices), minlength=width)
     data.close()
     return shape
 
 
 class Workload:
-    """The training that a forecast is made for.
-
-    ranks: of the whole job, with data servers; size: without them. plan: (batch, steps of an epoch, steps). checked:
-    False for options that only begin a search. UsageError if options, ranks and model do not fit together.
-    """
+    """The training that a forecast is made for. UsageError if options, ranks and model do not fit together. ranks: with
+    data servers; size: without. plan: (batch size, steps per epoch, steps). checked: False to begin a search."""
 
     model: Any
 
@@ -135,7 +110,7 @@ class Workload:
         return min(self.plan[0], self.data.examples)
 
     def share(self, rank: int, size: int, batch: int = 0) -> int:
-        """Return the number of rows of a batch that one of `size` ranks has."""
+        """Return how many rows of a batch of `batch` rows (0: a step's batch) rank `rank` of `size` ranks has."""
         own = chunk(batch or self.batch, size, rank)
         return own.stop - own.start
 
@@ -154,21 +129,18 @@ class Workload:
         return Batch(x, y, count, 0, 0, np.arange(count))
 
     def hold(self, memory: Memory, kind: str, vectors: float = 1, length: int | None = None, item: int = 0) -> None:
-        """Add vectors of this kind to the memory. length: elements of each; default: all parameters."""
+        """Add vectors of this kind to `memory`, of `length` elements (None: all) of `item` bytes (0: as parameters)."""
         length = self.length if length is None else length
         memory.add(kind, round(vectors * length) * (item or self.dtype.itemsize))
 
     def hold_state(self, memory: Memory, parameters: float = 1, optimizer: float | None = None) -> None:
-        """Add vectors of parameters and optimizer, and one of gradients."""
+        """Add so many vectors of parameters and of the optimizer (None: those it has), and one of gradients."""
         self.hold(memory, "parameters", parameters)
         self.hold(memory, "gradients")
         self.hold(memory, "optimizer", len(self.vectors) if optimizer is None else optimizer)
 
     def hold_activations(self, memory: Memory, rows: int) -> None:
-        """Add the activations of a gradient of `rows` rows in --accumulate parts, taken from the pool by the model.
-
-        Those of a user's model without a pool are not counted.
-        """
+        """Add the activations of a gradient of `rows` rows in --accumulate parts; none for a model without a pool."""
         model = self.model
         if not abilities_of(model).pool:
             return
@@ -179,16 +151,13 @@ class Workload:
         model.pool.memory = None
 
     def hold_step(self, memory: Memory, rows: int, parameters: float = 1, optimizer: float | None = None) -> None:
-        """Add vectors like `hold_state`, and the activations of `rows` rows."""
+        """Add vectors as `hold_state` does, and the activations of `rows` rows."""
         self.hold_state(memory, parameters, optimizer)
         self.hold_activations(memory, rows)
 
     def hold_slice(self, memory: Memory, rank: int, service: Service, optimizer: int) -> None:
-        """Add a server's slice: values, copies that are being sent, pushed gradients, and vectors of the optimizer.
-
-        In rounds all workers get one copy; else each may get another version, and the most that can be in flight is
-        counted. A replica of another server's slice takes its values and pushed gradients.
-        """
+        """Add a server's slice and its replicas of other slices: values, copies in flight, gradients, optimizer state.
+        In rounds all workers get one copy of the values; otherwise each worker may get another version."""
         holders, workers = service.servers, service.workers
         width = self.first_layer[1] if getattr(self.options, "sparse_push", False) else 1
         layout = StoreLayout(self.length, holders, servers=holders, block=width)
@@ -202,7 +171,7 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a vector of all parameters."""
+        """The bytes of a vector as long as all parameters."""
         return self.length * self.dtype.itemsize
 
     @property
@@ -217,12 +186,10 @@ class Workload:
         return features, width
 
     def touched(self, rows: int) -> float:
-        """Return in how many columns a batch of `rows` rows is not zero, in the mean over all such batches.
-
-        A column in which d of n rows are not zero is zero in a batch of b with C(n - d, b) / C(n, b).
-        """
+        """Return the mean number of columns that are not zero in a batch of `rows` rows. UsageError for dense data.
+        A column with d nonzeros in n rows is zero in a batch of b with probability C(n - d, b) / C(n, b)."""
         if self.data.nonzero is None:
-            raise UsageError("--sparse-push is for sparse data: of dense rows a batch touches all; leave it out")
+            raise UsageError("--sparse-push is for sparse data, and these are dense: leave it out")
         n, lost = self.data.examples, 0.0
         for d, columns in zip(*np.unique(np.minimum(self.data.nonzero, n), return_counts=True), strict=True):
             if n - d >= rows:

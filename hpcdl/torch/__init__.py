@@ -1,16 +1,6 @@
-"""PyTorch modules as models, under every strategy; the only room that imports PyTorch.
+"""PyTorch modules as models, under every strategy; the only room that imports PyTorch (`pip install 'hpcdl[torch]'`).
 
-    model.py            a module as a model: its parameters and gradients are views of flat vectors
-    tensors.py          the place of a module's tensors in them
-    stages.py           a module that is a chain, as layers (layers.py) that ranks can share
-    module_factory.py   --model torch:package.module:function
-    optimizer.py        --optimizer torch:AdamW
-    dataset.py          a Dataset as a data set; workers.py: its worker processes
-    state.py            writes and reads a state_dict
-    backend.py          the backend `hpcdl` of torch.distributed, which this import registers
-
-It is imported only for a spec torch:... or by a user's program, and needs `pip install 'hpcdl[torch]'`.
-"""
+A spec torch:... or a user's program imports it; the import registers the backend `hpcdl` of torch.distributed."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,7 @@
 """Tensors as flat arrays for messages: the tensor's own memory if possible, else a copy.
 
-    on the CPU, contiguous           the memory itself
-    else (strided, on a GPU)         a contiguous copy on the host, copied back when the operation is complete
-
-Types that numpy lacks travel as integers of their size: bfloat16 as uint16, 8-bit types as uint8.
-"""
+A contiguous tensor on the CPU gives its memory. Any other (strided, on a GPU) gives a contiguous host copy, which is
+copied back after the operation. Types that numpy lacks travel as integers of their size, bfloat16 as uint16."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +22,7 @@ Back = Callable[[], object] | None  # copies a received copy back into the tenso
 
 @functools.cache
 def element_type(kind: torch.dtype) -> np.dtype | str:
-    """Return the type that ranks compare: numpy's, or the name of one that only PyTorch has."""
+    """Return the type that ranks compare: numpy's, or the name of a type that only PyTorch has."""
     if kind is torch.float16:  # numpy has it, though it travels as an integer, too
         return np.dtype(np.float16)
     name = str(kind).removeprefix("torch.")
@@ -33,16 +30,12 @@ def element_type(kind: torch.dtype) -> np.dtype | str:
 
 
 def memory_of(tensor: Tensor) -> np.ndarray | None:
-    """Return the tensor's memory as a flat array; None if it is not on the CPU, not contiguous, or misaligned.
-
-    Raises UsageError for a tensor that is not dense.
-    """
+    """Return the tensor's memory as a flat array; None if that is impossible, as on a GPU, strided, or misaligned.
+    Raises UsageError for a tensor that is not dense."""
     if tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
-        raise UsageError(
-            f"the backend hpcdl sends dense tensors, not one of layout {kind}; take to_dense(), and Embedding without "
-            "sparse=True"
-        )
+        advice = "call to_dense(), and make Embedding without sparse=True"
+        raise UsageError(f"the backend hpcdl sends dense tensors, and this one has layout {kind}; {advice}")
     if not tensor.is_cpu or not tensor.is_contiguous():
         return None
     if tensor.requires_grad:
@@ -57,34 +50,24 @@ def memory_of(tensor: Tensor) -> np.ndarray | None:
     return array if array.ndim == 1 else array.reshape(-1)
 
 
-def copied(tensor: Tensor, filled: bool = True) -> Tensor:
-    """Return a contiguous tensor on the host, of the same shape and type; in pinned memory for a GPU tensor."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor.detach()) if filled else copy
-
-
 def array_to_send(tensor: Tensor) -> np.ndarray:
-    """Return the array to send for the tensor."""
-    array = memory_of(tensor)
-    if array is None:
-        array = memory_of(copied(tensor))
-        assert array is not None
-    return array
+    """Return the array to send for the tensor: its memory or a copy."""
+    return array_to_fill(tensor)[0]
 
 
 def array_to_fill(tensor: Tensor, filled: bool = True) -> tuple[np.ndarray, Back]:
-    """Return the array to receive into, and the function to call afterwards. filled: it holds the tensor's values."""
+    """Return an array to receive into, and what to call after that, or None. filled: with the tensor's values."""
     array = memory_of(tensor)
     if array is not None:
         return array, None
-    copy = copied(tensor, filled)
-    array = memory_of(copy)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    array = memory_of(copy.copy_(tensor.detach()) if filled else copy)
     assert array is not None
     return array, lambda: tensor.detach().copy_(copy)
 
 
 def all_back(*backs: Back) -> Back:
-    """Return a function that calls all of these in order."""
+    """Return a function that calls all of these functions in order; None if there is none."""
     callbacks = [callback for callback in backs if callback is not None]
     if len(callbacks) < 2:
         return callbacks[0] if callbacks else None

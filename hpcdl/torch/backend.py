@@ -3,37 +3,30 @@
     all_reduce, reduce             by HPCDL_ALLREDUCE where hpcdl's kernels know type and operation; others (16 bits,
                                    complex, bool; product, bits) in chunks that are folded on arrival (comm/exchange.py)
     broadcast, all_gather_single   tree, ring
-    reduce_scatter, all_gather,    one step: each rank sends its part directly to every other
+    reduce_scatter, all_gather,    one step: each rank sends its part directly to every other rank
       gather, scatter, all_to_all
     send, recv, barrier            push, wait, barrier
 
 A blocking call on a CPU tensor takes the direct path (comm/call_path.py), in the tensor's own memory. Lists of tensors
-hold one tensor per process, as for gloo: a process has one device.
-"""
+hold one tensor per process, as for gloo: a process has one device."""
 
 import datetime
 import functools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ReduceOp
-from torch.distributed.distributed_c10d import AllgatherOptions, Work
+from torch.distributed.distributed_c10d import Work
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce.ring import ring_all_gather
 from hpcdl.comm.allreduce.tree import tree_broadcast
 from hpcdl.comm.diagnostics.call_signature import Call
-from hpcdl.comm.exchange import (
-    Message,
-    exchange,
-    folded_all_reduce,
-    folded_reduce,
-    folded_reduce_scatter,
-    folding,
-)
+from hpcdl.comm.exchange import Message, exchange, folded_all_reduce, folded_reduce, folded_reduce_scatter, folding
 from hpcdl.comm.operations import reducible
 from hpcdl.comm.point_to_point import ANY
 from hpcdl.errors import UsageError
@@ -46,6 +39,7 @@ Op = ReduceOp.RedOpType
 NAMES = {Op.SUM: "sum", Op.AVG: "mean", Op.MAX: "max", Op.MIN: "min", Op.PRODUCT: "product"}
 NAMES |= {Op.BAND: "and", Op.BOR: "or", Op.BXOR: "xor", Op.PREMUL_SUM: "sum"}
 DIRECT = ("sum", "mean", "max", "min")  # operations of Communicator.all_reduce
+OPTIONS: Any = distributed.AllreduceOptions()  # the defaults of all operations: sum, in flight, no timeout of its own
 KNOWN = {kind for kind in (torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64)}
 KNOWN |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 
@@ -55,8 +49,8 @@ class Refused(UsageError, ValueError):
 
 
 @functools.cache
-def reduction_of(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
-    """Return for a reduction: its name, True if the communicator has it, True if the result is to be divided."""
+def reduction_of(op: Any, kind: torch.dtype) -> tuple[str, bool]:
+    """Return a reduction's name, and True if `Communicator` has it for type `kind`. Raises Refused for unfit types."""
     name = NAMES[op]
     if name == "mean" and not (kind.is_floating_point or kind.is_complex):
         raise Refused(f"ReduceOp.AVG is for floating-point tensors, not for {kind}; take SUM")
@@ -66,152 +60,118 @@ def reduction_of(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
         raise Refused(f"ReduceOp.{name.upper()} is for tensors of numbers that have an order, not for {kind}")
     if (kind.is_floating_point and kind.itemsize == 1) or kind is torch.complex32:
         raise Refused(f"tensors of {kind} cannot be reduced; convert them first")
-    direct = name in DIRECT and kind in KNOWN
-    return name if direct or name != "mean" else "sum", direct, name == "mean" and not direct
+    return name, name in DIRECT and kind in KNOWN
 
 
 def only(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the only tensor of this process; raises Refused for any other number."""
+    """Return the only tensor of this process. Raises Refused for any other number of tensors."""
     if len(tensors) != 1:
         raise Refused(f"the backend hpcdl takes one tensor from each process, not {len(tensors)}")
     return tensors[0]
 
 
 class BackendGroup(CommunicatorGroup):
-    """A process group over a communicator: its operations."""
+    """A process group over a communicator, with the operations of torch.distributed."""
 
     # -- reductions --------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        opts = distributed.AllreduceOptions() if opts is None else opts
+    def allreduce(self, tensors: list[Tensor], opts: Any = OPTIONS) -> Work:
         tensor = only(tensors)
-        name, direct, divides = reduction_of(opts.reduceOp.op, tensor.dtype)
-        self._scale(tensor, opts.reduceOp)
+        name, direct = reduction_of(opts.reduceOp.op, tensor.dtype)
+        if opts.reduceOp.op == Op.PREMUL_SUM:
+            tensor.detach().mul_(opts.reduceOp.factor)
         if direct:
             vector: Any = memory_of(tensor) if tensor.is_cpu else self._on_gpu(tensor)
             back: Back = None
             if vector is None:
                 vector, back = array_to_fill(tensor)
-            if not opts.asyncOp and engine.alone() and not self.limit:
-                with engine.lock:
-                    self.comm.all_reduce(vector, name)
-                if back is not None:
-                    back()
-                if engine.finished:
-                    engine.settle()
-                return DONE
-            return self._started(lambda: [self.comm.iall_reduce(vector, name)], [tensor], back)
+            at_once, start = partial(self.comm.all_reduce, vector, name), partial(self.comm.iall_reduce, vector, name)
+            return self._do(opts.asyncOp, at_once, start, [tensor], back)
         vector, back = array_to_fill(tensor)
-        fold = folding(name, CODED.get(tensor.dtype))
-        call = call_of("all_reduce", tensor, vector.size, NAMES[opts.reduceOp.op])
-        return self._run(
-            opts.asyncOp,
-            call,
-            lambda comm: folded_all_reduce.steps(comm, vector, fold),
-            [tensor],
-            all_back(back, (lambda: tensor.detach().div_(self.ranks)) if divides else None),
-        )
+        steps = partial(folded_all_reduce.steps, vector=vector)
+        return self._folded(opts, "all_reduce", tensor, vector.size, steps, back)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        opts = distributed.AllreduceCoalescedOptions() if opts is None else opts
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = OPTIONS) -> Work:
         if len(tensors) == 1:
             return self.allreduce(tensors, opts)
         flat = torch.cat([each.detach().reshape(-1) for each in tensors])
-        work = self.allreduce([flat], opts)
+        work: Any = self.allreduce([flat], opts)
 
         def back() -> None:
             for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
                 each.detach().copy_(part.view(each.shape))
 
-        return self._after(work, back, tensors)
+        if work is DONE or work.done:
+            back()
+            return DONE
+        work.finish, work.outputs = all_back(work.finish, back), tensors
+        return work  # type: ignore[no-any-return]
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         tensor, root = only(tensors), opts.rootRank
-        name, direct, divides = reduction_of(opts.reduceOp.op, tensor.dtype)
-        self._scale(tensor, opts.reduceOp)
+        name, direct = reduction_of(opts.reduceOp.op, tensor.dtype)
+        if opts.reduceOp.op == Op.PREMUL_SUM:
+            tensor.detach().mul_(opts.reduceOp.factor)
         vector, back = array_to_fill(tensor)
         if self.me != root:
-            back, divides = None, False
+            back = None
         if direct and name != "mean":
-            return self._do(
-                opts.asyncOp,
-                lambda: self.comm.reduce(vector, root, name),
-                lambda: self.comm.ireduce(vector, root, name),
-                [tensor],
-                back,
-            )
-        if name == "mean":
-            name, divides = "sum", self.me == root
-        fold = folding(name, CODED.get(tensor.dtype))
-        call = call_of("reduce", tensor, vector.size, NAMES[opts.reduceOp.op], root)
-        return self._run(
-            opts.asyncOp,
-            call,
-            lambda comm: folded_reduce.steps(comm, vector, fold, root),
-            [tensor],
-            all_back(back, (lambda: tensor.detach().div_(self.ranks)) if divides else None),
-        )
+            at_once, start = (partial(way, vector, root, name) for way in (self.comm.reduce, self.comm.ireduce))
+            return self._do(opts.asyncOp, at_once, start, [tensor], back)
+        steps = partial(folded_reduce.steps, vector=vector, root=root)
+        return self._folded(opts, "reduce", tensor, vector.size, steps, back, root, self.me == root)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
-        opts = distributed.ReduceScatterOptions() if opts is None else opts
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = OPTIONS) -> Work:
         return self._reduce_scatter(only(outputs), [array_to_send(each) for each in inputs[0]], opts)
 
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        opts = distributed.ReduceScatterOptions() if opts is None else opts
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = OPTIONS) -> Work:
         if source.numel() != output.numel() * self.ranks or output.dtype != source.dtype:
-            raise Refused(
-                f"rank {self.me}: a reduce-scatter into {output.numel()} {output.dtype} on {self.ranks} ranks takes "
-                f"{output.numel() * self.ranks}, not {source.numel()} {source.dtype}"
-            )
+            needed = f"an input of {output.numel() * self.ranks} {output.dtype}, not {source.numel()} {source.dtype}"
+            raise Refused(f"rank {self.me}: a reduce-scatter to {output.numel()} on {self.ranks} ranks needs {needed}")
         vector = array_to_send(source)
         return self._reduce_scatter(output, [vector[each] for each in chunks(vector.size, self.ranks)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, output: Tensor, parts: list[np.ndarray], opts: Any) -> Work:
-        name, _, divides = reduction_of(opts.reduceOp.op, output.dtype)
+        reduction_of(opts.reduceOp.op, output.dtype)
         if len(parts) != self.ranks or parts[self.me].size != output.numel():
-            raise Refused(f"rank {self.me}: a reduce-scatter takes a tensor for each rank, as long as its output")
+            raise Refused(f"rank {self.me}: a reduce-scatter needs a tensor for each rank, as long as its output")
         if opts.reduceOp.op == Op.PREMUL_SUM:
             parts = [each * opts.reduceOp.factor for each in parts]
-        name, divides = ("sum", True) if name == "mean" else (name, divides)
-        fold = folding(name, CODED.get(output.dtype))
         into, back = array_to_fill(output, filled=False)
-        call = call_of("reduce_scatter", output, sum(each.size for each in parts), NAMES[opts.reduceOp.op])
-        return self._run(
-            opts.asyncOp,
-            call,
-            lambda comm: folded_reduce_scatter.steps(comm, parts, into, fold),
-            [output],
-            all_back(back, (lambda: output.detach().div_(self.ranks)) if divides else None),
-        )
+        steps = partial(folded_reduce_scatter.steps, parts=parts, into=into)
+        return self._folded(opts, "reduce_scatter", output, sum(each.size for each in parts), steps, back)
 
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def _folded(
+        self, opts: Any, what: str, tensor: Tensor, size: int, steps: Any, back: Back, root: int = 0, mine: bool = True
+    ) -> Work:
+        """Start a reduction whose parts are folded on arrival. mine: True if this rank gets the result."""
+        name = NAMES[opts.reduceOp.op]
+        mean = (lambda: tensor.detach().div_(self.ranks)) if mine and name == "mean" else None
+        fold = folding("sum" if name == "mean" else name, CODED.get(tensor.dtype))
+        call = call_of(what, tensor, size, name, root)
+        return self._run(opts.asyncOp, call, partial(steps, fold=fold), [tensor], all_back(back, mean))
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = OPTIONS) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._all([self.reduce_scatter_single(output, source, opts) for output, source in pairs], outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    # -- what is handed on as it is -----------------------------------------------------------------------------------
+    # -- data movement ------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         tensor, root = only(tensors), opts.rootRank
         vector, back = array_to_fill(tensor)
-        return self._run(
-            opts.asyncOp,
-            call_of("broadcast", tensor, vector.size, root=root),
-            lambda comm: tree_broadcast.steps(comm, vector, root, met=True),
-            [tensor],
-            back if self.me != root else None,
-        )
+        call = call_of("broadcast", tensor, vector.size, root=root)
+        steps = partial(tree_broadcast.steps, vector=vector, root=root, met=True)
+        return self._run(opts.asyncOp, call, steps, [tensor], back if self.me != root else None)
 
-    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        opts = AllgatherOptions() if opts is None else opts
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = OPTIONS) -> Work:
         if output.numel() != source.numel() * self.ranks or output.dtype != source.dtype:
-            raise Refused(
-                f"rank {self.me}: an all-gather of {source.numel()} {source.dtype} on {self.ranks} ranks gives "
-                f"{source.numel() * self.ranks}, not {output.numel()} {output.dtype}"
-            )
+            needed = f"an output of {source.numel() * self.ranks} {source.dtype}, not {output.numel()} {output.dtype}"
+            raise Refused(f"rank {self.me}: an all-gather of {source.numel()} on {self.ranks} ranks needs {needed}")
         vector, back = array_to_fill(output, filled=False)
         np.copyto(vector[chunks(vector.size, self.ranks)[self.me]], array_to_send(source))
         call = call_of("all_gather", output, vector.size)
@@ -219,24 +179,20 @@ class BackendGroup(CommunicatorGroup):
 
     _allgather_base = all_gather_single
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = AllgatherOptions() if opts is None else opts
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = OPTIONS) -> Work:
         source, into = array_to_send(only(inputs)), outputs[0]
         self._one_for_each(into, inputs[0].dtype)
         places, back = self._places(into)
-        copy_into(places[self.me], source, self.me)
         call = call_of("all_gather", inputs[0], sum(each.size for each in places))
-        sends = [(source, other) for other in self.others]
-        receives = [(places[other], other) for other in self.others]
-        return self._exchange(opts.asyncOp, call, sends, receives, into, back)
+        return self._to_all(opts.asyncOp, call, places, [source] * self.ranks, into, back)
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = OPTIONS) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._all([self.all_gather_single(output, source, opts) for output, source in pairs], outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = OPTIONS) -> Work:
         works = [
             self.allgather([[row[number] for row in outputs]], [source], opts) for number, source in enumerate(inputs)
         ]
@@ -265,42 +221,39 @@ class BackendGroup(CommunicatorGroup):
         copy_into(place, parts[root], root)
         return self._exchange(opts.asyncOp, call, [(parts[other], other) for other in self.others], [], outputs, back)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = distributed.AllToAllOptions() if opts is None else opts
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = OPTIONS) -> Work:
         self._one_for_each(inputs, inputs[0].dtype if inputs else None)
         self._one_for_each(outputs, inputs[0].dtype)
         places, back = self._places(outputs)
-        return self._to_all(opts.asyncOp, places, [array_to_send(each) for each in inputs], outputs, back)
+        call = call_of("all_to_all", outputs[0], 0)
+        return self._to_all(opts.asyncOp, call, places, [array_to_send(each) for each in inputs], outputs, back)
 
     def all_to_all_single(
-        self, output: Tensor, source: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
+        self, output: Tensor, source: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = OPTIONS
     ) -> Work:
-        opts = distributed.AllToAllOptions() if opts is None else opts
         place, back = array_to_fill(output, filled=False)
         places = self._parts(place, output, output_sizes)
-        return self._to_all(
-            opts.asyncOp, places, self._parts(array_to_send(source), source, input_sizes), [output], back
-        )
+        parts = self._parts(array_to_send(source), source, input_sizes)
+        return self._to_all(opts.asyncOp, call_of("all_to_all", output, 0), places, parts, [output], back)
 
     alltoall_base = all_to_all_single
 
     def _parts(self, vector: np.ndarray, tensor: Tensor, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the part of each rank; sizes: in rows of the tensor; none: equal parts."""
+        """Return the part of `vector` for each rank. sizes: in rows of the tensor; empty: equal parts."""
         rows = tensor.size(0) if tensor.dim() else tensor.numel()
         if not sizes:
             if rows % self.ranks:
-                raise Refused(f"rank {self.me}: {rows} rows do not divide among {self.ranks} ranks; give the sizes")
+                raise Refused(f"rank {self.me}: {rows} rows are no multiple of {self.ranks} ranks; give split sizes")
             sizes = [rows // self.ranks] * self.ranks
         if len(sizes) != self.ranks or sum(sizes) != rows:
-            raise Refused(f"rank {self.me}: the sizes {list(sizes)} are not those of {rows} rows on {self.ranks} ranks")
+            raise Refused(f"rank {self.me}: split sizes {list(sizes)} do not cut {rows} rows for {self.ranks} ranks")
         ends = np.cumsum(sizes) * (vector.size // rows if rows else 0)
         return [vector[end - length : end] for end, length in zip(ends, np.diff(ends, prepend=0), strict=True)]
 
     def _to_all(
-        self, later: bool, places: list[np.ndarray], parts: list[np.ndarray], outputs: list[Tensor], back: Back
+        self, later: bool, call: Call, places: Sequence[Any], parts: Sequence[Any], outputs: list[Tensor], back: Back
     ) -> Work:
         copy_into(places[self.me], parts[self.me], self.me)
-        call = call_of("all_to_all", outputs[0], 0)
         sends = [(parts[other], other) for other in self.others]
         receives = [(places[other], other) for other in self.others]
         return self._exchange(later, call, sends, receives, outputs, back)
@@ -321,17 +274,15 @@ class BackendGroup(CommunicatorGroup):
 
     # -- barriers -----------------------------------------------------------------------------------------------------
 
-    def barrier(self, opts: Any = None) -> Work:
-        opts = distributed.BarrierOptions() if opts is None else opts
+    def barrier(self, opts: Any = OPTIONS) -> Work:
         seconds = opts.timeout.total_seconds()
         if seconds > 0 and not opts.asyncOp:
-            work = self._started(lambda: [self.comm.ibarrier()], [], None)
-            work.wait(opts.timeout)
+            self._started(lambda: [self.comm.ibarrier()], [], None).wait(opts.timeout)
             return DONE
         return self._do(opts.asyncOp, self.comm.barrier, self.comm.ibarrier, [], None)
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; RuntimeError on all if some are missing in time, which rank 0 names."""
+        """Wait for all ranks; RuntimeError on present ranks if others are missing in time; rank 0 names them."""
         self.barriers += 1
         with engine.exclusive():
             seconds = (timeout or self.timeout).total_seconds()
@@ -339,12 +290,8 @@ class BackendGroup(CommunicatorGroup):
 
     # -- shared parts -------------------------------------------------------------------------------------------------
 
-    def _scale(self, tensor: Tensor, op: Any) -> None:
-        if op.op == Op.PREMUL_SUM:
-            tensor.detach().mul_(op.factor)
-
     def _on_gpu(self, tensor: Tensor) -> Any:
-        """Return the tensor as a GPU array if the MPI library takes that; else None."""
+        """Return the tensor as a GPU array if MPI sends from GPU memory and the tensor is contiguous; else None."""
         if self.comm.exchange != "direct" or not tensor.is_contiguous():
             return None
         import cupy
@@ -352,36 +299,28 @@ class BackendGroup(CommunicatorGroup):
         return cupy.from_dlpack(tensor.detach().view(-1))
 
     def _one_for_each(self, tensors: Sequence[Tensor], kind: torch.dtype | None, size: int | None = None) -> None:
-        """Raise Refused unless these are one tensor per rank, all of this type and, if given, length."""
+        """Raise Refused unless there is one tensor per rank, all of this type and, if given, of this length."""
         if len(tensors) != self.ranks:
-            raise Refused(f"rank {self.me}: {len(tensors)} tensors are not one for each of {self.ranks} ranks")
+            raise Refused(f"rank {self.me}: a list has {len(tensors)} tensors, not one for each of {self.ranks} ranks")
         for rank, each in enumerate(tensors):
             if each.dtype is not kind or size not in (None, each.numel()):
                 expected = kind if size is None else f"{size} elements of {kind}"
-                raise Refused(
-                    f"rank {self.me}: the tensor for rank {rank} is of {each.numel()} elements of {each.dtype}, and "
-                    f"should be of {expected}"
-                )
+                found = f"{each.numel()} elements of {each.dtype}, and should be of {expected}"
+                raise Refused(f"rank {self.me}: the tensor for rank {rank} is of {found}")
 
     def _places(self, tensors: Sequence[Tensor]) -> tuple[list[np.ndarray], Back]:
         pairs = [array_to_fill(tensor, filled=False) for tensor in tensors]
         return [vector for vector, _ in pairs], all_back(*(back for _, back in pairs))
 
     def _exchange(
-        self,
-        later: bool,
-        call: Call,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
-        outputs: list[Tensor],
-        back: Back,
+        self, later: bool, call: Call, sends: list[Message], receives: list[Message], outputs: list[Tensor], back: Back
     ) -> Work:
         return self._run(later, call, lambda comm: exchange.steps(comm, sends, receives), outputs, back)
 
     def split_group(
         self, ranks: list[int], timeout: Any = None, opts: Any = None, **about: Any
     ) -> "BackendGroup | None":
-        """Return the group of these ranks, which make the call together; None on the others."""
+        """Return the group of these ranks, which must all call this; None on other ranks."""
         if self.me not in ranks:
             return None
         name = about.get("group_name") or f"{self.known_as}:{','.join(map(str, ranks))}"
@@ -403,11 +342,10 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def copy_into(place: np.ndarray, source: np.ndarray, rank: int) -> None:
-    """Copy a rank's own part, which no message carries."""
+    """Copy a rank's own part, which no message carries. Raises Refused if it does not fit."""
     if place.size != source.size or place.dtype != source.dtype:
-        raise Refused(
-            f"rank {rank}: {source.size} elements of {source.dtype} do not fit into {place.size} of {place.dtype}"
-        )
+        place_text = f"its output of {place.size} of {place.dtype}"
+        raise Refused(f"rank {rank}: its own part, {source.size} of {source.dtype}, does not fit into {place_text}")
     np.copyto(place, source)
 
 

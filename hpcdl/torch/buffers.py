@@ -1,12 +1,11 @@
-"""Buffers (such as batch norm's statistics) and frozen parameters of a module: what it holds beside trained ones.
+"""Buffers (such as batch norm's statistics) and frozen parameters of a module: its tensors that are not trained.
 
     key of state_dict            array, which shares memory with the module
     norm.running_mean            (8,)
     norm.num_batches_tracked     (1,): a single number is an array of one
     frozen.weight                (8, 4)
 
-These are saved beside the parameters; a buffer that is not persistent is not part of `state_dict` either.
-"""
+They are saved beside the parameters, except buffers that are not persistent and so not in `state_dict`."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -25,21 +24,21 @@ STORED = (*INTEGERS, torch.float16, torch.float32, torch.float64)  # types that 
 
 @contextlib.contextmanager
 def statistics_of(modules: Iterable[nn.Module], rows: int) -> Iterator[None]:
-    """Context of a forward pass of so many rows. Raises UsageError if batch norm has no variance of one row."""
+    """Context of a forward pass of `rows` rows. Raises UsageError if batch norm cannot normalize a single row."""
     try:
         yield
     except ValueError as error:
         if rows == 1 and any(isinstance(each, _BatchNorm) for module in modules for each in module.modules()):
             raise UsageError(
-                "batch norm has no statistics of one row, which is a rank's share of a batch, or a micro-batch "
-                f"({reason(error)}); choose the batch size and the ranks so that each share has two rows or more, also "
-                "of an epoch's last batch, or none"
+                "batch norm cannot normalize a single row, and a rank's share of the batch, or a micro-batch, has one "
+                f"({reason(error)}); choose the batch size and the number of ranks so that no share has one row, also "
+                "in the last batch of an epoch"
             ) from error
         raise
 
 
 class ModuleBuffers:
-    """The buffers and the frozen parameters of a module, by name. changing: names of the buffers."""
+    """The buffers and frozen parameters of a module, by name; changing: names of buffers, which forward may change."""
 
     def __init__(self, module: nn.Module, device: Device = CPU):
         persistent = module.state_dict().keys()
@@ -52,7 +51,7 @@ class ModuleBuffers:
             if name not in persistent:
                 continue
             if tensor.dtype not in STORED:
-                raise UsageError(f"{name} is of {tensor.dtype}, which no checkpoint holds; make it a float32 tensor")
+                raise UsageError(f"{name} is of {tensor.dtype}, which a checkpoint cannot hold; make it float32")
             parent, _, leaf = name.rpartition(".")
             owner = module.get_submodule(parent)
             if not tensor.is_contiguous() or tensor.is_inference():
@@ -65,7 +64,7 @@ class ModuleBuffers:
             self.arrays[name] = as_array(tensor, device)
 
     def settle(self) -> dict[str, Array]:
-        """Return the arrays; copies back and restores buffers that the module has replaced by new tensors."""
+        """Return the arrays; copy values back from new tensors by which the module has replaced its buffers."""
         for name, owner, leaf, tensor in self.places:
             current = getattr(owner, leaf)
             if current is not tensor:

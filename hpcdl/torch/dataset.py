@@ -2,22 +2,18 @@
 
     data = from_dataset(FashionMNIST(..., transform=...), test=FashionMNIST(..., train=False), classes=10)
 
-    hpcdl                                PyTorch
-    the order of an epoch, a share       which i, as for any data set: the same on any number of ranks
-    a row                                dataset[i], its transforms included; then collate_fn (default_collate)
-    x (rows, features)                   flattened, in the model's type; a module sees (rows, *features) again
-
-Before each example the generators of torch, numpy and Python are seeded with (seed, epoch, i): a random transform is
-the same on any number of ranks and workers, and differs in each epoch. Afterwards the generators are restored. `--data
-package.module:function` takes the return value of such a function, with the seed, the partition and the held-out rows
-of the run; each rank calls it, and holds the data set in its memory.
-"""
+A row is dataset[i], its transforms included, after collate_fn (default_collate). x (rows, features) is flattened, in
+the model's type; a module gets (rows, *features) again. Before each example the generators of torch, numpy and Python
+are seeded with (seed, epoch, i), so a random transform is the same on any number of ranks and workers, and differs in
+each epoch. `--data package.module:function` takes the result of a function that calls from_dataset, with the run's
+seed, partition and held-out rows; each rank calls it, and holds the data set in its memory."""
 
 import contextlib
 import hashlib
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,9 +24,9 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset, default_col
 
 from hpcdl.chunks import chunks
 from hpcdl.data.data_options import DataOptions, held_out_rows, model_type
-from hpcdl.data.dataset import Data, Split
+from hpcdl.data.dataset import Data
 from hpcdl.data.digest import Digest
-from hpcdl.data.readers import MemoryReader
+from hpcdl.data.readers import MemoryReader, training_numbers
 from hpcdl.data.sampler import order_name
 from hpcdl.data.schema import Schema
 from hpcdl.errors import LoneError, UsageError
@@ -38,16 +34,17 @@ from hpcdl.plugins import plugin_errors
 from hpcdl.torch.workers import Workers
 
 DIGEST_EXAMPLES = 8  # examples in the digest, beside the targets
+Form = tuple[tuple[int, ...], int, tuple[int, ...]]  # features, classes, outputs
 
 
 class Examples:
-    """Makes rows of a data set: `examples.rows(index, epoch)` -> x (rows, features...), y. It can be pickled."""
+    """Makes rows of a data set; can be pickled."""
 
     def __init__(self, dataset: Any, collate: Callable | None, seed: int):
         self.dataset, self.collate, self.seed = dataset, collate or default_collate, seed
 
     def rows(self, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows with these numbers, as in this epoch (-1: for scoring)."""
+        """Return x (rows, features...) and y of the rows with these numbers, as in this epoch (-1: for scoring)."""
         examples = []
         with generators_kept():
             for i in index.tolist():
@@ -55,7 +52,7 @@ class Examples:
                 examples.append(self.dataset[i])
             batch = self.collate(examples)
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise UsageError(f"examples should be (x, y), and are made a {type(batch).__name__}: give a collate_fn")
+            raise UsageError(f"collated examples must be (x, y), and are a {type(batch).__name__}: give a collate_fn")
         x, y = (as_numbers(each) for each in batch)
         for each, what in ((x, "x"), (y, "y")):
             if each.dtype.kind not in "biuf" or len(each) != len(index):
@@ -64,7 +61,7 @@ class Examples:
         return x, y
 
     def draw_by(self, epoch: int, i: int) -> None:
-        """Seed all generators for this example."""
+        """Seed all generators for example i of this epoch."""
         text = f"{self.seed} example {epoch} {i}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         torch.default_generator.manual_seed(seed)
@@ -78,7 +75,7 @@ def as_numbers(value: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Context that restores the generators of torch, numpy and Python."""
+    """Context that restores the generators of torch, numpy and Python at its end."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield
@@ -88,37 +85,20 @@ def generators_kept() -> Iterator[None]:
         random.setstate(before[2])
 
 
-class Epoch:
-    """Takes the place of an Augment: passes the epoch on to the rows."""
-
-    def moves(self, epoch: int, step: int, total: int, offset: int, rows: int) -> int:
-        return epoch
-
-
 class DatasetRows:
-    """Rows that are made on demand, in the place of `hpcdl.data.placement.MemoryRows`.
-
-    targets: the labels of all rows, if they are known without making the rows.
-    """
+    """Rows that are made on demand, with the interface of `hpcdl.data.placement.MemoryRows`.
+    targets: the labels of all rows; None if they are unknown before the rows are made."""
 
     sparse, scale = False, 1.0
 
     def __init__(
-        self,
-        examples: Examples,
-        features: tuple[int, ...],
-        classes: int,
-        outputs: tuple[int, ...],
-        targets: np.ndarray | None,
-        options: DataOptions,
-        workers: int,
-        name: str,
+        self, examples: Examples, form: Form, targets: np.ndarray | None, options: DataOptions, workers: int, name: str
     ):
-        self.examples, self.features, self.classes, self.outputs = examples, features, classes, outputs
+        self.examples, (self.features, self.classes, self.outputs) = examples, form
         self.targets, self.partition, self.dtype, self.name = targets, options.partition, options.dtype, name
-        self.width = int(np.prod(features))
-        self.y_kind = np.dtype(np.int64) if classes else options.dtype
-        self.augment: Any = Epoch()
+        self.width = int(np.prod(self.features))
+        self.y_kind = np.dtype(np.int64) if self.classes else options.dtype
+        self.augment: Any = SimpleNamespace(moves=lambda epoch, *_: epoch)  # for an Augment; passes the epoch on
         self.standard = options.standard(dict, Schema())
         self.workers = Workers(examples.rows, workers) if workers else None
 
@@ -127,15 +107,15 @@ class DatasetRows:
 
     @property
     def y(self) -> np.ndarray:
-        """The labels of all rows, for partitions. Raises UsageError if only making all rows would show them."""
+        """The labels of all rows, for partitions. Raises UsageError if a partition needs them and they are unknown."""
         if self.targets is not None:
             return self.targets
         if self.partition != "iid":
-            raise UsageError(f"partition {self.partition!r} goes by the labels: {self.name} needs a member `targets`")
+            raise UsageError(f"partition {self.partition!r} needs all labels: give {self.name} an attribute `targets`")
         return np.zeros(len(self), self.y_kind)
 
     def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: int | None = None) -> None:
-        """Set x[:] = rows[index]; y[:] = labels[index]. moves: the epoch. LoneError if an example cannot be made."""
+        """Set x[:] = rows[index], y[:] = labels[index]. moves: epoch; None: for scoring. LoneError if this fails."""
         epoch = -1 if moves is None else moves
         if not len(index):
             return
@@ -157,33 +137,32 @@ class DatasetRows:
             self.standard.apply_target(y)
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UsageError if rows differ in shape from the first one, or hold invalid numbers."""
+        """Raise UsageError if rows differ in shape from the first row, or hold invalid numbers."""
         if (x.shape[1:] or (1,)) != self.features:
             raise UsageError(f"{self.name}: an example has shape {x.shape[1:]}, and the first one {self.features}")
         if not np.isfinite(x).all():
-            raise UsageError(f"{self.name}: an example holds what is not finite")
+            raise UsageError(f"{self.name}: an example holds NaN or an infinite number")
         if self.classes and (y.dtype.kind not in "iub" or y.min() < 0 or y.max() >= self.classes):
-            raise UsageError(f"{self.name}: a label is {y.min()} or {y.max()}, of {self.classes} classes")
+            raise UsageError(f"{self.name}: labels are integers below {self.classes}, not {y.min()} to {y.max()}")
         if not self.classes and not np.isfinite(y).all():
             raise UsageError(f"{self.name}: a value to predict is not finite")
 
     def close(self) -> None:
-        """Stop the workers."""
         if self.workers is not None:
             self.workers.close()
 
 
 class DatasetData(Data):
-    """The data set of `from_dataset`. `reopened`: opens it again with a run's options."""
+    """The data set of `from_dataset`. reopened: opens it again with a run's options."""
 
     reopened: Callable[..., Data]
 
-    def _check_in_memory(self, share: tuple[int, int] | None = None) -> None:
-        raise UsageError("this needs its training rows in memory, and a Dataset makes them when they are asked for")
+    def _check_in_memory(self, share: tuple[int, int] | None = None) -> Any:
+        raise UsageError("this needs all training rows in memory, and a Dataset of PyTorch makes each row on demand")
 
     @property
     def scales(self) -> None:
-        """None: the scales of features are unknown without making many examples."""
+        """Return None: the scales of features are unknown without making many examples."""
         return None
 
 
@@ -204,14 +183,11 @@ def from_dataset(
     data_seed: int | None = None,
 ) -> Data:
     """Return the `Data` (hpcdl.data) whose training rows are the examples (x, y) of a Dataset; `test`: its test rows.
-
     collate_fn: makes x (rows, features...) and y (rows,) or (rows, outputs) from a list of examples. workers: processes
-    of each rank that make examples during training; 0: the rank itself, between steps. Workers pay off where an example
-    takes longer than its share of a step and cores are free. They are spawned, so the data set, its transforms and
-    collate_fn must be picklable. classes: None takes it from `dataset.targets` or `dataset.classes`; 0: regression, the
-    default for float y. The other options are those of `open_data`. Raises UsageError, one line, for another kind of
-    data set, and if the first example cannot be made.
-    """
+    of each rank that make examples during training; 0: the rank itself, between steps. They pay off if an example takes
+    longer than its share of a step and cores are free. Workers are spawned, so the data set and collate_fn must be
+    picklable. classes: None: from `dataset.targets` or `dataset.classes`; 0: regression, the default for float y.
+    Other arguments as in `open_data`. UsageError for other kinds of data sets, and if the first example fails."""
     options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, data_seed=data_seed)
     name = name or type(dataset).__name__
     for each in (dataset, test):
@@ -221,9 +197,9 @@ def from_dataset(
             raise UsageError(f"{name}: {type(each).__name__} has no examples, or does not say how many (__len__)")
     if augment or standardize is True:
         what = "--augment" if augment else "--standardize"
-        raise UsageError(f"{what}: the examples of a Dataset are changed by its transforms; leave it out")
+        raise UsageError(f"{what}: a Dataset of PyTorch changes examples by its own transforms; leave out {what}")
     if workers < 0:
-        raise UsageError(f"workers is 0 or more, not {workers}")
+        raise UsageError(f"workers={workers}: give 0 or more processes")
     examples = Examples(dataset, collate_fn, options.seed)
     with plugin_errors(f"the first example of {name} cannot be made"):
         x, y = examples.rows(np.arange(1), -1)
@@ -231,36 +207,35 @@ def from_dataset(
     if classes is None:
         classes = classes_of(dataset, y, targets, name)
     if targets is not None and classes and (targets.min() < 0 or targets.max() >= classes):
-        raise UsageError(f"{name}: its targets go from {targets.min()} to {targets.max()}, and classes is {classes}")
+        raise UsageError(f"{name}: targets go from {targets.min()} to {targets.max()}, and there are {classes} classes")
     outputs = () if classes else y.shape[1:]
     options.check_fit(classes, features, len(dataset), 1.0)
     if options.column or (validation and classes and targets is None):
-        what = f"partition {partition!r} is read from a file" if options.column else "validation goes by the labels"
-        raise UsageError(f"{what}: {name} has none that are known beforehand (a member `targets`)")
+        if options.column:
+            raise UsageError(f"partition {partition!r}: {name} has no columns, which only data files have")
+        raise UsageError(f"validation goes by the labels of all rows: give {name} an attribute `targets`")
     form = features, classes, outputs
-    train = DatasetRows(examples, *form, targets, options, workers, name)
-    test_rows = None
+    train, test_rows = DatasetRows(examples, form, targets, options, workers, name), None
     if test is not None:
-        test_rows = DatasetRows(
-            Examples(test, collate_fn, options.seed), *form, None, options, workers, f"{name} (test)"
-        )
+        of_test = Examples(test, collate_fn, options.seed)
+        test_rows = DatasetRows(of_test, form, None, options, workers, f"{name} (test)")
     held_out = held_out_rows(np.zeros(len(train), np.int64) if targets is None else targets, classes, options)
     for rows in (train, test_rows):
         if rows is not None:
             rows.check(*rows.examples.rows(np.arange(1), -1))
-    numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     source: Any = train
+    numbers = training_numbers(len(train), held_out)
     data = DatasetData(
         name=name,
         features=features,
         classes=classes,
-        train=Split(source, numbers, options.dtype),
-        test=None if test_rows is None else Split(test_rows, None, options.dtype),  # type: ignore[arg-type]
-        validation=Split(source, held_out, options.dtype) if len(held_out) else None,
+        schema=Schema(labels=labels_of(dataset, classes)),
+        dtype=options.dtype,
+        train=train,
+        test=test_rows,
+        held_out=held_out,
         reader=MemoryReader(source, numbers, classes, options.seed, options.partition),
         threaded=workers > 0,  # else the thread would draw from the generators that a module draws from
-        resources=[each for each in (train, test_rows) if each is not None],
-        schema=Schema(labels=labels_of(dataset, classes)),
         order=order_name("shared", options.partition, classes),
         digest=partial(digest_of, features, classes, train, test_rows),
     )
@@ -269,7 +244,7 @@ def from_dataset(
 
 
 def targets_of(dataset: Any, y: np.ndarray) -> np.ndarray | None:
-    """Return the labels of all examples if the data set has them; y: label of the first example, after transforms."""
+    """Return the labels of all examples, None if unknown; y: label of the first example, after transforms."""
     if isinstance(dataset, Subset):
         base = targets_of(dataset.dataset, None)  # type: ignore[arg-type]
         targets: Any = None if base is None else base[np.asarray(dataset.indices, np.int64)]
@@ -287,18 +262,18 @@ def targets_of(dataset: Any, y: np.ndarray) -> np.ndarray | None:
 
 
 def classes_of(dataset: Any, y: np.ndarray, targets: np.ndarray | None, name: str) -> int:
-    """Return the number of classes; 0: values are to be predicted."""
+    """Return the number of classes; 0: regression. Raises UsageError if it is unknown."""
     if y.dtype.kind == "f" or y.ndim > 1:
         return 0
     if targets is not None:
         return max(2, int(targets.max()) + 1)
     if isinstance(names := getattr(dataset, "classes", None), list | tuple):
         return len(names)
-    raise UsageError(f"{name} does not tell how many classes there are: give from_dataset(..., classes=N)")
+    raise UsageError(f"{name} does not say how many classes it has: give from_dataset(..., classes=N)")
 
 
 def labels_of(dataset: Any, classes: int) -> tuple[str, ...] | None:
-    """Return the names of the classes, if the data set has them."""
+    """Return the names of the classes; None if the data set has no distinct name for each class."""
     names = getattr(dataset.dataset if isinstance(dataset, Subset) else dataset, "classes", None)
     if not (classes and isinstance(names, list | tuple) and len(names) == classes):
         return None
@@ -307,7 +282,7 @@ def labels_of(dataset: Any, classes: int) -> tuple[str, ...] | None:
 
 
 def digest_of(features: tuple[int, ...], classes: int, train: DatasetRows, test: DatasetRows | None) -> str:
-    """Return the digest by which a run recognizes its data: their number, their targets, and some examples."""
+    """Return the digest by which a run recognizes its data: number of rows, targets, and some examples."""
     digest = Digest()
     for group, rows in (("train", train), ("test", test)):
         if rows is not None:

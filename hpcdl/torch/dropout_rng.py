@@ -3,12 +3,10 @@
     nn.Dropout and its kin      a row's mask is keyed by (seed, name of the layer, epoch, step, the row's number): the
                                 same on any number of ranks, and for any cut of a batch into micro-batches
     any other random numbers    PyTorch's generator is seeded in each forward with (seed, epoch, step, number of the
-                                first row)
+                                first row): a run repeats itself to the bit, but not with another cut of the batch
 
-The second kind is what torch.rand in `forward`, or an LSTM's own dropout, draws: a run repeats itself to the bit, but
-another cut of the batch draws other numbers. Rows are the first axis of a layer's input, or consecutive groups of it.
-Evaluation draws nothing.
-"""
+The second kind is drawn by torch.rand in `forward`, or by an LSTM's own dropout. Rows are the first axis of a layer's
+input, or consecutive groups of it. Evaluation draws nothing."""
 
 import functools
 import hashlib
@@ -30,7 +28,7 @@ SATURATED = -1.7580993408473766  # SELU's limit for x -> -inf: -scale * alpha (K
 
 
 class ModuleRandom:
-    """Random number generation of a module. `of_run` sets the seed, `at` the rows of the next forward."""
+    """The random numbers of a module. `of_run` sets the seed, `at` the rows of the next forward."""
 
     def __init__(self, module: nn.Module, device: Device = CPU, seed: int = 0):
         self.device, self.seed = device, seed
@@ -47,7 +45,7 @@ class ModuleRandom:
             layer.forward = functools.partial(self.drop, layer, name)  # type: ignore[method-assign]
 
     def release(self) -> None:
-        """Restore the dropout layers: the module holds nothing of hpcdl until its next step."""
+        """Restore the dropout layers until the module's next step, so that the module holds nothing of hpcdl."""
         for name, forward in self.before.items():
             del self.layers[name].forward
             if forward is not None:
@@ -59,7 +57,7 @@ class ModuleRandom:
         self.seed = random.seed
 
     def at(self, epoch: int, step: int, rows: np.ndarray, *layer: str) -> None:
-        """Set the rows of the next forward by their numbers; layer: if the model is cut, the layer that is run."""
+        """Set the rows of the next forward by their numbers. layer: name of the layer to run, if the model is cut."""
         if not self.before:  # the module was released
             self.attach()
         self.key, self.rows = f"{self.seed} {epoch} {step}", rows
@@ -81,7 +79,7 @@ class ModuleRandom:
         if not layer.training or layer.p == 0:
             return x
         if not len(self.rows) or x.ndim == 0 or len(x) % len(self.rows):
-            return self.others(layer, x)
+            return type(layer).forward(layer, x)  # by PyTorch's generator: the input does not tell which row is which
         shape = x.shape if type(layer) in ELEMENTS else (*x.shape[:2], *(1 for _ in x.shape[2:]))
         alpha = type(layer) in ALPHA
         value = 1.0 if alpha or layer.p == 1 else 1 / (1 - layer.p)
@@ -91,13 +89,8 @@ class ModuleRandom:
         spread = ((1 - layer.p) * (1 + layer.p * SATURATED**2)) ** -0.5 if layer.p < 1 else 0.0
         return (x * mask + SATURATED * (1 - mask)) * spread - spread * SATURATED * layer.p
 
-    def others(self, layer: Any, x: Tensor) -> Tensor:
-        """Call the layer's own forward, with PyTorch's generator: the input does not tell which row is which."""
-        output: Tensor = type(layer).forward(layer, x)
-        return output
-
     def mask(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, p: float, value: float) -> Tensor:
-        """Return `value`, or 0 with probability p, keyed by each row's number and the layer's call in this step."""
+        """Return a mask of `value`, or 0 with probability p, keyed by row numbers and the layer's call in this step."""
         call = self.calls[name] = self.calls.get(name, -1) + 1
         kind = dtype if dtype is torch.float64 else torch.float32
         mask = torch.empty(shape, dtype=kind, device=place_of(self.device))

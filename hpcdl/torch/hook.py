@@ -3,9 +3,7 @@
     ddp.register_comm_hook(hpcdl.torch.CompressState("bfloat16"), hpcdl.torch.compress_hook)
 
 Each bucket has its own `Compressed` (comm/compressed.py): half of the bytes of float32, sums in float32, error feedback
-at both ends. DDP rebuilds its buckets after the first step, in the order of the backward pass; the residuals of the
-first step, in buckets of other shapes, are dropped.
-"""
+at both ends. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped."""
 
 from typing import Any
 
@@ -21,7 +19,7 @@ from hpcdl.torch.work import engine
 
 
 class CompressState:
-    """State of the hook between steps. kind: bfloat16 or float16. group: None for all ranks."""
+    """State of the hook between steps. kind: bfloat16 or float16. group: the process group; None: all ranks."""
 
     def __init__(self, kind: str = "bfloat16", group: Any = None):
         if kind not in KINDS:
@@ -31,11 +29,10 @@ class CompressState:
 
     @property
     def residuals(self) -> list[Any]:
-        """The residual of each bucket: what rounding has left to be sent."""
+        """The residual of each bucket: the rounding error that is still to be sent."""
         return [state.residual for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
 
     def of(self, bucket: GradBucket) -> Compressed:
-        """Return the compressor of this bucket."""
         tensor = bucket.buffer()
         key = bucket.index(), tensor.numel(), tensor.dtype
         if key not in self.states:
@@ -52,13 +49,8 @@ def compress_hook(state: CompressState, bucket: GradBucket) -> Future[Tensor]:
     group = state.group or distributed.group.WORLD
     comm = getattr(group, "comm", None)
     if comm is None:
-        raise UsageError('compress_hook is for process groups of the backend hpcdl; init_process_group("hpcdl")')
+        raise UsageError('compress_hook needs a process group of the backend hpcdl; call init_process_group("hpcdl")')
     tensor = bucket.buffer()
     vector, back = array_to_fill(tensor)
     work = engine.start(lambda: [comm.iall_reduce_compressed(vector, state.of(bucket), "mean")], [tensor], back)
-    return one_of(work.get_future())
-
-
-def one_of(future: Future[Any]) -> Future[Tensor]:
-    """Return the future of the operation's only tensor, as DDP expects it."""
-    return future.then(lambda each: each.value()[0])
+    return work.get_future().then(lambda each: each.value()[0])  # the only tensor, as DDP expects it

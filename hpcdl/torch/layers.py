@@ -1,12 +1,8 @@
 """Stages of a module as layers (hpcdl/models/layers.py), with their tensors anywhere in memory.
 
 Each forward of a layer has its own autograd graph, from the leaf x to y. A graph saves the weights that its backward
-needs; but between forward and backward the weights may move (a PipeDream stage) or be freed (a gathered layer). So the
-graph saves a description of each weight instead, and backward supplies the weight:
-
-    forward      x -> y            saved: y and its graph, with "tensor 0, transposed" for the weight
-    backward     dy -> dx          the graph asks for tensor 0, transposed, and gets it from backward's w
-"""
+needs, but between forward and backward the weights may move (a PipeDream stage) or be freed (a gathered layer). So a
+graph saves a description of each weight, such as "tensor 0, transposed", and backward supplies the tensor."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,6 +21,8 @@ from hpcdl.models.pool import Pool
 from hpcdl.torch.buffers import statistics_of
 from hpcdl.torch.tensors import TYPES, as_array, as_tensor
 
+Named = dict[str, nn.Parameter]
+
 
 class TensorPool(Pool):
     """A pool that also lends tensors allocated by PyTorch, which frees them when they are given back."""
@@ -36,20 +34,18 @@ class TensorPool(Pool):
         return array
 
     def give(self, buffer: Array) -> None:
-        """Take back a buffer of `take` or `lend`."""
         if id(buffer.base) in self.bases:
             super().give(buffer)
         else:
             self.count(-buffer.nbytes)
 
     def count(self, number: int) -> None:
-        """Add to the bytes of activations; negative: subtract."""
         if self.memory is not None:
             self.memory.add("activations", number)
 
 
 class Weight(NamedTuple):
-    """Description of a weight's view that a graph saves in its place."""
+    """Description of a view of weight `number`, which a graph saves instead of the view."""
 
     number: int
     size: torch.Size
@@ -58,7 +54,7 @@ class Weight(NamedTuple):
 
 
 class SavedGraph:
-    """Saved values of a layer between forward and backward: input and output of its graph. Empty once used."""
+    """Data of a layer between forward and backward: input and output of its graph. Empty after use."""
 
     def __init__(self, x: Tensor | None = None, y: Tensor | None = None, weights: Sequence[Tensor] = ()):
         self.x, self.y, self.weights, self.bytes = x, y, weights, 0
@@ -77,7 +73,6 @@ class SavedGraph:
         return tensor
 
     def unpack(self, packed: Any) -> Tensor:
-        """Return the tensor for backward."""
         if not isinstance(packed, Weight):
             return packed  # type: ignore[no-any-return]
         weight = self.weights[packed.number]
@@ -90,31 +85,20 @@ class SavedGraph:
             self.bytes += size
 
     def clear(self) -> None:
-        """Release everything."""
         self.x = self.y = None
         self.weights, self.bytes = (), 0
 
 
 class ModuleLayer(Layer):
-    """Consecutive stages `modules` of a module, whose trained tensors are w.
-
-    model: the TorchModel. own: tensors that this layer is the first to use, by short name; others: tied tensors, by
-    name in the layout. first: True for the first layer, whose x is a batch and which returns no dx. extra: names of its
-    buffers and frozen parameters (TorchModel.extra).
-    """
+    """Consecutive stages `modules` of a module; their trained tensors are w. model: the TorchModel.
+    own: tensors that this layer is the first to use, by short name. others: tied tensors, by name in the layout. first:
+    True for the first layer, whose x is a batch and which returns no dx. extra: names of buffers, frozen parameters."""
 
     pool: TensorPool
     takes_batch = True
 
     def __init__(
-        self,
-        model: Any,
-        name: str,
-        modules: list[nn.Module],
-        own: dict[str, nn.Parameter],
-        others: dict[str, nn.Parameter],
-        extra: list[str],
-        first: bool,
+        self, model: Any, name: str, modules: list[nn.Module], own: Named, others: Named, extra: list[str], first: bool
     ):
         super().__init__(name, model.pool, {short: tuple(each.shape) for short, each in own.items()})
         self.tied = {each: tuple(parameter.shape) for each, parameter in others.items()}
@@ -130,28 +114,20 @@ class ModuleLayer(Layer):
         self.addresses: list[int] = []
 
     def check_cut(self, parts: int) -> None:
-        """Raise UsageError for tensor parallelism: a module's layers cannot be cut within."""
         if parts > 1:
-            raise UsageError(
-                "tensor parallelism is hpcdl's own models' alone: a module of PyTorch's is cut between its stages, by "
-                "train-pipeline, train-fully-sharded, or train-grid on data and pipeline"
-            )
+            other = "take train-pipeline, train-fully-sharded, or train-grid with the axes data and pipeline"
+            raise UsageError(f"tensor parallelism is for hpcdl's own models, not for a module of PyTorch: {other}")
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, ...]:
-        """Return the shape of y for so many examples."""
         return rows * self.example_output[0], *self.example_output[1:]
 
     def state(self) -> list[Array]:
-        """Return the buffers, which a forward in training may change."""
         buffers = {id(each): each for module in self.modules for each in module.buffers()}
         return [as_array(each, self.model.device) for each in buffers.values() if each.numel()]
-
-    # -- forward and backward ------------------------------------------------------------------------------------------
 
     def forward(
         self, w: Sequence[Array], x: Array, group: LayerGroup, batch: Batch | None = None, keep: bool = True
     ) -> tuple[Array, SavedGraph]:
-        """Return y and the saved graph; keep=False: evaluate, and save nothing."""
         if not len(x):
             return self.pool.device.empty((0, *self.example_output[1:]), self.pool.dtype), SavedGraph()
         self.bind(w)
@@ -178,7 +154,7 @@ class ModuleLayer(Layer):
         return as_array(graph.y, device), graph
 
     def through(self, x: Tensor) -> Tensor:
-        """Return the output of the stages for x, contiguous and in the type of the parameters."""
+        """Return the stages' output for x, contiguous, in the parameters' type. UsageError if it is no float tensor."""
         if self.copies:
             x = x.clone()
         with self.model.autocasting(), statistics_of(self.modules, len(x)):
@@ -186,7 +162,7 @@ class ModuleLayer(Layer):
                 x = module(x)
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
             what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-            raise UsageError(f"stage {self.name} makes {what}, and should hand on one tensor of rows of numbers")
+            raise UsageError(f"stage {self.name} returns {what}, and should return one floating-point tensor with rows")
         return x.to(self.kind).contiguous()
 
     def check(self) -> None:
@@ -198,7 +174,6 @@ class ModuleLayer(Layer):
     def backward(
         self, w: Sequence[Array], saved: SavedGraph, dy: Array, g: Sequence[Array], group: LayerGroup
     ) -> Array | None:
-        """Return dx; PyTorch adds the gradients of the tensors to g."""
         x, y = saved.x, saved.y
         if x is None or y is None:  # no rows: dy has the shape of y, and dx that of x
             return None if self.first else self.pool.take(0, *self.example_input[1:])
@@ -226,13 +201,8 @@ class ModuleLayer(Layer):
         return self.pool.lend(dx)
 
     def release(self, saved: SavedGraph) -> None:
-        """Release the saved graph."""
         self.pool.count(-saved.bytes)
-        if saved.x is None and saved.y is None:
-            return
         saved.clear()
-
-    # -- placement of tensors ------------------------------------------------------------------------------------------
 
     def bind(self, w: Sequence[Array]) -> None:
         """Make the module's parameters views of w."""
@@ -246,7 +216,6 @@ class ModuleLayer(Layer):
         self.model.bound.forget()
 
     def unbind(self) -> None:
-        """Drop all references to w, so that its owner can free the memory."""
         self.w, self.weights, self.addresses = None, [], []
         for parameter in self.parameters:
             parameter.data = without_memory(parameter)
@@ -266,9 +235,9 @@ class ModuleLoss(Loss):
     def forward(  # type: ignore[override]
         self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array, batch: Any = None, keep: bool = True
     ) -> tuple[tuple[float, float], SavedGraph]:
-        """Return (sum of losses, score) and the saved graph; the score only if keep=False."""
+        """Return ((sum of losses, score), saved graph); the score is 0 unless keep is False."""
         if not len(y):
-            return (0.0, 0.0), SavedGraph(self.rowless(z))
+            return (0.0, 0.0), SavedGraph(as_tensor(self.pool.device.zeros(z.shape, z.dtype)))
         output, target = as_tensor(z), as_tensor(y)
         if not keep:
             with torch.no_grad():
@@ -278,14 +247,9 @@ class ModuleLoss(Loss):
         graph.y = self.model.sum_of_losses(output, target)
         return (graph.y.item(), 0.0), graph
 
-    def rowless(self, z: Array) -> Tensor:
-        """Return z without rows, which has no loss."""
-        return as_tensor(self.pool.device.zeros(z.shape, z.dtype))
-
     def backward(  # type: ignore[override]
         self, w: Sequence[Array], saved: SavedGraph, dy: Array | None, g: Sequence[Array], group: LayerGroup
     ) -> Array:
-        """Return dz."""
         z = saved.x
         assert z is not None
         if saved.y is not None and saved.y.requires_grad:
@@ -295,14 +259,12 @@ class ModuleLoss(Loss):
         return self.pool.lend(dz.contiguous())
 
     def release(self, saved: SavedGraph) -> None:  # type: ignore[override]
-        """Release the graph."""
         saved.clear()
 
     def predict(self, z: Array) -> Array:
-        """Return class probabilities, or values."""
         return as_array(self.model.prediction(as_tensor(z)), self.model.device)
 
 
 def without_memory(parameter: nn.Parameter) -> Tensor:
-    """Return a tensor of a parameter's shape without memory of its own."""
+    """Return a tensor of a parameter's shape that takes no memory."""
     return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)

@@ -1,15 +1,8 @@
-"""Any `nn.Module` as a model: under every strategy, without a copy in a step.
+"""Any `nn.Module` as a model, under every strategy, without a copy in a step.
 
-    forward      the module's parameters are views of the run's flat vector
-    backward     PyTorch adds into views of its flat gradient
-    reduce, update, save, resume: on the vectors, as for every model
-
-The loss is summed over the rows of a batch, as in all of hpcdl: a module's mean is multiplied by the number of rows, so
-that unequal or empty shares of a batch still give the mean gradient of all its examples.
-
-    tensors.py   place of tensors     buffers.py   buffers, frozen parameters     dropout_rng.py   dropout
-    stages.py    a module that is a chain, as layers that ranks can share (layers.py)
-"""
+The module's parameters are views of the run's flat vector, and PyTorch adds into views of its flat gradient. The loss
+is summed over the rows of a batch, as in all of hpcdl: a module's mean is multiplied by the number of rows, so that
+unequal or empty shares of a batch still give the mean gradient of all its examples."""
 
 import contextlib
 from collections.abc import Callable
@@ -21,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcdl.data import Batch
-from hpcdl.errors import UsageError, unknown
+from hpcdl.errors import UsageError, reason, unknown
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.models import HALF
 from hpcdl.models.model import Abilities
@@ -37,17 +30,12 @@ BUFFERS = ("average", "local")
 
 
 class TorchModel(Chain):
-    """A module as a model (`layout`, `size`, `dtype`); `extra`: its buffers and frozen parameters.
-
-    loss(output, target): one number, the mean over the rows, or the sum if it has a member `reduction` that is "sum",
-    like PyTorch's; default: cross-entropy for classes, else half the squared error. features: shape of an example, as
-    the module takes it. classes: 0 for regression. make: makes the module again, with new initial values (for
-    `initialize`); default: the module's present values. dtype: float32, float64, or bfloat16, to compute in that by
-    `torch.autocast` with float32 parameters. buffers: before a score or a checkpoint the buffers of all ranks are
-    averaged (average), or each rank keeps its own, and rank 0's are saved (local).
-
-    Raises UsageError for a module that cannot be trained so, after evaluating two rows of zeros.
-    """
+    """A module as a model. Raises UsageError for a module that cannot be trained, after evaluating two rows of zeros.
+    loss(output, target): one number, the mean over the rows, or the sum if its member `reduction` is "sum"; None:
+    cross-entropy for classes, else half the squared error. features: shape of an example, as the module takes it.
+    classes: 0 for regression. make: makes the module again, with new initial values; None: it starts with its present
+    values. dtype: float32, float64, or bfloat16 for `torch.autocast` with float32 parameters. buffers, before a score
+    or a checkpoint: average (over the ranks), or local (each rank keeps its own, and rank 0's are saved)."""
 
     def __init__(
         self,
@@ -91,25 +79,21 @@ class TorchModel(Chain):
         return self.module_buffers.settle()
 
     def of_run(self, random: Random) -> None:
-        """Begin a run: dropout uses its seed from now on."""
         self.draws.of_run(random)
 
     def initialize(self, random: Random) -> Array:
-        """Return a new parameter vector: drawn by `make` with the run's seed, or the module's values at the beginning.
-
-        Buffers and frozen parameters are set likewise.
-        """
+        """Return new parameters, and set buffers: drawn by `make` with the run's seed, or the module's first values."""
         parameters = CPU.empty(self.size, self.dtype)
         for name, value in self.initial_values(random).items():
             self.layout.view(parameters, name)[...] = value
         return self.device.array(parameters)
 
     def starting(self) -> list[np.ndarray]:
-        """Return initial values that come from this process and not from the seed: ranks must agree on them."""
+        """Return the initial values that do not come from the seed, on which ranks must agree; [] with `make`."""
         return [self.start[name].numpy() for name in self.layout.tensors if self.start]
 
     def initial_values(self, random: Random) -> dict[str, np.ndarray]:
-        """Return the initial values tensor by tensor, on the host."""
+        """Return the initial values by tensor, on the host; set the buffers and frozen parameters."""
         values = self.start
         if self.make is not None:
             with torch.random.fork_rng(devices=[]):
@@ -122,22 +106,14 @@ class TorchModel(Chain):
         return {name: values[name].numpy() for name in self.layout.tensors}
 
     def loss_and_gradient(
-        self,
-        parameters: Array,
-        batch: Batch,
-        gradient: Array,
-        on_ready: Callable[[slice], None] | None = None,
+        self, parameters: Array, batch: Batch, gradient: Array, on_ready: Callable[[slice], None] | None = None
     ) -> float:
-        """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses.
-
-        on_ready(slice): called as soon as that tensor's gradient is final; on a GPU at the end.
-        """
+        """Do as in layered.py, but call on_ready(slice) when a tensor's gradient is final; on a GPU at the end."""
         total, bound = 0.0, self.bound
         if len(batch.y):
             bound.bind(parameters, gradient)
             bound.tell(on_ready if self.device is CPU else None)
-            if not self.module.training:
-                self.module.train()
+            self.turn(training=True)
             self.draws.at(batch.epoch, batch.step, batch.index)
             loss = self.sum_of_losses(self.output(batch.x), as_tensor(batch.y))
             bound.check()
@@ -149,7 +125,6 @@ class TorchModel(Chain):
         return total
 
     def evaluate(self, parameters: Array, batch: Batch) -> tuple[float, float]:
-        """Return (sum of losses, rows predicted correctly); for regression, the sum of squared errors instead."""
         if not len(batch.y):
             return 0.0, 0.0
         with self.scoring(parameters):
@@ -157,15 +132,12 @@ class TorchModel(Chain):
             return self.sum_of_losses(output, y).item(), self.score(output, y)
 
     def predict(self, parameters: Array, x: Array) -> Array:
-        """Return class probabilities (rows, classes), or values."""
         with self.scoring(parameters):
             return as_array(self.prediction(self.output(x)), self.device)
 
     def release(self, parameters: Array) -> nn.Module:
         """Return the module with these values in its own memory, for plain PyTorch after the training.
-
-        Nothing of hpcdl is left in it: it can be pickled, and runs where hpcdl is not installed.
-        """
+        Nothing of hpcdl is left in it: it can be pickled, and runs without hpcdl."""
         self.bound.bind(parameters)
         self.bound.release()
         self.draws.release()
@@ -175,7 +147,7 @@ class TorchModel(Chain):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The further names of tied tensors in a state_dict: name -> name in the layout."""
+        """The other names of tied tensors in a state_dict: name -> name in the layout."""
         return state.aliases_of(self.module)
 
     def named(self, parameters: Array) -> dict[str, Any]:
@@ -190,7 +162,7 @@ class TorchModel(Chain):
     # -- shared parts
 
     def output(self, x: Array) -> Tensor:
-        """Return the module's output for rows, in the run's type. Raises UsageError if it has the wrong shape."""
+        """Return the module's output for rows, in the run's type. Raises UsageError if its shape is wrong."""
         with self.autocasting(), statistics_of([self.module], len(x)):
             output: Tensor = self.module(as_tensor(x).view(-1, *self.features))
         self.check_output(output, len(x))
@@ -198,35 +170,28 @@ class TorchModel(Chain):
 
     def autocasting(self) -> AbstractContextManager[Any]:
         """Return the context that sets the type the module computes in."""
-        return torch.autocast(self.place.type, self.autocast) if self.autocast else contextlib.nullcontext()
+        return torch.autocast(place_of(self.device).type, self.autocast) if self.autocast else contextlib.nullcontext()
 
     def score(self, output: Tensor, y: Tensor) -> float:
-        """Return the rows predicted correctly; for regression, the sum of squared errors."""
         if self.classes:
             return float((output.argmax(1) == y).sum().item())
         return float((output.view(y.shape) - y).double().square().sum().item())
 
     def prediction(self, output: Tensor) -> Tensor:
-        """Return class probabilities, or values."""
         return output.softmax(1) if self.classes else output.view(-1, *self.outputs)
-
-    @property
-    def place(self) -> torch.device:
-        """The device it computes on."""
-        return place_of(self.device)
 
     def check_output(self, output: Any, rows: int) -> None:
         """Raise UsageError unless the output is (rows, classes), or (rows, values)."""
         expected = (rows, self.classes) if self.classes else (rows, *self.outputs)
         if not isinstance(output, Tensor):
-            raise UsageError(f"the module returns a {type(output).__name__}, and should return a tensor {expected}")
+            raise UsageError(f"the module returns a {type(output).__name__}, and should return a tensor of {expected}")
         fits = output.shape == expected if self.classes else output.numel() == np.prod(expected) and len(output) == rows
         if not fits:
             what = "(rows, classes)" if self.classes else "(rows, values)"
-            raise UsageError(f"the module returns {tuple(output.shape)} for {rows} rows, and should {expected}: {what}")
+            raise UsageError(f"for {rows} rows the module returns {tuple(output.shape)}, not {expected}: {what}")
 
     def sum_of_losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the sum over the rows. Raises UsageError if the loss is not one number."""
+        """Return the sum of losses over the rows. Raises UsageError if the loss is not one number."""
         loss = self.loss(output if self.classes else output.view(y.shape), y)
         if not isinstance(loss, Tensor):
             raise UsageError(f"the loss is a {type(loss).__name__}, and should be a tensor of one number")
@@ -236,14 +201,12 @@ class TorchModel(Chain):
         return loss if self.summed else loss * len(y)
 
     def scoring(self, parameters: Array) -> Any:
-        """Return a context without gradients; the module evaluates these parameters."""
-        if self.module.training:
-            self.module.eval()
+        """Return a context without gradients, in which the module evaluates these parameters."""
+        self.turn(training=False)
         self.bound.bind(parameters)
         return torch.no_grad()
 
     def _check_forward(self) -> None:
-        """Evaluate two rows of zeros, to report misfits before the first step. Raises UsageError."""
         x = np.zeros((2, *self.features), self.dtype)
         y = torch.zeros(2, dtype=torch.int64) if self.classes else torch.zeros(2, *self.outputs)
         was_training, device, self.device = self.module.training, self.device, CPU
@@ -255,18 +218,11 @@ class TorchModel(Chain):
         except UsageError:
             raise
         except Exception as error:
-            raise UsageError(
-                f"it cannot evaluate two rows of {shape or 'one'} value(s): {error_text(error)}"
-            ) from error
+            problem = f"{type(error).__name__}: {reason(error)}"
+            raise UsageError(f"the module cannot evaluate two rows of {shape or 'one'} value(s): {problem}") from error
         finally:
             self.module.train(was_training)
             self.device = device
-
-
-def error_text(error: Exception) -> str:
-    """Return an exception of the module as one line."""
-    first = str(error).strip().splitlines()[:1] or [""]
-    return f"{type(error).__name__}: {first[0]}"
 
 
 def values_of(module: nn.Module) -> dict[str, Tensor]:
@@ -281,7 +237,7 @@ def check_loss(loss: Any) -> None:
     if reduction not in ("mean", "sum"):
         raise UsageError(f"the loss has reduction={reduction!r}; take reduction='sum'")
     if reduction == "mean" and getattr(loss, "weight", None) is not None:
-        raise UsageError("the loss weighs its rows, and a mean of a share would weigh them anew; take reduction='sum'")
+        raise UsageError("the loss has weights, so the means of a batch's shares do not add up; take reduction='sum'")
 
 
 def half_squared(output: Tensor, target: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
 """--model torch:package.module:function,width=32: a function that makes a module from the shapes of the data.
 
-It receives the arguments that it names among features (the shape of an example), classes (0: regression), outputs and
-dtype, and its settings; it returns the module, or (module, loss). The setting buffers=local goes to the model
-(model.py).
-"""
+Its arguments are its settings and, if it has such parameters, features (shape of an example), classes (0: regression),
+outputs and dtype. It returns the module, or (module, loss). The setting buffers=local goes to the model (model.py)."""
 
 import inspect
 from typing import Any
@@ -17,10 +15,7 @@ from hpcdl.torch.model import TorchModel
 
 
 def make_torch_model(spec: str, offered: dict[str, Any]) -> TorchModel:
-    """Return the model of torch:package.module:function,...; offered: features, classes, outputs, dtype, device.
-
-    Raises UsageError, one line.
-    """
+    """Return the model torch:package.module:function,... for the data described by `offered`. Raises UsageError."""
     option = f"--model {spec}"
     function, settings = load_plugin(spec.removeprefix(TORCH), option)
     parameters = inspect.signature(function).parameters if callable(function) else {}
@@ -32,7 +27,7 @@ def make_torch_model(spec: str, offered: dict[str, Any]) -> TorchModel:
         result = call_plugin(function, settings, arguments, option)
         module, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(module, nn.Module):
-            raise UsageError(f"{option}: it returns a {type(module).__name__}, and should return a torch.nn.Module")
+            raise UsageError(f"{option}: the function returns a {type(module).__name__}, not a torch.nn.Module")
         return module, loss
 
     module, loss = make()

@@ -1,13 +1,10 @@
-"""torch.distributed.monitored_barrier: a barrier that names the ranks that are missing.
+"""torch.distributed.monitored_barrier: a barrier that names the missing ranks.
 
     ranks 1, 2, ...    send a sign to rank 0 and wait for its answer
     rank 0             waits for all signs until the timeout, then answers all, and names the missing ranks
 
-Each sign and answer carries the barrier's number, which each rank counts itself. So a late rank finds the answer of a
-barrier that has failed, and messages left over by one barrier do not disturb the next.
-
-PyTorch has this for gloo alone, and checks the backend's name itself: registration.py wraps its function.
-"""
+Each sign and answer has the barrier's number, which each rank counts. So a late rank finds the answer of a barrier that
+has failed, and messages left over by one barrier do not disturb the next. PyTorch has it for gloo alone."""
 
 import time
 
@@ -23,10 +20,8 @@ sending: list[MPI.Request] = []  # unfinished sends, with their buffers
 
 
 def monitored_barrier(comm: MPI.Intracomm, number: int, seconds: float, wait_all: bool) -> None:
-    """Wait for all ranks. Raises RuntimeError on all present ranks if some are missing after the timeout.
-
-    number: of this barrier on this communicator; increasing.
-    """
+    """Wait for all ranks. Raises RuntimeError on all present ranks if some are missing after the timeout. number: of
+    this barrier on this communicator; increasing. wait_all: True if rank 0 names all missing ranks, not one."""
     rank, size = comm.rank, comm.size
     milliseconds = round(1000 * seconds)
     if rank:
@@ -52,13 +47,13 @@ def monitored_barrier(comm: MPI.Intracomm, number: int, seconds: float, wait_all
 
 
 def send_sign(comm: MPI.Intracomm, to: int, number: int, word: int) -> None:
-    """Send a sign or an answer without waiting: the receiver may hang."""
+    """Send a sign or an answer without waiting, as the receiver may hang."""
     sending[:] = [request for request in sending if not request.Test()]
     sending.append(comm.Isend(np.array([number, word]), to, TAG))
 
 
 def receive_sign(comm: MPI.Intracomm, source: int, number: int, deadline: float) -> int | None:
-    """Return that rank's message for this barrier, or None after the deadline; older messages are dropped."""
+    """Return the word of rank `source` for barrier `number`, or None after the deadline; drop older messages."""
     message, status = np.zeros(2, np.int64), MPI.Status()
     while message[0] < number:
         request, begun = comm.Irecv(message, source, TAG), time.monotonic()

@@ -8,9 +8,7 @@
     step - since                                        ->   its count of steps
 
 The vector is one parameter of one dimension, so only element-wise rules fit; a slice, on servers and in shards, is then
-updated as within the whole. The fused implementation is used if there is one. A number in the rule's state, such as
-NAdam's product, is stored as a vector of that number.
-"""
+updated as within the whole. A number in the rule's state, such as NAdam's product, is stored as a vector full of it."""
 
 import functools
 import inspect
@@ -25,17 +23,17 @@ from hpcdl.plugins import TORCH, settings_of
 from hpcdl.torch.tensors import as_tensor
 
 REFUSED = {
-    "Adafactor": "it looks at rows and columns of tensors, and a run's parameters are one vector",
-    "LBFGS": "it computes the loss several times in a step, and a strategy computes it once",
-    "Muon": "it takes matrices, and a run's parameters are one vector",
-    "SparseAdam": "it takes sparse gradients, and a run's are dense",
+    "Adafactor": "Adafactor needs rows and columns of tensors, and a run's parameters are one vector",
+    "LBFGS": "LBFGS computes the loss several times in a step, and a strategy computes it once",
+    "Muon": "Muon needs matrices, and a run's parameters are one vector",
+    "SparseAdam": "SparseAdam needs sparse gradients, and a run's gradients are dense",
 }
 INSTEAD = {"lr": "--lr and --schedule", "weight_decay": "--weight-decay"}  # settings that have options of their own
 INNER = ("params", "maximize", "differentiable", "capturable", "foreach")  # arguments that are not settings
 
 
 class TorchRule(NamedTuple):
-    """A parsed spec: class, settings, names of the state's vectors and of its numbers."""
+    """A parsed spec. vectors, numbers: state entries by name. decays: True if the rule has a weight_decay."""
 
     kind: type[torch.optim.Optimizer]
     settings: dict[str, Any]
@@ -46,7 +44,7 @@ class TorchRule(NamedTuple):
 
 @functools.lru_cache
 def read(spec: str) -> TorchRule:
-    """Return the rule of torch:NAME,setting=value,... Raises UsageError, one line."""
+    """Return the rule of torch:NAME,setting=value,... Raises UsageError."""
     name, _, rest = spec.removeprefix(TORCH).partition(",")
     kinds = {
         each: kind
@@ -55,26 +53,27 @@ def read(spec: str) -> TorchRule:
     }
     option = f"optimizer {spec!r}"
     if name in REFUSED:
-        raise UsageError(f"{option}: {REFUSED[name]}; take another rule, as torch:AdamW")
+        raise UsageError(f"{option}: {REFUSED[name]}; take another rule, such as torch:AdamW")
     if name not in kinds:
         raise unknown("optimizer of torch.optim", name, sorted(kinds.keys() - REFUSED.keys()))
     settings, parameters = settings_of(rest, option), inspect.signature(kinds[name]).parameters
     for each in settings:
         if each in INSTEAD:
-            raise UsageError(f"{option}: {each} is said by {INSTEAD[each]}")
+            raise UsageError(f"{option}: leave out {each}, and set it by {INSTEAD[each]}")
         if each not in parameters or each in INNER:
             known = ", ".join(sorted(set(parameters) - set(INNER) - set(INSTEAD)))
-            raise UsageError(f"{option}: there is no setting {each!r}; it takes {known}")
-    fused = [settings["fused"]] if "fused" in settings else [True, None] if "fused" in parameters else []
-    for number, choice in enumerate(fused or [None]):
-        if fused:
-            settings["fused"] = choice
+            raise UsageError(f"{option}: {name} has no setting {each!r}; its settings: {known}")
+    fusible = "fused" in parameters.keys() - settings.keys()
+    choices: list[dict[str, Any]] = [{"fused": True}, {"fused": None}] if fusible else [{}]
+    for choice in choices:
         try:
-            state = first_state(kinds[name], settings)
+            state = first_state(kinds[name], settings | choice)
             break
         except Exception as error:  # of any type
-            if number == len(fused or [None]) - 1:
-                raise UsageError(f"{option}: {reason(error)}") from None
+            refused = error
+    else:
+        raise UsageError(f"{option}: {reason(refused)}")
+    settings |= choice
     is_vector = {each: isinstance(value, torch.Tensor) and value.shape == (2,) for each, value in state.items()}
     vectors = tuple(each for each in state if is_vector[each])
     numbers = tuple(each for each in state if not is_vector[each] and each != "step")
@@ -82,12 +81,12 @@ def read(spec: str) -> TorchRule:
 
 
 def vectors_of(spec: str) -> tuple[str, ...]:
-    """Return the names of the state vectors, each as long as the parameters, of the optimizer `spec`."""
+    """Return the names of the state vectors of the optimizer `spec`, each as long as the parameters."""
     return read(spec).vectors + read(spec).numbers
 
 
 def first_state(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a rule's state of a parameter after a step; raises if the settings are invalid."""
+    """Return a rule's state for a parameter after a step; raise PyTorch's error if the settings are invalid."""
     probe = torch.zeros(2, requires_grad=True)
     probe.grad = torch.ones(2)
     rule = kind([probe], lr=0.1, **settings)  # type: ignore[call-arg]
@@ -106,7 +105,6 @@ class TorchOptimizer(Optimizer):
         super().__init__(*args)
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """Make one step of the rule with the gradient scale * g."""
         if not self.size:
             return
         fresh, (parameter, mean, rule) = self.step == self.since, self.on(w)
@@ -127,11 +125,8 @@ class TorchOptimizer(Optimizer):
             as_tensor(self.state[name]).fill_(float(rule_state[name]))
 
     def on(self, w: Array) -> tuple[torch.nn.Parameter, torch.Tensor, torch.optim.Optimizer]:
-        """Return the parameter with memory w, its gradient, and the rule on this optimizer's state vectors.
-
-        At the first step PyTorch initializes the state; afterwards both share it. A copy of this optimizer, for a
-        slice, has its own state and rule.
-        """
+        """Return the parameter with memory w, its gradient, and the rule on this optimizer's state vectors. PyTorch
+        makes the state at the first step, then shares it with this optimizer. A copy, for a slice, has its own."""
         fresh, address = self.step == self.since, as_tensor(w).data_ptr()
         if self.bound is not None and self.bound[0] is self.state and self.bound[1] == address and not fresh:
             return self.bound[2]  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""The ProcessGroup interface of PyTorch over a communicator, and the start of operations; not the operations."""
+"""The ProcessGroup interface of PyTorch over a communicator, and how operations (backend.py) are started."""
 
-import datetime
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,52 +11,33 @@ from torch.distributed.distributed_c10d import ProcessGroup, Work
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.requests import Request
-from hpcdl.torch.arrays import Back, all_back
+from hpcdl.torch.arrays import Back
 from hpcdl.torch.group_cleanup import DestroyedCommunicator, destroy
 from hpcdl.torch.work import DONE, Pending, engine
 
 
 class CommunicatorGroup(ProcessGroup):  # type: ignore[misc]
     """A process group over a communicator. name: its name in PyTorch; store: shared by the ranks.
-
-    limit: seconds after which an operation raises, if the timeout differs from the default group's, which ends the job
-    (comm/diagnostics/watchdog.py). own: True if the communicator belongs to this group and is freed with it.
-    """
+    limit: seconds after which an operation raises; 0: never, as the watchdog ends the job after the default group's
+    timeout. own: True if the communicator belongs to this group and is freed with it."""
 
     def __init__(
-        self,
-        comm: Communicator,
-        name: str,
-        store: Any,
-        timeout: datetime.timedelta,
-        limit: float = 0.0,
-        owns_communicator: bool = True,
+        self, comm: Communicator, name: str, store: Any, timeout: timedelta, limit: float = 0.0, own: bool = True
     ):
         super().__init__(comm.rank, comm.size)
-        self.owns_communicator = owns_communicator
+        self.owns_communicator = own
         self.comm, self.known_as, self.described_as, self.store = comm, name, "", store
         self.me, self.ranks, self.timeout, self.limit = comm.rank, comm.size, timeout, limit
         self.others = [(self.me + i) % self.ranks for i in range(1, self.ranks)]
         self.coalescing: list[Pending] | None = None
         self.barriers = 0
-        devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
-        self.devices = [torch.device(each) for each in devices]
-
-    # -- start of operations -----------------------------------------------------------------------------------------
+        self.devices = [torch.device(each) for each in ["cpu"] + ["cuda"] * torch.cuda.is_available()]
 
     def _run(self, later: bool, call: Call, steps: Any, outputs: list[Tensor], back: Back) -> Work:
-        """Start an operation from its steps."""
         return self._do(later, lambda: self.comm.run(call, steps), lambda: self.comm.irun(call, steps), outputs, back)
 
-    def _do(
-        self,
-        later: bool,
-        at_once: Callable[[], object],
-        start: Callable[[], Request],
-        outputs: list[Tensor],
-        back: Back,
-    ) -> Work:
-        """Start an operation: blocking if possible, else in flight."""
+    def _do(self, later: bool, at_once: Callable, start: Callable, outputs: list[Tensor], back: Back) -> Work:
+        """Start an operation: blocking, by at_once(), if possible; else in flight, by the request of start()."""
         if later or self.limit or not engine.alone():
             return self._started(lambda: [start()], outputs, back)
         with engine.lock:
@@ -74,21 +55,10 @@ class CommunicatorGroup(ProcessGroup):  # type: ignore[misc]
         return work
 
     def _all(self, works: list[Any], outputs: list[Tensor]) -> Work:
-        """Return several operations as one."""
         pending = [work for work in works if work is not DONE]
         if not pending:
             return DONE
         return engine.start(lambda: [request for work in pending for request in work.requests], outputs)
-
-    def _after(self, work: Any, back: Callable[[], None], outputs: list[Tensor]) -> Work:
-        """Return the operation with a further callback."""
-        if work is DONE or work.done:
-            back()
-            return DONE
-        work.finish, work.outputs = all_back(work.finish, back), outputs
-        return work
-
-    # -- PyTorch's interface ------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
         return "hpcdl"
@@ -142,13 +112,13 @@ class CommunicatorGroup(ProcessGroup):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         return self.comm.sequence
 
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
+    def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Destroy the group on this rank without waiting; its own communicator is freed when all ranks have."""
+        """Destroy the group on this rank without waiting; free its own communicator when all ranks have done so."""
         if isinstance(self.comm, DestroyedCommunicator):
             return
         for each in list(engine.live.values()):
@@ -159,5 +129,4 @@ class CommunicatorGroup(ProcessGroup):  # type: ignore[misc]
                 self.comm = destroy(self.comm, self.known_as)
 
     def abort(self) -> None:
-        """End all ranks, as an exception does."""
         self.comm.mpi.Abort(1)

@@ -1,11 +1,7 @@
 """Registration with torch.distributed on `import hpcdl.torch`: the backend's name, and the rendezvous of ranks.
 
-    init_process_group("hpcdl")    rank and size are MPI's; a store on a port that MPI broadcasts
-
-MPI starts with the first process group, not here. Programs that set MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE
-work unchanged. If these are missing, or agree with MPI, MPI's values are used for any backend: gloo finds its ranks in
-the same way.
-"""
+MPI starts with the first process group, not here. A program that sets MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE
+works unchanged. If these variables are missing, or agree with MPI, any backend (also gloo) gets MPI's rank and size."""
 
 import contextlib
 import functools
@@ -27,9 +23,13 @@ stores: list[Any] = []  # kept until the program ends: rank 0 may leave the proc
 
 
 def register() -> None:
-    """Register the backend, once."""
+    """Register the backend, the rendezvous and monitored_barrier, once."""
     if not distributed.is_available() or "hpcdl" in distributed.Backend.backend_list:
         return
+
+    def make(*asked: Any) -> Any:
+        return importlib.import_module("hpcdl.torch.groups").make(*asked)  # which starts MPI
+
     distributed.Backend.register_backend("hpcdl", make, extended_api=True, devices=["cpu", "cuda"])
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # a function bears the same name
     handlers = rendezvous._rendezvous_handlers
@@ -48,7 +48,7 @@ def register() -> None:
 
 
 def wrap_monitored_barrier(theirs: Callable[..., None]) -> Callable[..., None]:
-    """Wrap PyTorch's monitored_barrier, which is for gloo alone: hpcdl's groups use their own."""
+    """Return a wrapper of PyTorch's monitored_barrier, which is for gloo alone: hpcdl's groups use their own."""
 
     @functools.wraps(theirs)
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -62,15 +62,8 @@ def wrap_monitored_barrier(theirs: Callable[..., None]) -> Callable[..., None]:
     return monitored_barrier
 
 
-def make(asked: Any, options: Any) -> Any:
-    """Make a process group."""
-    from hpcdl.torch.groups import make
-
-    return make(asked, options)
-
-
 def uses_mpi(url: str) -> bool:
-    """True if MPI is to define the ranks: the program's own settings are incomplete, or agree with MPI."""
+    """True if MPI defines the ranks: the program's own settings are incomplete, or agree with MPI."""
     query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))  # rank= and world_size= of the call
     named = [query.get("rank", os.environ.get("RANK")), query.get("world_size", os.environ.get("WORLD_SIZE"))]
     launched = any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_ID"))
@@ -98,7 +91,7 @@ def mpi_rendezvous(
 
 
 def shared_store(comm: Any, timeout: timedelta) -> Any:
-    """Return a store that rank 0 serves, at an address that all others reach."""
+    """Return a store that rank 0 serves, at an address that all ranks reach, or raise AgreedError; collective."""
     store = None
     if comm.rank == 0:
         store = distributed.TCPStore("127.0.0.1", 0, None, True, timeout, wait_for_workers=False)
@@ -106,7 +99,9 @@ def shared_store(comm: Any, timeout: timedelta) -> Any:
     problem = None
     if store is None:
         for place in ["127.0.0.1"] if socket.gethostname() == host else places:
-            if not resolves(place):  # PyTorch's client would retry it for 25 seconds
+            try:
+                socket.getaddrinfo(place, None, socket.AF_INET)  # PyTorch's client would retry it for 25 seconds
+            except OSError:
                 problem = problem or f"{place} is not known to {socket.gethostname()}"
                 continue
             try:
@@ -116,39 +111,21 @@ def shared_store(comm: Any, timeout: timedelta) -> Any:
             except Exception as error:  # of several kinds
                 problem = str(error).splitlines()[0]
         else:
-            problem = problem or "it has no address"
+            problem = problem or f"{host} has no address"
     failed = [each for each in comm.allgather(None if store else problem) if each]
     if failed:
         from hpcdl.errors import AgreedError
 
-        raise AgreedError(f"the store on {host} cannot be reached at {', '.join(places)}: {failed[0]}")
+        raise AgreedError(f"the store of rank 0 on {host} cannot be reached at {', '.join(places)}: {failed[0]}")
     return store
 
 
-def resolves(place: str) -> bool:
-    """True if this host can resolve the name; True for an address."""
-    try:
-        return bool(socket.getaddrinfo(place, None, socket.AF_INET))
-    except OSError:
-        return False
-
-
 def addresses() -> list[str]:
-    """Return this host's addresses, first those of its name, then those of its interfaces."""
-    name = socket.gethostname()
-    addresses = []
+    """Return this host's name, the addresses of the name, and those that the kernel's routing table marks as local."""
+    name, found = socket.gethostname(), []
     with contextlib.suppress(OSError):
-        addresses += [about[4][0] for about in socket.getaddrinfo(name, None, socket.AF_INET)]
-    addresses += interface_addresses()
-    return [name, *dict.fromkeys(str(each) for each in addresses if not str(each).startswith("127."))]
-
-
-def interface_addresses() -> list[str]:
-    """Return the IPv4 addresses of this host that the kernel's routing table marks as local."""
-    try:
-        with open("/proc/net/fib_trie") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    pairs = itertools.pairwise(lines)
-    return [before.split()[-1] for before, line in pairs if "/32 host LOCAL" in line and "|--" in before]
+        found += [str(about[4][0]) for about in socket.getaddrinfo(name, None, socket.AF_INET)]
+    with contextlib.suppress(OSError), open("/proc/net/fib_trie") as file:
+        pairs = itertools.pairwise(file.read().splitlines())
+        found += [before.split()[-1] for before, line in pairs if "/32 host LOCAL" in line and "|--" in before]
+    return [name, *dict.fromkeys(each for each in found if not each.startswith("127."))]

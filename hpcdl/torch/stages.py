@@ -1,13 +1,11 @@
-"""A module that is a chain of stages, as a chain of layers that ranks can share, by layers or by their shards.
+"""A module that is a chain of stages, made a chain of layers that ranks can share: each has some, or shards of all.
 
     nn.Sequential      Conv2d   ReLU   MaxPool2d   Flatten   Linear        or module.stages(), a list of its modules
     layers             |<-- layer "0" ------------------>|   |<- "4" ->|   loss
 
-A stage without parameters joins the one before it, the first ones join the one after them: so messages between ranks
-carry outputs of activations and pooling, and each layer has parameters to balance by. A layer has the name of its
-stage, so its tensors have their names in `state_dict`. One row is run through the stages to find the shapes between
-them and to compare the result with the module's.
-"""
+A stage without parameters joins the stage before it; leading ones join the stage after them. So messages between
+ranks carry outputs of activations and pooling, and each layer has parameters to balance by. A layer has the name of its
+stage, so its tensors have their names in `state_dict`."""
 
 import inspect
 from collections import Counter
@@ -19,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from hpcdl.data import Batch
-from hpcdl.errors import UsageError, reason
+from hpcdl.errors import UsageError, blamed_on, reason
 from hpcdl.kernels.device import Array, Device
 from hpcdl.models.layout import Layout
 from hpcdl.models.layout import Tensor as Place
 from hpcdl.torch.dropout_rng import CHANNELS, ELEMENTS
-from hpcdl.torch.layers import ModuleLayer, ModuleLoss, TensorPool, without_memory
+from hpcdl.torch.layers import ModuleLayer, ModuleLoss, Named, TensorPool, without_memory
 from hpcdl.torch.tensors import FlatBinding, place_of, trained
 
 
 class Chain:
-    """The part of a TorchModel for modules that are chains: `layers`, and the interface of Part."""
+    """The part of a TorchModel for modules that are chains: `layers`, and the other members that ModelPart needs."""
 
     module: nn.Module
     dtype: np.dtype
@@ -40,7 +38,6 @@ class Chain:
 
     @cached_property
     def pool(self) -> TensorPool:
-        """The pool of the layers' buffers."""
         return TensorPool(self.dtype, self.device)
 
     @cached_property
@@ -61,32 +58,27 @@ class Chain:
         self.bound.forget()
 
     def turn(self, training: bool) -> None:
-        """Set the module to training or to evaluation."""
         if self.module.training is not training:
             self.module.train(training)
 
     @property
     def tensors(self) -> list[list[Place]]:
-        """The tensors that each layer uses."""
         names_by_layer = ((*(f"{each.name}.{short}" for short in each.shapes), *each.tied) for each in self.layers)
         return [[self.layout.tensors[name] for name in names] for names in names_by_layer]
 
     @property
     def target(self) -> np.dtype:
-        """The type of y."""
         return self.layers[-1].target  # type: ignore[no-any-return]
 
     def targets(self, batch: Batch) -> Array:
-        """Return what the loss compares its input with."""
         return batch.y
 
     def last_rows(self, z: Array) -> Array:
-        """Return the rows of the loss's input that predictions are made from."""
         return z
 
 
 def stages_of(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """Return the stages of a module as (name, module); None if it has none. Raises UsageError for invalid ones."""
+    """Return (name, module) of each stage; None if the module has no stages. Raises UsageError for invalid stages."""
     stages = getattr(module, "stages", None)
     if not inspect.ismethod(stages):
         if type(module).forward is not nn.Sequential.forward:
@@ -96,17 +88,17 @@ def stages_of(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     try:
         listed = list(stages())
     except Exception as error:
-        raise UsageError(f"its stages() raises {type(error).__name__}: {reason(error)}") from None
+        raise UsageError(f"the module's stages() raises {type(error).__name__}: {reason(error)}") from None
     for each in listed:
         if not isinstance(each, nn.Module) or each is module:
-            raise UsageError(f"its stages() has a {type(each).__name__} in it, and should list parts of it")
+            raise UsageError(f"the module's stages() lists a {type(each).__name__}, not only parts of the module")
         if id(each) not in names and any(True for _ in each.parameters()):
-            raise UsageError(f"its stages() has a {type(each).__name__} with parameters that is no part of it")
+            raise UsageError(f"the module's stages() lists a {type(each).__name__} with parameters of its own")
     return [(names.get(id(each), ""), each) for each in listed]
 
 
 def in_layers(model: Any, stages: list[tuple[str, nn.Module]]) -> list[ModuleLayer]:
-    """Return a layer for each stage with parameters, joined with the later ones without."""
+    """Return a layer for each stage with parameters; the stages without parameters that follow it join the layer."""
     groups: list[tuple[str, list[nn.Module]]] = []
     leading: list[nn.Module] = []  # leading stages without parameters
     used: set[str] = set()
@@ -120,7 +112,7 @@ def in_layers(model: Any, stages: list[tuple[str, nn.Module]]) -> list[ModuleLay
         groups.append((name, [*leading, module]))
         leading = []
     if not groups:
-        raise UsageError("its stages have no parameters")
+        raise UsageError("the stages of the module have no parameters")
     names = {id(each): name for name, each in trained(model.module).items()}
     extra = {id(each): name for name, each in model.module.named_buffers()}
     extra |= {id(each): name for name, each in model.module.named_parameters() if not each.requires_grad}
@@ -129,11 +121,8 @@ def in_layers(model: Any, stages: list[tuple[str, nn.Module]]) -> list[ModuleLay
     seen: set[str] = set()
     drawn: Counter[str] = Counter()
     for name, modules in groups:
-        own: dict[str, nn.Parameter] = {}
-        others: dict[str, nn.Parameter] = {}
-        for each in (parameter for module in modules for parameter in module.parameters()):
-            if not each.requires_grad:
-                continue
+        own, others = Named(), Named()
+        for each in (parameter for module in modules for parameter in module.parameters() if parameter.requires_grad):
             key = names[id(each)]
             if key.startswith(f"{name}.") and key not in seen:
                 own[key.removeprefix(f"{name}.")] = each
@@ -146,32 +135,28 @@ def in_layers(model: Any, stages: list[tuple[str, nn.Module]]) -> list[ModuleLay
         layers[-1].drawn = {each: count - 1 for each, count in drawn.items()}
         drawn.update(dropouts[id(each)] for module in modules for each in module.modules() if id(each) in dropouts)
     if lost := [name for name in names.values() if name not in seen]:
-        raise UsageError(f"its parameter {lost[0]} is in none of its stages, which are all that is cut")
+        raise UsageError(f"the module's parameter {lost[0]} is in none of its stages; put it into one, or freeze it")
     return layers
 
 
 def probe(model: Any, layers: list[ModuleLayer]) -> None:
-    """Find the shapes between the layers with one row; UsageError if the result differs from the module's."""
+    """Find the shapes between the layers by one row. Raises UsageError if the result differs from the module's."""
     module, was_training = model.module, model.module.training
     x = torch.randn((1, *model.features), generator=torch.Generator().manual_seed(0)).to(place_of(model.device))
     x = x.to(layers[0].kind)
+    shape = " x ".join(map(str, model.features))
     module.eval()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), blamed_on(f"the module's stages cannot compute an example of {shape}"):
             with torch.no_grad(), model.autocasting():
                 expected = module(x.clone())
             y = x
             for layer in layers:
                 y = try_out(layer, y)
-    except UsageError:
-        raise
-    except Exception as error:
-        shape = " x ".join(map(str, model.features))
-        raise UsageError(f"its stages cannot take an example of {shape}: {reason(error)}") from error
     finally:
         module.train(was_training)
     if y.shape != expected.shape or not torch.allclose(y, expected.to(y.dtype), rtol=0.01, atol=1e-5, equal_nan=True):
-        raise UsageError("its stages, one after the other, do not make what its forward makes")
+        raise UsageError("the module's stages, run in sequence, return another output than its forward")
 
 
 def try_out(layer: ModuleLayer, x: Tensor) -> Tensor:
@@ -187,6 +172,6 @@ def try_out(layer: ModuleLayer, x: Tensor) -> Tensor:
     if layer.copies:
         y = layer.through(x)
     if not len(y):
-        raise UsageError(f"stage {layer.name} makes no rows of one")
+        raise UsageError(f"stage {layer.name} returns no rows for an input of one row")
     layer.example_input, layer.example_output = tuple(x.shape), tuple(y.shape)
     return y.detach()

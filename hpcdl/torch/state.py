@@ -4,8 +4,7 @@
     a tensor of the layout                       its name; a tied tensor also under its other names
     buffers and frozen parameters (`extra`)      their names; (1,) becomes a number if the module has one
 
-A file is read as tensors alone (weights_only): no code in it is run.
-"""
+A file is read with weights_only: only tensors, and no code in it is run."""
 
 import importlib
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from hpcdl.plugins import of_torch
 
 
 def aliases_of(module: nn.Module) -> dict[str, str]:
-    """Return the keys under which state_dict repeats a tensor: key -> the first one."""
+    """Return the keys under which state_dict repeats a tensor: key -> first key of that tensor."""
     first: dict[int, str] = {}
     aliases = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -43,10 +42,8 @@ def by_key(tensors: dict[str, np.ndarray], module: nn.Module) -> dict[str, np.nd
 
 def state_dict(run: str, module: nn.Module | None = None, trust: Iterable[str] = ()) -> dict[str, Tensor]:
     """Return the trained tensors of a run (its folder, or a checkpoint) by the keys of its module's state_dict.
-
-    module: one like the run's; by default the run's own is made, which `trust` must allow, by the name of its function
-    or by the run, as --trust does. Raises UsageError if there is no such run, or it trained no module.
-    """
+    module: one like the run's; None: its module is made anew, for which `trust` must hold the function's name or the
+    run, like --trust. Raises UsageError if there is no such run. A run without PyTorch: by the layout's names."""
     # By name: these modules lie in a room above.
     trained = importlib.import_module("hpcdl.inference.trained_model").TrainedModel(run, trust)
     tensors = importlib.import_module("hpcdl.inference.pretrained").read_tensors(run)
@@ -58,19 +55,18 @@ def state_dict(run: str, module: nn.Module | None = None, trust: Iterable[str] =
 
 
 def read(path: str, told: str) -> dict[str, np.ndarray]:
-    """Return the tensors of a torch.save file, as arrays; `told` begins the error message, one line."""
+    """Return the tensors of a torch.save file as arrays. Raises UsageError; its message begins with `told`."""
     with blamed_on(f"{told} cannot be read"):
         try:
             loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             if "weights_only" in str(error) or "Weights only" in str(error):
-                raise UsageError(
-                    f"{told} holds more than tensors, which is not read: write torch.save(module.state_dict(), FILE)"
-                ) from None
+                advice = "write torch.save(module.state_dict(), FILE)"
+                raise UsageError(f"{told} holds more than tensors, and is not read: {advice}") from None
             raise
     if not (isinstance(loaded, dict) and all(isinstance(each, Tensor) for each in loaded.values())):
         inside = f"; it holds {', '.join(map(str, list(loaded)[:6]))}" if isinstance(loaded, dict) else ""
-        raise UsageError(f"{told} holds no state_dict, tensors by name{inside}")
+        raise UsageError(f"{told} holds no state_dict, a dictionary of tensors by name{inside}")
     return {str(name): as_numbers(each) for name, each in loaded.items()}
 
 
@@ -82,7 +78,7 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
 
 
 def as_numbers(tensor: Tensor) -> np.ndarray:
-    """Return the tensor as an array; float types that numpy lacks, such as bfloat16, as float32."""
+    """Return the tensor as an array; float types that numpy lacks, such as bfloat16, become float32."""
     known = (torch.float16, torch.float32, torch.float64)
     dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     return (dense.float() if dense.is_floating_point() and dense.dtype not in known else dense).numpy()

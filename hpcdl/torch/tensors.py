@@ -4,8 +4,7 @@
     vector      |<------- layer conv ------------------->|<-------------- layer head ------------->|
 
 Order and names are those of `named_parameters`, and so the keys of `state_dict`. A tensor shared by two modules occurs
-once, under its first name; a frozen one (requires_grad False) does not occur.
-"""
+once, under its first name; a frozen tensor (requires_grad False) does not occur."""
 
 import warnings
 from collections.abc import Callable
@@ -25,30 +24,29 @@ LAZY = nn.parameter.UninitializedTensorMixin
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that training changes, by name, each once."""
+    """Return by name the parameters that training changes, each once."""
     return {name: each for name, each in module.named_parameters() if each.requires_grad}
 
 
 def prepare(module: nn.Module, dtype: np.dtype) -> None:
-    """Convert a module to the run's type: for float64, float32 is widened. Raises UsageError for other types."""
+    """Widen a float32 module for a float64 run. UsageError for other types, lazy tensors, tensors off the CPU."""
     for name, each in [*module.named_parameters(), *module.named_buffers()]:
         kind = "parameter" if isinstance(each, nn.Parameter) else "buffer"
         if isinstance(each, LAZY):
-            raise UsageError(f"{kind} {name} gets its shape from the first batch; call the module once before")
+            raise UsageError(f"{kind} {name} gets its shape from the first batch; call the module on a batch first")
         if each.device.type != "cpu":
-            raise UsageError(f"{kind} {name} is on {each.device}; make the module on the CPU, --device moves it")
+            raise UsageError(f"{kind} {name} is on {each.device}; make the module on the CPU: --device moves it")
     target = TYPES[dtype]
     for name, parameter in trained(module).items():
         if parameter.dtype not in (torch.float32, target):
-            raise UsageError(
-                f"parameter {name} is of {parameter.dtype}, and the run is of {target}: convert the module"
-            )
+            computes = f"and the run computes in {target}"
+            raise UsageError(f"parameter {name} is of {parameter.dtype}, {computes}: convert the module")
     if target is torch.float64:
         module.to(target)
 
 
 def layout_of(module: nn.Module, dtype: np.dtype) -> Layout:
-    """Return the layout of the parameters; a layer is a child of the module. Raises UsageError if there are none."""
+    """Return the layout of the parameters; a layer is a child of the module. UsageError without parameters."""
     places, offset = [], 0
     for name, parameter in trained(module).items():
         layer = name.partition(".")[0] if "." in name else "module"
@@ -71,23 +69,19 @@ def as_tensor(array: Array) -> Tensor:
 
 
 def as_array(tensor: Tensor, device: Device = CPU) -> Array:
-    """Return the tensor as an array of its device that shares its memory; a single number as an array of one."""
+    """Return the tensor as an array on its device that shares its memory; a single number as an array of one."""
     tensor = tensor.detach()
     tensor = tensor.view(1) if tensor.ndim == 0 else tensor
     return tensor.numpy() if device is CPU else device.xp.from_dlpack(tensor)
 
 
 def place_of(device: Device) -> torch.device:
-    """Return PyTorch's device."""
     return torch.device("cpu") if device is CPU else torch.device("cuda", device.index)  # type: ignore[union-attr]
 
 
 class FlatBinding:
-    """Binds a module's parameters and gradients to flat vectors, as views.
-
-    The vectors are referenced until others replace them: so an equal address is the same memory, even if the array
-    object is another one.
-    """
+    """Binds a module's parameters and gradients to flat vectors, as views. The vectors stay referenced until
+    other vectors replace them: so an equal address is the same memory, even of another array object."""
 
     def __init__(self, module: nn.Module, layout: Layout):
         self.names = list(layout.tensors)
@@ -102,7 +96,7 @@ class FlatBinding:
         self.done: set[int] = set()  # parameters whose gradient is final
 
     def bind(self, vector: Array, gradient: Array | None = None) -> None:
-        """Make the parameters views of `vector`, and their gradients of `gradient`; None: unchanged."""
+        """Make the parameters views of `vector`, and their gradients views of `gradient`; None: unchanged."""
         if self._is_new(0, vector):
             self.views[0] = self._views(vector)
             for each, view in zip(self.parameters, self.views[0], strict=True):
@@ -131,20 +125,18 @@ class FlatBinding:
                 raise UsageError(f"the module replaces its parameter {self.names[number]} while it computes")
 
     def release(self) -> None:
-        """Give the parameters memory of their own with the same values, without gradients and hooks."""
+        """Copy the parameters into memory of their own; remove gradients and hooks."""
         self.tell(None)
         for each in self.parameters:
             each.data, each.grad = each.data.clone(), None
         self.forget()
 
     def forget(self) -> None:
-        """Forget the vectors: other code has moved the parameters and their gradients."""
+        """Forget the vectors, after other code has moved the parameters and their gradients."""
         self.vectors, self.views, self.starts = [None, None], [[], []], []
 
-    # -- final gradients --------------------------------------------------------------------------------------------
-
     def tell(self, on_ready: Callable[[slice], None] | None) -> None:
-        """Call on_ready(slice) as soon as a gradient is final, from now on; None: stop."""
+        """Call on_ready(slice) from now on when a gradient is final; None: stop."""
         self.on_ready = on_ready
         if on_ready is not None and not self.hooks:
             self.hooks = [
@@ -161,10 +153,9 @@ class FlatBinding:
 
         def ready(_: Tensor) -> None:
             if number in self.done:
-                raise UsageError(
-                    f"the gradient of {name} is added to a second time after it was final, as checkpointing with "
-                    "use_reentrant=True does: take use_reentrant=False, or leave out --overlap"
-                )
+                cause = "as by activation checkpointing with use_reentrant=True"
+                advice = "take use_reentrant=False, or leave out --overlap"
+                raise UsageError(f"the gradient of {name} has changed after it was final, {cause}: {advice}")
             self.done.add(number)
             assert self.on_ready is not None
             self.on_ready(part)
@@ -172,7 +163,7 @@ class FlatBinding:
         return ready
 
     def report_rest(self, on_ready: Callable[[slice], None]) -> None:
-        """Report the gradients that backward did not touch; ends the step."""
+        """Report the gradients that backward did not touch, and end the step."""
         for number in reversed(range(len(self.slices))):
             if number not in self.done:
                 on_ready(self.slices[number])
@@ -180,7 +171,6 @@ class FlatBinding:
 
 
 def address(vector: Array) -> int:
-    """Return the address of a vector."""
     if CPU.holds(vector):
         return int(vector.__array_interface__["data"][0])
     return int(vector.__cuda_array_interface__["data"][0])  # type: ignore[attr-defined]

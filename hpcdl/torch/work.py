@@ -6,11 +6,9 @@
                                callback waits for all at the end, just before DDP waits for their futures
     anything else              a polling thread, from the time that a future is requested
 
-The thread also works during the backward pass if the ranks of the node leave a core free; otherwise it would slow them
-down. hpcdl.comm is used by one thread at a time: callers hold `Engine.lock`. As long as only one thread calls the
-backend, it may block while it holds the lock; with several, all poll, since a wait of one may depend on another
-thread's message from another rank.
-"""
+The thread also works during the backward pass if the ranks of the node leave a core free; otherwise it would slow the
+ranks down. One thread at a time uses hpcdl.comm: callers hold `Engine.lock`. If only one thread calls the backend, it
+may block while it holds the lock. Several threads poll, as a wait may need what another thread has yet to send."""
 
 import atexit
 import contextlib
@@ -19,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,7 +27,7 @@ from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
 from hpcdl.comm.point_to_point import Arrival
-from hpcdl.comm.progress import AWAKE, activity, pause
+from hpcdl.comm.progress import AWAKE, advance, pause
 from hpcdl.comm.requests import Request
 
 MANY = 1 << 20  # bytes from which the thread helps during a backward pass
@@ -37,56 +35,15 @@ queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback  
 backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1: none in this thread
 
 
-class CompletedWork(Work):  # type: ignore[misc]
-    """An operation that is complete."""
-
-    def __init__(self, outputs: list[Tensor] | None = None):
-        super().__init__()
-        self.outputs = outputs or []
-
-    def wait(self, timeout: Any = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        return None
-
-    def result(self) -> list[Tensor]:
-        return self.outputs
-
-    def get_future(self) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(self.outputs)
-        return future
-
-
-DONE = CompletedWork()
-
-
 class Pending(Work):  # type: ignore[misc]
     """Requests of hpcdl that form one operation of torch.distributed. finish(): called when they are complete.
-
-    limit: seconds after which a wait for it raises; 0: none.
-    """
+    limit: seconds after which a wait for the operation raises; 0: never."""
 
     def __init__(
-        self,
-        engine: "Engine",
-        requests: list[Request],
-        outputs: list[Tensor],
-        finish: Callable[[], object] | None = None,
-        limit: float = 0.0,
+        self, requests: list[Request], outputs: list[Tensor], finish: Callable | None = None, limit: float = 0.0
     ):
         super().__init__()
-        self.engine, self.requests, self.outputs, self.finish, self.limit = engine, requests, outputs, finish, limit
+        self.requests, self.outputs, self.finish, self.limit = requests, outputs, finish, limit
         self.left, self.done, self.future = len(requests), not requests, None  # type: int, bool, Awaited | None
         self.error: BaseException | None = None
         self.source = -1
@@ -96,7 +53,7 @@ class Pending(Work):  # type: ignore[misc]
             self.complete()
 
     def one_is_done(self, result: Any) -> Any:
-        """Count a completed request; called by whoever advances it."""
+        """Count a completed request, and return its result."""
         if isinstance(result, Arrival):
             self.source = result.source
         self.left -= 1
@@ -105,14 +62,15 @@ class Pending(Work):  # type: ignore[misc]
         return result
 
     def complete(self, error: BaseException | None = None) -> None:
-        """Complete the operation; its future is completed later, without locks, since its callbacks are arbitrary."""
+        """Complete the operation; `Engine.settle` completes its future, without locks, as callbacks may do anything."""
         if error is None and self.finish is not None:
             try:
                 self.finish()
             except Exception as failed:
                 error = failed
         self.error, self.done, self.finish = error, True, None
-        self.engine.finish_work(self)
+        engine.live.pop(id(self), None)
+        engine.finished.append(self)
 
     def advance(self) -> None:
         """Advance the requests as far as messages have arrived."""
@@ -128,20 +86,19 @@ class Pending(Work):  # type: ignore[misc]
     # -- what torch.distributed calls
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        self.engine.wait(self, timeout.total_seconds() if timeout else self.limit)
+        engine.wait(self, timeout.total_seconds() if timeout else self.limit)
         return True
 
+    synchronize = wait
+
     def is_completed(self) -> bool:
-        return self.engine.test(self)
+        return engine.test(self)
 
     def is_success(self) -> bool:
         return self.done and self.error is None
 
     def exception(self) -> BaseException | None:
         return self.error
-
-    def synchronize(self) -> None:
-        self.engine.wait(self, self.limit)
 
     def result(self) -> list[Tensor]:
         return self.outputs
@@ -157,12 +114,12 @@ class Pending(Work):  # type: ignore[misc]
             if self.done:
                 self.future.settle()
             else:
-                self.engine.ensure_progress(self)
+                engine.ensure_progress(self)
         return self.future
 
 
 class Awaited(Future[Any]):
-    """The future of an operation; waiting for it in Python advances the operation."""
+    """The future of an operation; `wait` in Python advances the operation."""
 
     def __init__(self, work: Pending):
         devices = {each.device for each in work.outputs if each.is_cuda}
@@ -171,11 +128,10 @@ class Awaited(Future[Any]):
         self.settled = False
 
     def wait(self) -> Any:
-        self.work.engine.wait(self.work)
+        engine.wait(self.work)
         return super().wait()
 
     def settle(self) -> None:
-        """Complete the future of a completed operation."""
         if not self.settled:
             self.settled = True
             if self.work.error is None:
@@ -185,7 +141,7 @@ class Awaited(Future[Any]):
 
 
 class Engine:
-    """Operations of this process in flight for torch.distributed. spare: True if the node has a free core."""
+    """The operations of this process in flight for torch.distributed. spare: True if the node has a free core."""
 
     def __init__(self) -> None:
         self.lock, self.bell = threading.RLock(), threading.Event()
@@ -199,30 +155,26 @@ class Engine:
         self.process = os.getpid()
 
     def alone(self) -> bool:
-        """True if no other thread calls the backend."""
+        """Note that this thread calls the backend; return True if no other thread has called it."""
         self.users.add(threading.get_ident())
         return len(self.users) == 1
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Context for other calls of MPI: holds the lock."""
+        """Context for other calls of MPI; it holds the lock."""
         self.alone()
         with self.lock:
             yield
 
     def start(
-        self,
-        make: Callable[[], Iterable[Request]],
-        outputs: list[Tensor],
-        finish: Callable[[], object] | None = None,
-        limit: float = 0.0,
+        self, make: Callable[[], list[Request]], outputs: list[Tensor], finish: Callable | None = None, limit: float = 0
     ) -> Pending:
-        """Start an operation: make() returns its requests. limit: seconds after which a wait raises, 0: none."""
+        """Start the operation whose requests make() returns. limit: seconds after which a wait raises; 0: never."""
         self.alone()
         with self.lock:
             for each in list(self.live.values()):
                 each.advance()
-            work = Pending(self, list(make()), outputs, finish, limit)
+            work = Pending(make(), outputs, finish, limit)
             if not work.done:
                 self.live[id(work)] = work
         self.settle()
@@ -230,13 +182,8 @@ class Engine:
             self.wake()
         return work
 
-    def finish_work(self, work: Pending) -> None:
-        """Move a completed operation out of `live`."""
-        self.live.pop(id(work), None)
-        self.finished.append(work)
-
     def settle(self) -> None:
-        """Complete the futures of completed operations; without holding the lock."""
+        """Complete the futures of completed operations; the caller must not hold the lock."""
         while self.finished:
             try:
                 work = self.finished.popleft()
@@ -246,7 +193,7 @@ class Engine:
                 work.future.settle()
 
     def wait(self, work: Pending, timeout: float = 0.0) -> None:
-        """Wait for an operation. Raises its error; RuntimeError after `timeout` seconds, 0: never."""
+        """Wait for an operation. Raises its error, or RuntimeError after `timeout` seconds; 0: no timeout."""
         if not work.done:
             if self.alone() and not timeout:
                 self._block(work)
@@ -281,26 +228,24 @@ class Engine:
                 return
             if timeout and waited > timeout:
                 name = work.requests[0].name
-                raise RuntimeError(
-                    f"rank {MPI.COMM_WORLD.rank}: timeout after {timeout:g} s: {name} is not complete, for other ranks "
-                    "have not come"
-                )
+                late = f"{name} is not complete, as other ranks have not made the call"
+                raise RuntimeError(f"rank {MPI.COMM_WORLD.rank}: timeout after {timeout:g} s: {late}")
             pause(waited)
 
     def test(self, work: Pending) -> bool:
-        """Advance all operations; True if this one is complete."""
+        """Advance all operations; return True if this one is complete."""
         if not work.done:
             self.alone()
             with self.lock:
                 work.advance()
-                activity.advance()
+                advance()
             self.settle()
         return work.done
 
     # -- background progress
 
     def ensure_progress(self, work: Pending) -> None:
-        """Ensure that a future becomes complete even if nobody waits for the operation."""
+        """Ensure that a future becomes complete even if no thread waits for the operation."""
         task = backward_pass()
         if task >= 0:
             if task != self.pass_of_callback:
@@ -312,14 +257,14 @@ class Engine:
             self.wake()
 
     def end_of_backward(self) -> None:
-        """Wait, at the end of the backward pass, for all operations with futures."""
+        """Wait at the end of the backward pass for all operations with futures."""
         self.pass_of_callback = -1
         for each in list(self.live.values()):
             if each.future is not None:
                 self.wait(each)
 
     def wake(self) -> None:
-        """Wake the thread, which advances what is in flight; start it first if necessary."""
+        """Wake the thread, which advances operations in flight; start it first if necessary."""
         if self.thread is None and MPI.Query_thread() >= MPI.THREAD_SERIALIZED and not self.ending:
             self.thread = threading.Thread(target=self._go_on, name="hpcdl-torch", daemon=True)
             self.thread.start()
@@ -345,7 +290,6 @@ class Engine:
                 pause(now - quiet)
 
     def stop(self) -> None:
-        """Stop the thread at the end of the program."""
         self.ending = True
         self.bell.set()
         if self.thread is not None and self.process == os.getpid():
@@ -353,3 +297,4 @@ class Engine:
 
 
 engine = Engine()
+DONE = Pending([], [])

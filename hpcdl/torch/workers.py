@@ -3,10 +3,7 @@
 A process that has started MPI must not be forked, since its child would share connections with it. So workers are
 spawned, know nothing of the launcher, and receive the function pickled; a worker that imports MPI is a world of its
 own. Workers import the program's file only if the function is defined there; such a file has to protect its main part
-by `if __name__ == "__main__":`.
-
-A worker ends when its rank has ended, in whatever way.
-"""
+by `if __name__ == "__main__":`. A worker ends when its rank has ended, in any way."""
 
 import contextlib
 import os
@@ -20,29 +17,27 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
-from hpcdl.errors import UsageError, reason
+from hpcdl.errors import UsageError, blamed_on, reason
 
 
 class Workers:
-    """`workers.all(arguments)`: function(*each) for each of the arguments, by `count` processes, in their order."""
+    """`count` processes that call a function. Raises UsageError if the function cannot be pickled."""
 
     def __init__(self, function: Callable, count: int):
         self.count = count
         self.pool: ProcessPoolExecutor | None = None
-        try:
+        with blamed_on(f"workers={count} cannot pickle the data set; take workers=0, or correct the error"):
             self.pickled = pickle.dumps(function)
-        except Exception as error:  # a member's own __reduce__ may raise anything
-            raise UsageError(f"workers={count}: the data set cannot be pickled ({reason(error)}); workers=0") from None
 
     def all(self, arguments: Iterable[tuple]) -> list[Any]:
-        """Return the results; UsageError, one line, if the function raises, or a process has died."""
+        """Return function(*each) for each of the arguments, in order. UsageError if a call raises, or a worker died."""
         try:
             if self.pool is None:
                 self.pool = self._started()
             results = list(self.pool.map(_call, arguments))
         except BrokenProcessPool:
             self.pool = None
-            hint = 'a program that starts workers keeps what it does under `if __name__ == "__main__":`'
+            hint = 'put the main part of the program under `if __name__ == "__main__":`'
             raise UsageError(f"a worker process has ended by itself; {hint}") from None
         for _, problem in results:
             if problem is not None:
@@ -50,15 +45,13 @@ class Workers:
         return [result for result, _ in results]
 
     def _started(self) -> ProcessPoolExecutor:
-        """Return the pool with all of its processes running."""
         pool = ProcessPoolExecutor(self.count, get_context("spawn"), _begin, (self.pickled,))
         with _surroundings(main=b"__main__" in self.pickled):
-            for each in [pool.submit(_nothing) for _ in range(self.count)]:
+            for each in [pool.submit(os.getpid) for _ in range(self.count)]:
                 each.result()
         return pool
 
     def close(self) -> None:
-        """Stop the processes."""
         if self.pool is not None:
             self.pool.shutdown(wait=True, cancel_futures=True)
             self.pool = None
@@ -66,7 +59,7 @@ class Workers:
 
 @contextlib.contextmanager
 def _surroundings(main: bool) -> Iterator[None]:
-    """Context with the environment for processes that are spawned inside. main: they import the program's file."""
+    """Context that gives processes spawned in it their environment. main: True if they import the program's file."""
     from hpcdl.comm.launcher import clean_environment  # not above: it starts MPI, which workers do not need
 
     before, program = dict(os.environ), sys.modules["__main__"]
@@ -94,13 +87,13 @@ missing = ""  # why the function is missing
 
 
 def _begin(pickled: bytes) -> None:
-    """Initialize a worker: unpickle the function, and end with the rank."""
+    """Initialize a worker: unpickle the function; start a thread that ends the worker when its rank ends."""
     global function, missing
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     try:
         function = pickle.loads(pickled)
     except Exception as error:
-        missing = f"a worker process cannot make the data set anew: {type(error).__name__}: {reason(error)}"
+        missing = f"a worker process cannot unpickle the data set: {type(error).__name__}: {reason(error)}"
     with contextlib.suppress(ImportError):
         import torch
 
@@ -112,12 +105,7 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _nothing() -> None:
-    pass
-
-
 def _call(arguments: tuple) -> tuple[Any, str | None]:
-    """Return the function's result, or an error message."""
     if missing:
         return None, missing
     try:

@@ -87,12 +87,12 @@ def test_what_older_versions_did_not_keep_may_be_missing_and_must_be_right():
     check_attributes(GOOD | {"legs": []}, "it")
     older = [{name: value for name, value in of.items() if name != "bookkeeping_seconds_per_rank"} for of in LEGS]
     check_attributes(GOOD | {"legs": older}, "it")
-    refused("legs", [LEGS[0] | {"bookkeeping_seconds_per_rank": [1]}], "a list of what the run's legs have cost")
-    refused("legs", [LEGS[0] | {"bookkeeping_seconds_per_rank": "1"}], "a list of what the run's legs have cost")
+    refused("legs", [LEGS[0] | {"bookkeeping_seconds_per_rank": [1]}], "a list of the run's legs and their costs")
+    refused("legs", [LEGS[0] | {"bookkeeping_seconds_per_rank": "1"}], "a list of the run's legs and their costs")
     wrong = [{"ranks": 3}, {"ranks": -1}, {"steps": None}, {"seconds": "1"}, {"ranks": None}]
     wrong += [{"messages_per_rank": value} for value in (7, [1], [1, "2"])]
     for value in (None, {}, [3], [{}], *([LEGS[0] | each] for each in wrong)):
-        refused("legs", value, "a list of what the run's legs have cost")
+        refused("legs", value, "a list of the run's legs and their costs")
     refused("sent", 3, "a mapping")
     with pytest.raises(UsageError, match=r"attribute sent\.messages is missing"):
         check_attributes(GOOD | {"sent": {"bytes": 1}}, "it")

@@ -23,34 +23,28 @@ def model(rank, averaged=("mean", "count", "half", "mask", "flag")):
     return SimpleNamespace(extra=arrays, averaged=averaged)
 
 
-def test_all_take_those_of_rank_0(each_group):
-    def body(bare):
-        made = model(bare.rank)
-        buffers.share(ModelWrapper(made), Communicator(bare))
-        for name, array in model(0).extra.items():
-            assert np.array_equal(made.extra[name], array) and made.extra[name].dtype == array.dtype
-
-    each_group(body)
+def test_all_take_those_of_rank_0(bare):
+    made = model(bare.rank)
+    buffers.share(ModelWrapper(made), Communicator(bare))
+    for name, array in model(0).extra.items():
+        assert np.array_equal(made.extra[name], array) and made.extra[name].dtype == array.dtype
 
 
-def test_the_mean_and_the_largest(each_group):
-    def body(bare):
-        made = model(bare.rank)
-        buffers.average(ModelWrapper(made), Communicator(bare))
-        middle = (bare.size - 1) / 2
-        assert made.extra["mean"].tolist() == pytest.approx(np.array([[1.0 + middle, 2.0]]))
-        assert np.allclose(made.extra["half"], middle, atol=2e-3)
-        assert made.extra["count"].tolist() == [bare.size - 1, 7]
-        assert made.extra["flag"].tolist() == [bare.size > 1]
-        assert np.array_equal(made.extra["mask"], [0.1, -np.inf, np.inf])  # the same on all: to the bit
-        assert made.extra["frozen"].tolist() == [bare.rank]
-        for array in made.extra.values():
-            assert all(np.array_equal(each, array) for each in bare.allgather(array)) or array is made.extra["frozen"]
-        local = model(bare.rank, ())
-        buffers.average(local, Communicator(bare))
-        assert local.extra["mean"][0, 0] == 1.0 + bare.rank
-
-    each_group(body)
+def test_the_mean_and_the_largest(bare):
+    made = model(bare.rank)
+    buffers.average(ModelWrapper(made), Communicator(bare))
+    middle = (bare.size - 1) / 2
+    assert made.extra["mean"].tolist() == pytest.approx(np.array([[1.0 + middle, 2.0]]))
+    assert np.allclose(made.extra["half"], middle, atol=2e-3)
+    assert made.extra["count"].tolist() == [bare.size - 1, 7]
+    assert made.extra["flag"].tolist() == [bare.size > 1]
+    assert np.array_equal(made.extra["mask"], [0.1, -np.inf, np.inf])  # the same on all: to the bit
+    assert made.extra["frozen"].tolist() == [bare.rank]
+    for array in made.extra.values():
+        assert all(np.array_equal(each, array) for each in bare.allgather(array)) or array is made.extra["frozen"]
+    local = model(bare.rank, ())
+    buffers.average(local, Communicator(bare))
+    assert local.extra["mean"][0, 0] == 1.0 + bare.rank
 
 
 def test_nothing_of_what_is_kept_stays():

@@ -1,9 +1,8 @@
 """Going on from an older checkpoint: as if the run had not gone beyond it, and nothing that is newer is lost."""
 
-import json
-
 import numpy as np
 import pytest
+from written_runs import lines
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
@@ -11,8 +10,8 @@ from hpcdl.errors import UsageError
 pytestmark = pytest.mark.four
 
 
-def steps(path):
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+def steps(folder):
+    return [line["step"] for line in lines(folder)]
 
 
 def trained(run, world, out, **options):
@@ -25,23 +24,21 @@ def trained(run, world, out, **options):
 def test_what_was_later_is_set_aside_and_the_run_ends_the_same(run, world, mpi_tmp_path):
     out = mpi_tmp_path / "a"
     first = trained(run, world, out)
-    second = run(out=str(out), resume=str(out / "checkpoint-000000010.h5"), keep=9, checkpoint_every=5)
-    world.Barrier()
+    second = trained(run, world, out, resume=str(out / "checkpoint-000000010.h5"))
     assert np.array_equal(first.parameters, second.parameters) and second.step == 20
     kept = {path.name for path in out.glob("check*")}
     assert kept == {"checkpoint.h5", *(f"checkpoint-0000000{step:02}.h5" for step in (5, 10, 15))}
     later = {path.name for path in (out / "later").iterdir()}
     assert later == {"checkpoint.h5", "checkpoint-000000015.h5", "metrics.jsonl", "best.h5"}
     assert Checkpoint.read(out / "later" / "checkpoint.h5").attributes["step"] == 20
-    assert steps(out / "metrics.jsonl") == steps(out / "later" / "metrics.jsonl")  # none twice, none lost
+    assert steps(out) == steps(out / "later")  # none twice, none lost
     assert Checkpoint.read(out / "best.h5").attributes["step"] > 10  # made anew
 
 
 def test_where_the_best_was_later_the_next_evaluation_is_the_best(run, world, mpi_tmp_path):
     out = mpi_tmp_path / "a"
     trained(run, world, out)
-    run(out=str(out), resume=str(out / "checkpoint-000000010.h5"), lr=50.0, steps=13)  # it only becomes worse
-    world.Barrier()
+    trained(run, world, out, resume=str(out / "checkpoint-000000010.h5"), lr=50.0, steps=13)  # it only becomes worse
     assert Checkpoint.read(out / "best.h5").attributes["step"] == 12
 
 
@@ -59,7 +56,7 @@ def test_a_run_that_dies_before_its_next_checkpoint_goes_on_from_the_older_one(r
         run(out=str(out), resume=str(out / "checkpoint-000000010.h5"), observer=die)
     world.Barrier()
     assert Checkpoint.read(out).attributes["step"] == 10
-    assert not (out / "checkpoint-000000015.h5").exists() and max(steps(out / "metrics.jsonl")) == 10
+    assert not (out / "checkpoint-000000015.h5").exists() and max(steps(out)) == 10
     world.Barrier()
     assert run(out=str(out), resume=str(out), steps=12).step == 12
 
@@ -94,18 +91,14 @@ def test_the_best_and_the_last_by_name_and_another_folder(run, world, mpi_tmp_pa
     trained(run, world, out)
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.*")}
     world.Barrier()
-    elsewhere = run(out=str(other), resume=str(out / "best.h5"))
-    assert elsewhere.step == 20
-    world.Barrier()
+    assert trained(run, world, other, resume=str(out / "best.h5")).step == 20
     assert before == {path.name: path.stat().st_mtime_ns for path in out.glob("*.*")}
     world.Barrier()
-    last = run(out=str(out), resume=str(out / "checkpoint.h5"), steps=22)
-    world.Barrier()
+    last = trained(run, world, out, resume=str(out / "checkpoint.h5"), steps=22)
     assert last.step == 22 and not (out / "later").exists()
     world.Barrier()
     best = Checkpoint.read(out / "best.h5").attributes["step"]
     world.Barrier()
-    run(out=str(out), resume=str(out / "best.h5"), steps=best)
-    world.Barrier()
+    trained(run, world, out, resume=str(out / "best.h5"), steps=best)
     assert Checkpoint.read(out).attributes["step"] == best
     assert Checkpoint.read(out / "best.h5").attributes["step"] == best

@@ -2,9 +2,9 @@
 
 import fcntl
 import functools
-import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from hpcdl.comm.launcher import clean_environment
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for the modules in this folder, which is no package
 ROOT = HERE.parents[1]
 ENVIRONMENTS = {"mpich": ROOT / ".venv", "openmpi": ROOT / ".venv-openmpi"}  # as make install makes them
 
@@ -40,26 +41,18 @@ def venv(mpi):
 
 
 @pytest.fixture(scope="session")
-def slurm_module():
-    """The module slurm.py of this folder."""
-    spec = importlib.util.spec_from_file_location("cluster_slurm", HERE / "slurm.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def slurm(slurm_module, tmp_path_factory):
+def slurm(tmp_path_factory):
     """A function: a Slurm for jobs on 1 node, of 4 cores, or on 2, of 2 cores, with a node to spare; it starts once."""
-    problem = slurm_module.install()
-    if problem:
+    from slurm import Slurm, install
+
+    if problem := install():
         pytest.skip(problem)
     started = []
 
     @functools.cache
     def of(nodes):
         size = (1, 4) if nodes == 1 else (3, 2)
-        started.append(slurm_module.Slurm(tmp_path_factory.mktemp(f"slurm-{nodes}"), *size).__enter__())
+        started.append(Slurm(tmp_path_factory.mktemp(f"slurm-{nodes}"), *size).__enter__())
         return started[-1]
 
     yield of
@@ -72,10 +65,8 @@ def slurm(slurm_module, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def compiled():
-    """The compile cache of all runs, as slurm/env.sh calls it in TMPDIR, where `make clean` finds it.
-
-    It is filled first, in each precision at the same time: the ranks of a run would compile all kernels each.
-    """
+    """The compile cache of all runs, as slurm/env.sh calls it in TMPDIR, where `make clean` finds it. It is filled
+    first, in each precision at the same time: the ranks of a run would compile all kernels each."""
     environment = next(path for path in ENVIRONMENTS.values() if path.exists())
     cache = environment / "cluster" / f"hpcdl-cache-{os.getuid()}"
     cache.parent.mkdir(exist_ok=True)
@@ -95,20 +86,15 @@ def compiled():
 @pytest.fixture(scope="session")
 def shared(compiled, tmp_path_factory):
     """Environment variables of all jobs: their caches, and where Python finds gate.py."""
-    return {
-        "TMPDIR": str(compiled.parent),
-        "HPCDL_CACHE": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": str(HERE),
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # there are more ranks than cores
-    }
+    places = {"TMPDIR": compiled.parent, "HPCDL_CACHE": tmp_path_factory.mktemp("cache"), "PYTHONPATH": HERE}
+    crowded = {"OMPI_MCA_mpi_yield_when_idle": "1"}  # there are more ranks than cores
+    return {name: str(path) for name, path in places.items()} | crowded
 
 
 @pytest.fixture
 def submit(slurm, venv, shared, tmp_path):
     """A function: submit a template with its arguments, on so many nodes, under the MPI of this test; returns the job.
-
-    Jobs run in tmp_path; those that a test leaves are cancelled. sbatch: its options.
-    """
+    Jobs run in tmp_path; those that a test leaves are cancelled. sbatch: its options."""
     jobs = []
 
     def start(template, *arguments, nodes=1, sbatch=(), **environment):

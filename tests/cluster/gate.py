@@ -1,8 +1,7 @@
 """An all-reduce for runs that a test interrupts: the ring, whose tenth call is a gate.
 
 Where the environment has GATE=FILE, rank 0 makes that file there, and all ranks wait for a signal; GATE_KILLS=R lets
-rank R kill itself instead. A job that was started again passes.
-"""
+rank R kill itself instead. A job that was started again passes."""
 
 import os
 import signal

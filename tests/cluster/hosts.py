@@ -7,8 +7,7 @@
 
 Each host is a set of namespaces (namespaces.py): its own network, name and /dev/shm; files are the same on all, as on a
 cluster with a parallel file system. All that runs on them ends with the context, or with the process that made them.
-ssh, by which a launcher starts its daemons on other hosts, is a script that enters the namespaces.
-"""
+ssh, by which a launcher starts its daemons on other hosts, is a script that enters the namespaces."""
 
 import os
 import shlex
@@ -92,9 +91,7 @@ class Hosts:
 
     def on(self, host: int, *command, timeout=60, check=0, cwd=None, **environment) -> subprocess.CompletedProcess:
         """Run a command on a host. One that takes longer than `timeout` seconds ends with all that runs on any host.
-
-        check: the status that it must end with, or None.
-        """
+        check: the status that it must end with, or None."""
         cwd = Path.cwd() if cwd is None else cwd
         enter = ["nsenter", f"--target={self.first}", "--pid", "--mount", "--", "env", f"--chdir={cwd}"]
         with subprocess.Popen(
@@ -146,12 +143,3 @@ def link_counters(text: str | None = None) -> tuple[int, int]:
             received, *_, sent = counted.split()[:9]
             return int(sent), int(received)
     raise OSError("there is no eth0")
-
-
-def why_not() -> str:
-    """Why there can be no such hosts here, or nothing."""
-    try:
-        with Hosts(1):
-            return ""
-    except OSError as error:
-        return str(error)

@@ -10,8 +10,7 @@ link, by a token bucket. With MS, the latency of one way, the switch is one in u
 When all is up, the process number of the first process is printed, and after it those of the hosts as that one sees
 them. The kernel ends a namespace of processes with its first process, so all that runs on the hosts ends with it, and
 it ends when the standard input does: when it is closed, or whoever holds it open has ended, in whatever way. Nothing
-has a name outside but FOLDER, which is removed then. Only the standard library, for a quick start.
-"""
+has a name outside but FOLDER, which is removed then. Only the standard library, for a quick start."""
 
 import contextlib
 import ctypes
@@ -130,10 +129,8 @@ def be_host(number: int, is_up: int) -> None:
 
 
 def link_by_bridge(hosts: list[int], mbits: float, mtu: int, folder: Path) -> None:
-    """Link the hosts by a bridge in the first process's network.
-
-    Segments leave TCP one by one, as they would leave a network card, so that the counters show all headers.
-    """
+    """Link the hosts by a bridge in the first process's network. Segments leave TCP one by one, as they would leave a
+    network card, so that the counters show all headers."""
     ports, shape = [f"port{number}" for number in range(len(hosts))], f"root tbf rate {mbits}mbit {BUCKET}"
     lines = ["link add dev switch type bridge", "link set dev switch up"]
     for port, host in zip(ports, hosts, strict=True):
@@ -154,10 +151,8 @@ def link_by_bridge(hosts: list[int], mbits: float, mtu: int, folder: Path) -> No
 
 def keep_order(devices: list[str], folder: Path) -> None:
     """Have one core take what comes through these devices of the present network (receive packet steering).
-
     With several, frames of a connection overtake each other, and TCP sends again what it believes lost. folder: where
-    the network's part of sysfs is seen meanwhile.
-    """
+    the network's part of sysfs is seen meanwhile."""
     folder.mkdir(exist_ok=True)
     mount("sysfs", str(folder), "sysfs")
     for device in devices:

@@ -5,8 +5,7 @@
     messages    by theory alone (hpcdl/planning/message_time.py): no collective is measured
 
 One rank on each of 4 hosts, which pretend to compute, as they share the cores of one machine. For each rate and latency
-of the links the table of `hpcdl plan check`, and at the end the errors of all together.
-"""
+of the links the table of `hpcdl plan check`, and at the end the errors of all together."""
 
 import argparse
 import dataclasses

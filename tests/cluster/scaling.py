@@ -6,8 +6,7 @@ take turns on the first 2, 3, ... hosts, in an order drawn by lot.
 
 All emulated hosts have one clock, so a turn starts at a time that all have agreed on, and its time is that of the rank
 that is last; a turn for which a rank comes too late is repeated. The ranks outnumber the cores, which those of real
-hosts do not: so each takes its algorithm's steps itself, and naps between looking whether a message has come.
-"""
+hosts do not: so each takes its algorithm's steps itself, and naps between looking whether a message has come."""
 
 import argparse
 import ctypes
@@ -42,22 +41,6 @@ FINE_TIMERS = 29  # PR_SET_TIMERSLACK
 # -- the cost model: a message of n bytes takes alpha + n beta ---------------------------------------------------------
 
 
-def naive(hosts, n, alpha, beta):
-    return 2 * alpha + 2 * (hosts - 1) * n * beta
-
-
-def direct(hosts, n, alpha, beta):
-    return alpha + (hosts - 1) * n * beta
-
-
-def ring(hosts, n, alpha, beta):
-    return 2 * (hosts - 1) * (alpha + n / hosts * beta)
-
-
-def tree(hosts, n, alpha, beta):
-    return 2 * math.floor(math.log2(hosts)) * alpha + 2 * math.ceil(math.log2(hosts)) * n * beta
-
-
 def recursive(hosts, n, alpha, beta):
     power = 1 << (hosts.bit_length() - 1)
     fold = 0 if power == hosts else 2 * alpha + 2.5 * n * beta  # half a vector of the exchange comes in at once with it
@@ -65,12 +48,19 @@ def recursive(hosts, n, alpha, beta):
 
 
 def hierarchical(hosts, n, alpha, beta):
-    between = recursive if hosts & (hosts - 1) == 0 else ring  # piece after piece, by one rank of each host
+    between = MODELS["recursive" if hosts & (hosts - 1) == 0 else "ring"]  # piece after piece, by one rank of each host
     whole, rest = divmod(n, PIECE)
     return whole * between(hosts, PIECE, alpha, beta) + (between(hosts, rest, alpha, beta) if rest else 0)
 
 
-MODELS = {each.__name__: each for each in (naive, direct, ring, tree, recursive, hierarchical)}
+MODELS = {
+    "naive": lambda hosts, n, alpha, beta: 2 * alpha + 2 * (hosts - 1) * n * beta,
+    "direct": lambda hosts, n, alpha, beta: alpha + (hosts - 1) * n * beta,
+    "ring": lambda hosts, n, alpha, beta: 2 * (hosts - 1) * (alpha + n / hosts * beta),
+    "tree": lambda hosts, n, a, b: 2 * math.floor(math.log2(hosts)) * a + 2 * math.ceil(math.log2(hosts)) * n * b,
+    "recursive": recursive,
+    "hierarchical": hierarchical,
+}
 
 
 # -- on the ranks ------------------------------------------------------------------------------------------------------
@@ -86,9 +76,8 @@ def measure(plan: dict) -> dict:
         part = world.Split(0 if host < count else MPI.UNDEFINED, world.rank)
         if host < count:
             alone = part.Split(0 if first == 0 else MPI.UNDEFINED, world.rank)
-            contenders = [
-                Contender(name, part if name == "hierarchical" else alone, plan["sizes"]) for name in plan["names"]
-            ]
+            comms = {"hierarchical": part}
+            contenders = [Contender(name, comms.get(name, alone), plan["sizes"]) for name in plan["names"]]
             race(part, contenders, min(map(int, plan["sizes"])), 1, slack)  # make connections
             for size, repeats in plan["sizes"].items():
                 if int(size) < LONG or count in ((2, 4, 8) if plan["ms"] else (2, 3, 4, 6, 8)):
@@ -305,21 +294,15 @@ def launch(options) -> dict:
     names, latencies = options.algorithms.split(","), options.ms.split(",")
     for name in names:
         if algorithm(name).steps is None:
-            raise UsageError(
-                f"--algorithms {name} has no steps: write it as a generator (hpcdl/comm/collective_schedule.py)"
-            )
+            why = "write it as a generator (hpcdl/comm/collective_schedule.py)"
+            raise UsageError(f"--algorithms {name} has no steps: {why}")
     if options.hosts < 2 or options.per_host < 1 or options.repeats < 1 or options.mbits <= 0:
         raise UsageError("it takes 2 hosts or more, a rank on each, one repeat, and links of more than 0 Mbit/s")
     if not all(ms.replace(".", "", 1).isdecimal() for ms in latencies):
         raise UsageError(f"--ms {options.ms}: write milliseconds with commas between, as in 0,1,10")
     sizes = {str(size): max(1, options.repeats - 2 * (size >= LONG)) for size in SIZES.values()}
-    result = {
-        "mbits": options.mbits,
-        "per_host": options.per_host,
-        "names": names,
-        "about": environment(),
-        "launches": {},
-    }
+    result = {"mbits": options.mbits, "per_host": options.per_host, "names": names, "about": environment()}
+    result["launches"] = {}
     for ms in latencies:
         start = time.perf_counter()
         plan = {"ms": float(ms), "per_host": options.per_host, "sizes": sizes, "names": names}

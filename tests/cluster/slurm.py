@@ -7,9 +7,9 @@
 The nodes share the network and the files, as on a cluster with a parallel file system. All of it are children of this
 process and die with it. Needs root (for the namespaces) on Debian, whose packages `install` fetches, and this file as a
 program does ahead of the tests. `power_off` takes a node away as a lost power supply does: nothing on it is told, its
-memory is gone.
-"""
+memory is gone."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -75,10 +75,9 @@ def install() -> str:
         if shutil.which("apt-get") is None:
             return "slurmctld is missing, and there is no apt-get to fetch it with"
         get = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *PACKAGES]
+        quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         for command in (["apt-get", "update", "-q"], get):
-            done = subprocess.run(
-                command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, capture_output=True, text=True
-            )
+            done = subprocess.run(command, env=quiet, capture_output=True, text=True)
         if done.returncode:
             return f"apt-get cannot fetch slurmctld: {done.stderr.strip().splitlines()[-1]}"
     for folder in Path("/usr/lib").glob("*/pmix2/lib"):  # Slurm's plugin looks for a name that only libpmix-dev ships
@@ -89,13 +88,9 @@ def install() -> str:
 
 def free_ports(count: int) -> list[int]:
     """Ports on which nobody listens."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 class Slurm:
@@ -138,13 +133,9 @@ class Slurm:
     def _start(self, name: str, *command):
         log = (self.folder / f"{name}.out").open("a")
         with log:
-            self.processes[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *command],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            dying = ["setpriv", "--pdeathsig", "KILL", *command]
+            self.processes[name] = subprocess.Popen(dying, env=self.environment, **streams)
 
     def power_on(self, name: str) -> None:
         """Start a node."""
@@ -166,14 +157,8 @@ class Slurm:
 
     def run(self, *command, check=True, cwd=None, **environment) -> str:
         """Run one of Slurm's commands; returns what it prints."""
-        done = subprocess.run(
-            list(map(str, command)),
-            env=self.environment | environment,
-            cwd=cwd,
-            timeout=60,
-            capture_output=True,
-            text=True,
-        )
+        streams = {"capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run(list(map(str, command)), env=self.environment | environment, cwd=cwd, **streams)
         assert done.returncode == 0 or not check, f"{command}: {done.stdout}{done.stderr}{self.logs()}"
         return done.stdout
 

@@ -5,8 +5,7 @@
 A frame of n bytes leaves its uplink n / R after the one before it, or after it came. The downlink takes frames in the
 order in which they leave uplinks, and passes a frame on while it still comes in (cut-through): alone, it arrives
 n / R + latency after it was sent. No frame is lost: an uplink that is LEAD behind is not read until it has caught up,
-and the frames of one host wait in the host. Each port carries R in both directions at once.
-"""
+and the frames of one host wait in the host. Each port carries R in both directions at once."""
 
 import contextlib
 import ctypes
@@ -23,10 +22,8 @@ SOON = 50e-6  # seconds that are not worth sleeping
 
 
 def serve(ports: list[int], mbits: float, ms: float, until: int) -> None:
-    """Pass frames between the TAP devices `ports` until something, or the end, comes from the file `until`.
-
-    Port i is the one of hardware address ...:i. mbits: 0 for as fast as it goes. ms: the latency of one way.
-    """
+    """Pass frames between the TAP devices `ports` until something, or the end, comes from the file `until`. Port i is
+    the one of hardware address ...:i. mbits: 0 for as fast as it goes. ms: the latency of one way."""
     urgent()
     per_byte, latency = (8e-6 / mbits if mbits > 0 else 0.0), 1e-3 * ms
     number = {port: i for i, port in enumerate(ports)}

@@ -1,9 +1,8 @@
 """Four hosts with a network between them: who is on which host, what passes each link, and training across them.
 
-The bytes are those that the kernel counts on a host's link, all headers included; theory counts the payload.
-"""
+The bytes are those that the kernel counts on a host's link, all headers included; theory counts the payload."""
 
-import importlib.util
+import contextlib
 import json
 import os
 import signal
@@ -12,12 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
+from hosts import Hosts
 from mpi4py import MPI
-from written_runs import summary
+from scaling import MODELS
+from written_runs import lines, summary
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.chunks import chunks
 from hpcdl.machine.world import OPEN_MPI, library
 
@@ -27,29 +28,23 @@ K = 1_000_000  # float32
 JUMBO = 9000  # bytes of a frame: few headers, so that little but the payload passes
 
 
-def load(name):
-    """A module of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-hosts = load("hosts")
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts ranks of its own")
 
 
 @pytest.fixture(scope="module")
 def possible():
     """Skips where no hosts can be."""
-    if reason := hosts.why_not():
-        pytest.skip(reason)
+    try:
+        with Hosts(1):
+            pass
+    except OSError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
 def four(possible):
     """Four hosts, with links as fast as the machine is."""
-    with hosts.Hosts(4, mtu=JUMBO) as up:
+    with Hosts(4, mtu=JUMBO) as up:
         yield up
 
 
@@ -68,11 +63,8 @@ def running(word):
     """The processes of this machine that have this word in their command."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if word in (process / "cmdline").read_text().split("\0"):
-                found.append(process)
-        except OSError:  # it has ended meanwhile
-            pass
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += [process] if word in (process / "cmdline").read_text().split("\0") else []
     return found
 
 
@@ -104,7 +96,7 @@ def test_hosts_differ_in_name_address_and_memory_and_share_files(four, tmp_path)
 
 def test_nothing_is_left(possible):
     word = f"left-{os.getpid()}"
-    with hosts.Hosts(2) as pair:
+    with Hosts(2) as pair:
         pair.on(1, *background(word))
         assert until(lambda: running(word))
         folder = pair.folder
@@ -134,7 +126,7 @@ with Hosts(2) as pair:
 
 def test_what_takes_too_long_is_ended_and_the_hosts_are_there_again(possible):
     word = f"long-{os.getpid()}"
-    with hosts.Hosts(2) as pair:
+    with Hosts(2) as pair:
         pair.on(1, *background(word))
         with pytest.raises(subprocess.TimeoutExpired):
             pair.on(0, "sleep", "1000", timeout=0.3)
@@ -161,7 +153,7 @@ taken = [[exchange(values, nothing) for _ in range(3)] for values in (nothing, m
 if comm.rank == 0:
     print([min(each) for each in taken])
 """
-    with hosts.Hosts(2, mbits, ms, mtu=JUMBO) as pair:
+    with Hosts(2, mbits, ms, mtu=JUMBO) as pair:
         short, long = json.loads(pair.mpiexec(2, 1, "-c", program).stdout)
     burst = 3 * (64 << 10) if ms is None else 0  # bytes that full buckets let pass
     ms = ms or 0
@@ -275,13 +267,11 @@ def train(four, count, per_host, folder, *command):
 
 
 def parameters(folder):
-    with h5py.File(folder / "checkpoint.h5") as file:
-        return file["parameters"][:]
+    return Checkpoint.read(folder).vectors["parameters"]
 
 
 def losses(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return np.array([line["train_loss"] for line in lines if "test_loss" not in line])
+    return np.array([line["train_loss"] for line in lines(folder) if "test_loss" not in line])
 
 
 @pytest.mark.parametrize(
@@ -321,7 +311,7 @@ def test_a_link_that_is_cut_for_a_while_changes_nothing(four, tmp_path):
 @pytest.mark.parametrize("lost", [pytest.param(0, id="the supervisor's"), pytest.param(2, id="another")])
 def test_a_host_whose_link_is_cut_is_left_out(lost, possible, tmp_path):
     """On both sides all ranks end, and the supervisor goes on on the host that it is on."""
-    with hosts.Hosts(2, mtu=JUMBO) as two:
+    with Hosts(2, mtu=JUMBO) as two:
         launch, environment = two.launch(2, 2)
         job = [*launch, sys.executable, "-m", "hpcdl", "train-allreduce", "--model", "mlp:40", "--allreduce", "ring"]
         job += [*COMMON, "--out", tmp_path / "run", "--timeout", "3", "--inject", f"drop:rank={lost},step=6"]
@@ -341,7 +331,7 @@ DETECTOR = {"": "true", "_thread": "true", "_period": "0.5", "_timeout": "3.0"} 
 @pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
 def test_a_host_that_vanishes_is_outlived_in_the_job(possible, tmp_path):
     """All ranks of a host are gone at once; of the two sides the larger one goes on, from memory."""
-    with hosts.Hosts(3, mtu=JUMBO) as three:
+    with Hosts(3, mtu=JUMBO) as three:
         command = ["train-allreduce", "--model", "mlp:40", "--allreduce", "ring", "--dtype", "float64"]
         whole = train(three, 2, 1, tmp_path / "whole", *command)
         launch, environment = three.launch(3, 2)
@@ -351,7 +341,7 @@ def test_a_host_that_vanishes_is_outlived_in_the_job(possible, tmp_path):
         supervise = [sys.executable, "-m", "hpcdl", "supervise", "--restarts", "0", "--", *job]
         done = three.on(0, *supervise, "--inject", "drop:rank=2,step=6", cwd=tmp_path, timeout=100, **environment)
         assert "ranks 2 and 5 are gone after step 5; 4 ranks go on" in done.stdout
-        assert "the launcher, still there, is ended" in done.stderr  # it waits for the host
+        assert "the launcher, which still runs, is ended" in done.stderr  # it waits for the host
         (loss,) = summary(tmp_path / "run")["losses"]
         assert (loss["ranks"], loss["left"], summary(tmp_path / "run")["steps"]) == ([2, 5], 4, 15)
         assert np.allclose(parameters(tmp_path / "run"), parameters(whole), rtol=0, atol=1e-12)
@@ -372,11 +362,8 @@ def test_scaling_measures_and_tabulates(possible, tmp_path):
     result = json.loads(kept.read_text())
     found = result["launches"]["1"]
     assert found["alpha"] >= 1e-3  # that of the link
-    measured = {
-        (int(size), int(count)): times["naive"]
-        for size, rows in found["seconds"].items()
-        for count, times in rows.items()
-    }
+    rows = [(int(size), *row) for size, each in found["seconds"].items() for row in each.items()]
+    measured = {(size, int(count)): times["naive"] for size, count, times in rows}
     assert set(measured) == {(4_000, 2), (4_000, 3), (256_000, 2), (256_000, 3), (4_000_000, 2)}
     for (size, count), times in measured.items():
         assert all(seconds >= 2e-3 + 2 * (count - 1) * size * 8e-9 for seconds in times)  # as the driver's link allows
@@ -401,12 +388,6 @@ def test_pytorch_over_hpcdl_and_gloo_is_measured(possible):
 @pytest.mark.parametrize("count", range(2, 20))
 def test_no_model_is_faster_than_what_is_possible(count):
     """2 (N-1)/N of the vector has to pass the link of one rank (Patarasuk and Yuan, 2009), and one latency."""
-    for name, model in load_scaling().MODELS.items():
+    for name, model in MODELS.items():
         for n, alpha, beta in ((4e6, 0, 1e-6), (4e6, 3, 1e-6), (4, 5, 1e-6)):
             assert model(count, n, alpha, beta) >= max(alpha, 2 * (count - 1) / count * n * beta) * (1 - 1e-12), name
-
-
-def load_scaling():
-    """The program, which finds its neighbour by name."""
-    sys.modules.setdefault("hosts", hosts)
-    return load("scaling")

@@ -7,9 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
+from written_runs import lines, summary
+
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["train-allreduce", "--data", "digits", "--model", "mlp:8", "--steps", "400"]
@@ -19,27 +20,14 @@ FLAVOUR = {"mpich": "pmi2", "openmpi": "pmix"}
 WRONG = {"mpich": "none", "openmpi": "pmi2"}  # worlds of one rank; under --mpi=pmix MPICH does not start at all
 
 
-def summary(folder: Path) -> dict:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def state(folder: Path) -> dict[str, np.ndarray]:
+def state(folder: Path) -> dict[str, bytes]:
     """All vectors of a run's checkpoint."""
-    found = {}
-    with h5py.File(folder / "checkpoint.h5") as file:
-        file.visititems(lambda name, item: found.update({name: item[()]} if isinstance(item, h5py.Dataset) else {}))
-    return found
+    return {name: vector.tobytes() for name, vector in Checkpoint.read(folder).vectors.items()}
 
 
 def saved_at(folder: Path) -> int:
     """The step of a run's checkpoint."""
-    with h5py.File(folder / "checkpoint.h5") as file:
-        return json.loads(file.attrs["attributes"])["step"]
-
-
-def same_bits(folder: Path, other: Path) -> bool:
-    mine, theirs = state(folder), state(other)
-    return mine.keys() == theirs.keys() and all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+    return Checkpoint.read(folder).attributes["step"]
 
 
 def finished(folder: Path, ranks: int, steps: int) -> dict:
@@ -58,16 +46,23 @@ def gated(tmp_path):
 
 @pytest.fixture(scope="session")
 def never_stopped(tmp_path_factory):
-    """A function: the folder of the same run on two ranks, not interrupted. Its bits are those of any MPI and nodes."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
+    """A function: whether a run has finished with the bits of the same run on two ranks that was not interrupted.
+    Those bits do not depend on the MPI and the nodes."""
+    whole = tmp_path_factory.mktemp("whole") / "run"
 
-    def run(submit):
-        if not folder.exists():
-            options = [*TRAIN, "--allreduce", "ring", "--out", folder]
+    def check(folder, submit):
+        finished(folder, 2, 400)
+        if not whole.exists():
+            options = [*TRAIN, "--allreduce", "ring", "--out", whole]
             submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"]).ended()
-        return folder
+        assert state(folder) == state(whole)
 
-    return run
+    return check
+
+
+def spread(nodes, ranks):
+    """Options of a job of so many ranks on each of two nodes; on one the template says how many."""
+    return ["--nodes=2", f"--ntasks-per-node={ranks}"] if nodes == 2 else []
 
 
 def reach(job, environment):
@@ -80,8 +75,7 @@ def reach(job, environment):
 
 @NODES
 def test_train_cpu(submit, tmp_path, nodes):
-    sbatch = ["--nodes=2", "--ntasks-per-node=2"] if nodes == 2 else []
-    job = submit("train_cpu.sbatch", *TRAIN, "--allreduce", "hierarchical", nodes=nodes, sbatch=sbatch)
+    job = submit("train_cpu.sbatch", *TRAIN, "--allreduce", "hierarchical", nodes=nodes, sbatch=spread(nodes, 2))
     found = job.ended()
     assert (found["NumNodes"], found["NumTasks"]) == (str(nodes), "4")
     run = finished(tmp_path / "runs" / f"train-{job.name}", 4, 400)
@@ -94,9 +88,8 @@ def test_train_cpu(submit, tmp_path, nodes):
 def test_train_gpu(submit, tmp_path, nodes):
     """The kernels run in Numba's simulator, on the stand-in for CuPy; Slurm's GPUs are device files."""
     simulated = {"PYTHONPATH": str(ROOT / "tests" / "standin"), "NUMBA_ENABLE_CUDASIM": "1"}
-    sbatch = ["--nodes=2", "--ntasks-per-node=1"] if nodes == 2 else []
     options = ["train-allreduce", "--data", "digits", "--model", "softmax", "--steps", "2", "--batch-size", "4"]
-    job = submit("train_gpu.sbatch", *options, nodes=nodes, sbatch=sbatch, **simulated)
+    job = submit("train_gpu.sbatch", *options, nodes=nodes, sbatch=spread(nodes, 1), **simulated)
     assert job.ended()["NumNodes"] == str(nodes)
     run = finished(tmp_path / "runs" / f"train-gpu-{job.name}", 2, 2)
     assert run["device"] == "cuda" and len(run["device_per_rank"]) == 2
@@ -109,7 +102,7 @@ def test_search_array(submit, tmp_path):
     for member, folder in enumerate(folders, 1):
         job.member(member).ended()
         assert finished(folder, 2, 400)["seed"] == member
-    assert len({state(folder)["parameters"].tobytes() for folder in folders}) == 3
+    assert len({state(folder)["parameters"] for folder in folders}) == 3
 
 
 def test_search_array_with_options_on_two_nodes(submit, mpi, gated, tmp_path):
@@ -155,9 +148,8 @@ def test_a_search_as_an_array(submit, tmp_path):
 
 @NODES
 def test_bench_allreduce(submit, tmp_path, nodes):
-    sbatch = ["--nodes=2", "--ntasks-per-node=2"] if nodes == 2 else []
     options = ["--sizes", "1KiB,8KiB", "--algorithms", "ring,hierarchical", "--seconds", "0.02"]
-    job = submit("bench_allreduce.sbatch", *options, nodes=nodes, sbatch=sbatch)
+    job = submit("bench_allreduce.sbatch", *options, nodes=nodes, sbatch=spread(nodes, 2))
     assert job.ended()["NumNodes"] == str(nodes)
     found = json.loads((tmp_path / f"bench-allreduce-{job.name}.json").read_text())
     assert {(row["ranks"], row["size_bytes"]) for row in found["rows"]} == {(4, 1024), (4, 8192)}
@@ -178,7 +170,7 @@ def test_compare(submit, tmp_path):
         for seed in (0, 1):
             run = summary(folder / name / f"seed-{seed}")
             assert (run["ranks"], run["steps"], run["stopped"]) == (2, 40, "finished")
-    assert "line 3 failed with seeds 0, 1: " in job.log and f"all of it: runs/compare-{job.name}" in job.log
+    assert "line 3 failed with seeds 0, 1: " in job.log and f"results: runs/compare-{job.name}" in job.log
     assert (folder / "table.md").exists()
 
 
@@ -200,8 +192,7 @@ def test_compare_on_two_nodes(submit, mpi, gated, never_stopped, tmp_path):
     assert not environment or (folders[0] / "summary.json").stat().st_mtime_ns == first
     assert job.log.count("stopped by a signal; go on with --resume") == bool(environment)
     for run in folders:
-        finished(run, 2, 400)
-        assert same_bits(run, never_stopped(submit))  # gate is ring, but for its wait
+        never_stopped(run, submit)  # gate is ring, but for its wait
 
 
 def test_search(submit, gated, tmp_path):
@@ -247,9 +238,7 @@ def test_programs_of_pytorch(submit, venv, mpi, nodes):
 
 def test_the_time_limit(submit, gated, never_stopped, tmp_path):
     """A signal to the batch shell: a checkpoint, status 85, requeued, resumed, the same bits as if never stopped.
-
-    Meanwhile the node is left as if it had been lost: with a file where PMIx wants the socket of the step that ran.
-    """
+    Meanwhile the node is left as if it had been lost: with a file where PMIx wants the socket of the step that ran."""
     options, environment = gated
     job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], **environment)
     reach(job, environment)
@@ -261,10 +250,9 @@ def test_the_time_limit(submit, gated, never_stopped, tmp_path):
     step = int(re.search(r"stopped by a signal after step (\d+) of 400", job.log)[1])
     assert 10 <= step < 400 and f"saved; job {job.name} is requeued" in job.log
     folder = tmp_path / "runs" / f"train-{job.name}"
-    finished(folder, 2, 400)
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines(folder)]
     assert steps == sorted(steps) and set(range(1, 401)) == set(steps)
-    assert same_bits(folder, never_stopped(submit))
+    never_stopped(folder, submit)
 
 
 @ONE_MPI
@@ -288,9 +276,7 @@ def test_preemption(submit, gated, never_stopped, tmp_path):
     job.again()
     assert job.ended()["Restarts"] == "1" and "stopped by a signal" in job.log
     urgent.ended()
-    folder = tmp_path / "runs" / f"train-{job.name}"
-    finished(folder, 2, 400)
-    assert same_bits(folder, never_stopped(submit))
+    never_stopped(tmp_path / "runs" / f"train-{job.name}", submit)
 
 
 def test_the_loss_of_a_node(submit, slurm, gated, never_stopped, tmp_path):
@@ -307,8 +293,7 @@ def test_the_loss_of_a_node(submit, slurm, gated, never_stopped, tmp_path):
     assert saved_at(folder) == 8
     assert job.ended()["Restarts"] == "1" and "requeued" not in job.log  # by Slurm itself
     assert lost not in job.nodes() and len(job.nodes()) == 2
-    finished(folder, 2, 400)
-    assert same_bits(folder, never_stopped(submit))
+    never_stopped(folder, submit)
     cluster.power_on(lost)
     cluster.run("scontrol", "update", f"nodename={lost}", "state=resume")
     cluster.until_up()
@@ -325,9 +310,8 @@ def test_a_killed_rank(submit, gated, never_stopped, tmp_path):
     job.slurm.run("scontrol", "requeue", job.name)
     job.again()
     job.ended()
-    finished(tmp_path / "here" / "run", 2, 400)
     assert (tmp_path / "here" / "run-try-1" / "config.yaml").exists()
-    assert same_bits(tmp_path / "here" / "run", never_stopped(submit))
+    never_stopped(tmp_path / "here" / "run", submit)
 
 
 @ONE_MPI
@@ -336,9 +320,7 @@ def test_a_killed_rank_goes_on_within_the_job(submit, never_stopped, tmp_path):
     options = [*TRAIN, "--allreduce", "ring", "--checkpoint-every", "100", "--inject", "kill:rank=1,step=150"]
     job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], SLURM_WAIT="1")
     assert job.ended()["Restarts"] == "0" and "restart 1 of 3" in job.log and "from step 100 (" in job.log
-    folder = tmp_path / "runs" / f"train-{job.name}"
-    finished(folder, 2, 400)
-    assert same_bits(folder, never_stopped(submit))
+    never_stopped(tmp_path / "runs" / f"train-{job.name}", submit)
 
 
 @ONE_MPI
@@ -426,12 +408,11 @@ def test_a_training_that_did_not_run(submit, standin):
 
 @ONE_MPI
 def test_what_is_wrong_is_said_before_anything_runs(submit):
-    cases = [
-        ({"HPCDL_VENV": "/nowhere"}, "HPCDL_VENV=/nowhere: there is no bin/hpcdl"),
-        ({"HPCDL_SRUN_MPI": "pmi7"}, "this Slurm has no srun --mpi=pmi7"),
-    ]
-    for environment, words in cases:
-        job = submit("train_cpu.sbatch", *TRAIN, **environment)
+    for name, value, words in (
+        ("HPCDL_VENV", "/nowhere", "HPCDL_VENV=/nowhere: there is no bin/hpcdl"),
+        ("HPCDL_SRUN_MPI", "pmi7", "this Slurm has no srun --mpi=pmi7"),
+    ):
+        job = submit("train_cpu.sbatch", *TRAIN, **{name: value})
         job.ended(2)
         assert words in job.log and len(job.log.splitlines()) == 1
     job = submit("compare.sbatch", "train-nothing")
@@ -481,7 +462,6 @@ def test_all_of_the_folder_is_shipped():
     setup.read(ROOT / "setup.cfg")
     files = setup["options.data_files"]
     for folder in (ROOT / "slurm", *(path for path in (ROOT / "slurm").rglob("*") if path.is_dir())):
-        found = {
-            path for pattern in files[f"share/hpcdl/{folder.relative_to(ROOT)}"].split() for path in ROOT.glob(pattern)
-        }
+        patterns = files[f"share/hpcdl/{folder.relative_to(ROOT)}"].split()
+        found = {path for pattern in patterns for path in ROOT.glob(pattern)}
         assert found == {path for path in folder.iterdir() if path.is_file() and path.suffix != ".sif"}

@@ -1,8 +1,7 @@
 """torch.distributed's all_reduce over hpcdl and gloo, between two hosts: python tests/cluster/torch_links.py (root)
 
 Prints tables as those of docs/torch.md. The hosts are emulated (hosts.py), one rank on each; on links of each speed
-they run `hpcdl bench-torch`. gloo is told to take the link (GLOO_SOCKET_IFNAME), as is MPI.
-"""
+they run `hpcdl bench-torch`. gloo is told to take the link (GLOO_SOCKET_IFNAME), as is MPI."""
 
 import argparse
 

@@ -1,10 +1,13 @@
 """What every all-reduce algorithm must do, one body for all of them: names, types, lengths, sizes, operations."""
 
 import os
+import sys
+import types
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from sums import total, values
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS, algorithm
@@ -19,66 +22,47 @@ def name(request):
     return request.param
 
 
-def vector(rank, length, dtype):
-    """Whole numbers, different on each rank, whose sums are exact in every type."""
-    return ((np.arange(length) * 7 + rank * 13) % 1000).astype(dtype)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
 @pytest.mark.in_turn("dtype")
-def test_sum_is_exact_on_whole_numbers(name, dtype, each_group):
-    def body(comm):
-        for length in LENGTHS:
-            mine = vector(comm.rank, length, dtype)
-            ALGORITHMS[name](comm, mine)  # on the bare communicator, as a benchmark would
-            assert np.array_equal(mine, sum(vector(rank, length, dtype) for rank in range(comm.size)))
-
-    each_group(body)
+def test_sum_is_exact_on_whole_numbers(name, dtype, bare):
+    for length in LENGTHS:
+        mine = values(bare.rank, length, dtype)
+        ALGORITHMS[name](bare, mine)  # on the bare communicator, as a benchmark would
+        assert np.array_equal(mine, total(bare.size, length, dtype))
 
 
-def test_sum_of_reals_is_within_rounding_and_the_same_bits_on_all_ranks_and_again(name, each_group):
-    def body(comm):
-        rows = np.random.default_rng(5).standard_normal((comm.size, 4099)).astype("float32")
-        first, second = rows[comm.rank].copy(), rows[comm.rank].copy()
-        ALGORITHMS[name](comm, first)
-        ALGORITHMS[name](comm, second)
-        exact, bound = rows.astype("float64").sum(0), comm.size * np.finfo("f4").eps * np.abs(rows).sum(0)
-        assert (np.abs(first - exact) <= bound).all()
-        assert all(np.array_equal(first, other) for other in comm.allgather(first))
-        assert np.array_equal(first, second)
-
-    each_group(body)
+def test_sum_of_reals_is_within_rounding_and_the_same_bits_on_all_ranks_and_again(name, bare):
+    rows = np.random.default_rng(5).standard_normal((bare.size, 4099)).astype("float32")
+    first, second = rows[bare.rank].copy(), rows[bare.rank].copy()
+    ALGORITHMS[name](bare, first)
+    ALGORITHMS[name](bare, second)
+    exact, bound = rows.astype("float64").sum(0), bare.size * np.finfo("f4").eps * np.abs(rows).sum(0)
+    assert (np.abs(first - exact) <= bound).all()
+    assert all(np.array_equal(first, other) for other in bare.allgather(first))
+    assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("shape", [(6,), (4, 5), (0, 3)])
 @pytest.mark.in_turn("shape")
-def test_operations_on_arrays_of_any_shape(name, op, shape, each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce=name)
-        rows = np.random.default_rng(3).integers(-9, 9, (comm.size, *shape)).astype("float64")
-        mine = rows[comm.rank].copy()
-        comm.all_reduce(mine, op)
-        assert np.allclose(mine, getattr(rows, op)(0), rtol=1e-15, atol=0)
-        comm.free()
-
-    each_group(body)
+def test_operations_on_arrays_of_any_shape(name, op, shape, bare):
+    comm = Communicator(bare, allreduce=name)
+    rows = np.random.default_rng(3).integers(-9, 9, (comm.size, *shape)).astype("float64")
+    mine = rows[comm.rank].copy()
+    comm.all_reduce(mine, op)
+    assert np.allclose(mine, getattr(rows, op)(0), rtol=1e-15, atol=0)
 
 
-def test_many_in_flight_completed_in_another_order(name, each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce=name)
-        arrays = [vector(comm.rank, length, "float64") for length in LENGTHS]
-        requests = [comm.iall_reduce(array) for array in arrays]
-        order = np.random.default_rng(comm.rank).permutation(len(requests))  # another one on each rank
-        waiting = {int(index) for index in order}
-        while waiting:  # only test: a wait for one would not take the others forward
-            waiting = {index for index in waiting if not requests[index].test()}
-        for array, length in zip(arrays, LENGTHS, strict=True):
-            assert np.array_equal(array, sum(vector(rank, length, "float64") for rank in range(comm.size)))
-        comm.free()
-
-    each_group(body)
+def test_many_in_flight_completed_in_another_order(name, bare):
+    comm = Communicator(bare, allreduce=name)
+    arrays = [values(comm.rank, length, "float64") for length in LENGTHS]
+    requests = [comm.iall_reduce(array) for array in arrays]
+    order = np.random.default_rng(comm.rank).permutation(len(requests))  # another one on each rank
+    waiting = {int(index) for index in order}
+    while waiting:  # only test: a wait for one would not take the others forward
+        waiting = {index for index in waiting if not requests[index].test()}
+    for array, length in zip(arrays, LENGTHS, strict=True):
+        assert np.array_equal(array, total(comm.size, length, "float64"))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -96,38 +80,21 @@ def test_ranks_wait_in_different_orders_and_on_different_operations(name, world)
     assert (first == comm.size).all() and (third == 3 * comm.size).all()
     assert comm.rank != 0 or (second == 2 * comm.size).all()
     assert activity.in_flight == []
-    group.free()
-    comm.free()
-
-
-def test_a_blocking_one_between_the_start_and_the_end_of_another(name, world):
-    comm = Communicator(world, allreduce=name)
-    early, between = np.full(100, 1.0), np.full(100, 10.0)
-    request = comm.iall_reduce(early)
-    comm.all_reduce(between)
-    request.wait()
-    assert (early == comm.size).all() and (between == 10 * comm.size).all()
-    comm.free()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_max_and_min_keep_a_nan(name, dtype, each_group):
+def test_max_and_min_keep_a_nan(name, dtype, bare):
     """Whichever rank has it, blocking and asynchronous; and infinities are numbers."""
-
-    def body(comm):
-        comm = Communicator(comm, allreduce=name)
-        for op, infinity in (("max", np.inf), ("min", -np.inf)):
-            for which in range(comm.size):
-                array = np.array([1, np.nan if comm.rank == which else 2, infinity if comm.rank == which else 3], dtype)
-                again = array.copy()
-                comm.all_reduce(array, op)
-                comm.iall_reduce(again, op).wait()
-                assert np.isnan(array[1]) and array[0] == 1 and array[2] == infinity
-                assert np.array_equal(array, again, equal_nan=True)
-        comm.free()
-
-    each_group(body)
+    bare = Communicator(bare, allreduce=name)
+    for op, infinity in (("max", np.inf), ("min", -np.inf)):
+        for which in range(bare.size):
+            array = np.array([1, np.nan if bare.rank == which else 2, infinity if bare.rank == which else 3], dtype)
+            again = array.copy()
+            bare.all_reduce(array, op)
+            bare.iall_reduce(again, op).wait()
+            assert np.isnan(array[1]) and array[0] == 1 and array[2] == infinity
+            assert np.array_equal(array, again, equal_nan=True)
 
 
 def their_own(comm, vector, op):
@@ -142,9 +109,6 @@ def their_own(comm, vector, op):
 
 
 def test_a_users_own_algorithm(world, monkeypatch):
-    import sys
-    import types
-
     module = types.ModuleType("theirs")
     module.their_own, module.number = their_own, 3
     monkeypatch.setitem(sys.modules, "theirs", module)
@@ -159,14 +123,8 @@ def test_a_users_own_algorithm(world, monkeypatch):
     assert comm.traffic["all_reduce"].calls == 2
     assert [span[0] for span in comm.timeline.spans] == ["all_reduce"] * 2  # one span for each call
     comm.free()
-    wrongs = {
-        "theirs:absent": "absent",
-        ":f": "unknown",
-        "no.such.module:f": "no",
-        "theirs:number": "not a function",
-        "theirs:their_own,n=3": "no settings",
-    }
-    for wrong, word in wrongs.items():
+    wrongs = {"theirs:absent": "absent", ":f": "unknown", "no.such.module:f": "no", "theirs:number": "name a function"}
+    for wrong, word in (wrongs | {"theirs:their_own,n=3": "without settings"}).items():
         with pytest.raises(UsageError, match=word):
             algorithm(wrong)
 

@@ -1,5 +1,7 @@
 """The primitives between two ranks, groups, and the refusals."""
 
+import time
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -16,18 +18,6 @@ def comm(world):
     made.free()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
-def test_push_and_wait_around_a_ring(comm, dtype):
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    sent, taken = np.full((2, 3), comm.rank, dtype), np.zeros((2, 3), dtype)
-    request = comm.ipush(sent, right)
-    arrival = comm.wait(taken, source=left)
-    request.wait()
-    assert (taken == left).all()
-    assert arrival == (left, 6)
-    assert (comm.traffic["push"].messages, comm.traffic["push"].bytes) == (1, sent.nbytes)
-
-
 @pytest.mark.mpi(min_size=2)
 def test_wait_for_anyone_tells_who_and_how_much(comm):
     if comm.rank == 0:
@@ -41,34 +31,7 @@ def test_wait_for_anyone_tells_who_and_how_much(comm):
         comm.push(np.full(comm.rank, float(comm.rank)), 0, tag=3)
 
 
-@pytest.mark.mpi(min_size=2)
-def test_tags_keep_messages_apart(comm):
-    if comm.rank == 0:
-        requests = [comm.ipush(np.array([float(tag)]), 1, tag) for tag in (1, 2)]
-        for request in requests:
-            request.wait()
-    elif comm.rank == 1:
-        box = np.zeros(1)
-        for tag in (2, 1):
-            comm.wait(box, 0, tag)
-            assert box[0] == tag
-
-
-@pytest.mark.mpi(min_size=2)
-def test_notify_wakes_the_one_that_waits(comm):
-    if comm.rank == 0:
-        request = comm.iwait(source=1)
-        assert not request.test()  # rank 1 gives its sign only after it has been asked to
-        comm.notify(1)
-        assert request.wait() == (1, 0)
-    elif comm.rank == 1:
-        comm.wait(source=0)
-        comm.notify(0)
-
-
 def test_pull_and_push_while_the_owner_never_enters_mpi(world):
-    import time
-
     comm = Communicator(world)
     exposed = comm.expose(np.zeros(5 + comm.size))
     mine = exposed.array
@@ -86,7 +49,6 @@ def test_pull_and_push_while_the_owner_never_enters_mpi(world):
     comm.barrier()
     if comm.rank == 0:
         assert (mine[6:] == 7).all()
-    comm.free()
 
 
 def test_pushes_that_add(comm):
@@ -106,12 +68,12 @@ def test_exposed_arrays_of_other_lengths_and_of_none(comm):
     assert np.array_equal(box, np.arange(float(last)))
     with pytest.raises(UsageError, match="outside"):
         comm.pull(np.zeros(last + 1), last, exposed)
-    with pytest.raises(UsageError, match="float64, not float32"):
+    with pytest.raises(UsageError, match="holds float64, and the passed array float32"):
         comm.pull(np.zeros(last, "float32"), last, exposed)
     with pytest.raises(UsageError, match="outside"):
         comm.push(np.zeros(last + 1), last, into=exposed)
     with pytest.raises(UsageError, match="outside"):
-        comm.push(np.zeros(1), last, into=exposed, at=-1)
+        comm.push(np.zeros(1), last, 0, exposed, -1)
     comm.barrier()
 
 
@@ -123,8 +85,6 @@ def test_more_operations_than_there_are_lanes(comm):
 
 
 def test_blocked_seconds_are_those_spent_waiting_for_others(comm):
-    import time
-
     comm.all_reduce(np.zeros(10))  # the first message to a rank may take its sender long: that is no waiting
     late, counted = comm.rank == comm.size - 1, comm.traffic["all_reduce"]
     before = counted.blocked_seconds
@@ -151,9 +111,6 @@ def test_groups_inherit_algorithm_and_counts(world):
     apart.all_reduce(array)
     assert comm.traffic.bytes == before
     assert apart.size == 1 or apart.traffic.bytes > 0
-    for each in (group, nobody, reversed_order, apart, comm):
-        if each is not None:
-            each.free()
 
 
 def test_empty_is_aligned(comm):
@@ -164,83 +121,43 @@ def test_empty_is_aligned(comm):
     assert comm.empty(like=np.zeros(3, "float32")).dtype == "float32"
 
 
-def test_refusals(comm):
-    two = np.zeros((4, 6))
-    with pytest.raises(UsageError, match=r"shape \(4, 3\) is not contiguous"):
-        comm.all_reduce(two[:, :3])
-    with pytest.raises(UsageError, match="not contiguous"):
-        comm.push(two[:, 0], 0)
-    with pytest.raises(UsageError, match="not list"):
-        comm.broadcast([1.0, 2.0])
-    with pytest.raises(UsageError, match="object"):
-        comm.broadcast(np.array([None]))
-    with pytest.raises(UsageError, match="float16"):
-        comm.all_reduce(np.zeros(3, "float16"))
-    with pytest.raises(UsageError, match=f"no rank {comm.size} in a group of {comm.size}"):
-        comm.push(np.zeros(1), comm.size)
-    with pytest.raises(UsageError, match="a tag is a number"):
-        comm.push(np.zeros(1), 0, tag=-5)
-    with pytest.raises(UsageError, match="no rank -1"):
-        comm.broadcast(np.zeros(1), root=-1)
-    with pytest.raises(UsageError, match="unknown reduction 'product'"):
-        comm.all_reduce(np.zeros(1), "product")
-    with pytest.raises(UsageError, match="mean of int64"):
-        comm.all_reduce(np.zeros(1, "int64"), "mean")
-    for call in (comm.all_reduce, comm.iall_reduce, comm.reduce_scatter, lambda array, op: comm.reduce(array, 0, op)):
-        for op in (None, ["sum"]):
-            with pytest.raises(UsageError, match=r"a reduction is one of the words sum, .*, not (None|\['sum'\])"):
-                call(np.zeros(1), op)
-    with pytest.raises(UsageError, match="unknown all-reduce algorithm"):
-        Communicator(allreduce="none")
-
-
-@pytest.mark.parametrize("form", ["", "i"])
-def test_a_read_only_array_is_read_and_not_written_to(comm, form):
+def test_a_read_only_array_is_read_and_not_written_to(comm, call):
     locked, exposed = np.full(4, 1.0 + comm.rank), comm.expose(np.zeros(4))
     locked.flags.writeable = False
-
-    def call(name, *arguments):
-        request = getattr(comm, form + name)(*arguments)
-        return request.wait() if form else request
-
     for name in ("all_reduce", "reduce_scatter", "all_gather", "wait"):
         with pytest.raises(UsageError, match=r"the array is read-only, .*; pass array\.copy\(\)"):
-            call(name, locked)
+            call(comm, name, locked)
     with pytest.raises(UsageError, match="the array is read-only"):
-        call("pull", locked, 0, exposed)
+        call(comm, "pull", locked, 0, exposed)
     with pytest.raises(UsageError, match="the array is read-only"):
-        call("reduce", locked, comm.rank)
+        call(comm, "reduce", locked, comm.rank)
     if comm.size > 1:
         with pytest.raises(UsageError, match="the array is read-only"):
-            call("broadcast", locked, (comm.rank + 1) % comm.size)
+            call(comm, "broadcast", locked, (comm.rank + 1) % comm.size)
     comm.barrier()
     received = np.zeros(4)
     request = comm.iwait(received, (comm.rank - 1) % comm.size)
-    call("push", locked, (comm.rank + 1) % comm.size)
+    call(comm, "push", locked, (comm.rank + 1) % comm.size)
     request.wait()
     assert (received == 1 + (comm.rank - 1) % comm.size).all()
-    call("broadcast", locked if comm.rank == 0 else received)
+    call(comm, "broadcast", locked if comm.rank == 0 else received)
     assert comm.rank == 0 or (received == 1).all()
     received[:] = locked
-    call("reduce", received if comm.rank == 0 else locked)
+    call(comm, "reduce", received if comm.rank == 0 else locked)
     assert comm.rank or (received == comm.size * (comm.size + 1) / 2).all()
 
 
-@pytest.mark.parametrize("form", ["", "i"])
-def test_a_message_that_does_not_fit_is_refused(comm, form):
+def test_a_message_that_does_not_fit_is_refused(comm, call):
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     said = {
-        (3, "f8"): f"rank {comm.rank}: a message of rank {left} is longer than the 3 float64 of the array",
-        (3, "f4"): f"rank {comm.rank}: a message of rank {left} is longer than the 3 float32",
-        (9, "f8"): f"rank {comm.rank}: the message of rank {left} is of 20 bytes, no whole number of float64",
+        (3, "f8"): f"rank {comm.rank}: a message of rank {left} is longer than the receiving array of 3 float64",
+        (3, "f4"): f"rank {comm.rank}: a message of rank {left} is longer than the receiving array of 3 float32",
+        (9, "f8"): f"rank {comm.rank}: the message of rank {left} has 20 bytes, not a whole number of float64",
     }
     for (length, kind), words in said.items():
         request = comm.ipush(np.ones(5, "f4" if kind == "f8" and length == 9 else "f8"), right)
         with pytest.raises(UsageError, match=words):
-            if form:
-                comm.iwait(np.zeros(length, kind), left).wait()
-            else:
-                comm.wait(np.zeros(length, kind), left)
+            call(comm, "wait", np.zeros(length, kind), left)
         request.wait()
     request = comm.ipush(np.ones(2), right)
     assert comm.wait(np.zeros(5), left) == (left, 2)  # a shorter one is told
@@ -256,20 +173,12 @@ def test_messages_that_say_what_they_are(comm):
         if fits:
             assert coming.wait() == (left, sent) and np.array_equal(received, values)
         else:
-            with pytest.raises(UsageError, match=f"6 float32 are to be .*, and rank {left} has sent {sent} {kind}"):
+            with pytest.raises(UsageError, match=f"expects 6 float32, and rank {left} has sent {sent} {kind}"):
                 coming.wait()
         request.wait()
     empty = comm.ipush_labelled(np.zeros(0), "float64", right)
     assert comm.iwait_labelled(np.zeros(0), "float64", left).wait() == (left, 0)
     empty.wait()
-
-
-def test_seconds_and_blocked_seconds_are_counted(comm):
-    comm.all_reduce(np.zeros(100_000))
-    counted = comm.traffic["all_reduce"]
-    assert counted.calls == 1
-    assert 0 <= counted.blocked_seconds <= counted.seconds
-    assert counted.seconds > 0
 
 
 @pytest.mark.parametrize("name", ["ring", "shared", "mpi"])
@@ -320,18 +229,14 @@ def test_calls_of_all_ranks_take_forward_what_is_in_flight(name, call, world):
     assert (vector == comm.size).all()
     if isinstance(made, Communicator):
         made.free()
+
+
+def test_what_was_derived_is_given_back_with_it(bare):
+    comm = Communicator(bare)
+    half, own = comm.split(comm.rank % 2), comm.duplicate("own")
+    inner, freed = half.duplicate("inner"), comm.duplicate("freed")
+    freed.free()
     comm.free()
-
-
-def test_what_was_derived_is_given_back_with_it(each_group):
-    def body(bare):
-        comm = Communicator(bare)
-        half, own = comm.split(comm.rank % 2), comm.duplicate("own")
-        inner, freed = half.duplicate("inner"), comm.duplicate("freed")
-        freed.free()
-        comm.free()
-        assert all(each.mpi == MPI.COMM_NULL for each in (comm, half, own, inner, freed))
-        half.free()
-        comm.free()  # nothing is left to give back
-
-    each_group(body)
+    assert all(each.mpi == MPI.COMM_NULL for each in (comm, half, own, inner, freed))
+    half.free()
+    comm.free()  # nothing is left to give back

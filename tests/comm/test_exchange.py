@@ -5,14 +5,7 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.exchange import (
-    BY_NAME,
-    exchange,
-    folded_all_reduce,
-    folded_reduce,
-    folded_reduce_scatter,
-    folding,
-)
+from hpcdl.comm.exchange import BY_NAME, exchange, folded_all_reduce, folded_reduce, folded_reduce_scatter, folding
 from hpcdl.errors import UsageError
 from hpcdl.kernels import convert
 
@@ -24,55 +17,43 @@ def rows(size, length, kind):
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 64])
-def test_folds_are_those_of_numpy(each_group, length):
-    def body(bare):
-        comm, rank, size = Communicator(bare), bare.rank, bare.size
-        for kind in (np.int32, np.float64, np.complex64):
-            everyone = rows(size, length, kind)
-            for name in ("sum", "product") if kind != np.int32 else BY_NAME:
-                wanted, fold = BY_NAME[name].reduce(everyone, axis=0), folding(name)
-                for wait in (False, True):
-                    mine = everyone[rank].copy()
-                    call = "all_reduce", mine.dtype, length, name, 0
-                    run = (lambda *which: comm.irun(*which).wait()) if wait else comm.run
-                    run(call, lambda lane, mine=mine, fold=fold: folded_all_reduce.steps(lane, mine, fold))
-                    assert np.array_equal(mine, wanted)
+def test_folds_are_those_of_numpy(bare, length):
+    comm, rank, size = Communicator(bare), bare.rank, bare.size
+    for kind in (np.int32, np.float64, np.complex64):
+        everyone = rows(size, length, kind)
+        for name in ("sum", "product") if kind != np.int32 else BY_NAME:
+            wanted, fold = BY_NAME[name].reduce(everyone, axis=0), folding(name)
+            for wait in (False, True):
                 mine = everyone[rank].copy()
-                folded_reduce(bare, mine, fold, size - 1)
-                assert np.array_equal(mine, wanted if rank == size - 1 else everyone[rank])
-        comm.free()
-
-    each_group(body)
-
-
-@pytest.mark.parametrize("sent, said", [(3, "it has sent more"), (1, "it has sent 8 bytes")])
-def test_what_is_longer_or_shorter_than_the_place_for_it_is_refused(each_group, sent, said):
-    def body(bare):
-        if bare.size == 1:
-            return  # a rank sends nothing to itself
-        comm, left = Communicator(bare, "ring"), (bare.rank - 1) % bare.size
-        sends, receives = [(np.ones(sent), (bare.rank + 1) % bare.size)], [(np.empty(2), left)]
-        call = "all_to_all", np.dtype(float), 0, "", 0
-        words = rf"rank {bare.rank}: 2 float64 \(16 bytes\) are to come from rank {left}, and {said}; let each rank"
-        for run in (comm.run, lambda *which: comm.irun(*which).wait()):
-            with pytest.raises(UsageError, match=words):
-                run(call, lambda lane: exchange.steps(lane, sends, receives))
-        comm.barrier()
-        comm.free()
-
-    each_group(body)
+                call = "all_reduce", mine.dtype, length, name, 0
+                run = (lambda *which: comm.irun(*which).wait()) if wait else comm.run
+                run(call, lambda lane, mine=mine, fold=fold: folded_all_reduce.steps(lane, mine, fold))
+                assert np.array_equal(mine, wanted)
+            mine = everyone[rank].copy()
+            folded_reduce(bare, mine, fold, size - 1)
+            assert np.array_equal(mine, wanted if rank == size - 1 else everyone[rank])
 
 
-def test_a_reduce_scatter_leaves_its_input(each_group):
-    def body(bare):
-        everyone, into = rows(bare.size, 10, np.float32), np.empty(chunks(10, bare.size)[bare.rank].stop, np.float32)
-        cut = chunks(10, bare.size)
-        into = np.empty(cut[bare.rank].stop - cut[bare.rank].start, np.float32)
-        mine = everyone[bare.rank].copy()
-        folded_reduce_scatter(bare, [mine[each] for each in cut], into, folding("sum"))
-        assert np.array_equal(into, everyone.sum(0)[cut[bare.rank]]) and np.array_equal(mine, everyone[bare.rank])
+@pytest.mark.parametrize("sent, said", [(3, "has sent more bytes"), (1, "has sent 8 bytes")])
+def test_what_is_longer_or_shorter_than_the_place_for_it_is_refused(bare, sent, said):
+    if bare.size == 1:
+        return  # a rank sends nothing to itself
+    comm, left = Communicator(bare, "ring"), (bare.rank - 1) % bare.size
+    sends, receives = [(np.ones(sent), (bare.rank + 1) % bare.size)], [(np.empty(2), left)]
+    call = "all_to_all", np.dtype(float), 0, "", 0
+    words = rf"rank {bare.rank} expects 2 float64 \(16 bytes\) from rank {left}, which {said}; receive as many"
+    for run in (comm.run, lambda *which: comm.irun(*which).wait()):
+        with pytest.raises(UsageError, match=words):
+            run(call, lambda lane: exchange.steps(lane, sends, receives))
+    comm.barrier()
 
-    each_group(body)
+
+def test_a_reduce_scatter_leaves_its_input(bare):
+    everyone, cut = rows(bare.size, 10, np.float32), chunks(10, bare.size)
+    into = np.empty(cut[bare.rank].stop - cut[bare.rank].start, np.float32)
+    mine = everyone[bare.rank].copy()
+    folded_reduce_scatter(bare, [mine[each] for each in cut], into, folding("sum"))
+    assert np.array_equal(into, everyone.sum(0)[cut[bare.rank]]) and np.array_equal(mine, everyone[bare.rank])
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
@@ -109,14 +90,3 @@ def test_what_is_sent_is_counted(world):
     comm.run(("all_reduce", vector.dtype, 4 * size, "sum", 0), lambda lane: folded_all_reduce.steps(lane, vector, fold))
     counted = comm.traffic["all_reduce"]
     assert (counted.bytes, counted.messages) == (2 * 8 * 4 * (size - 1), 2 * (size - 1))
-
-
-def test_a_subgroup_is_made_by_its_ranks_alone(world):
-    comm = Communicator(world, "ring")
-    if comm.rank != 1 or comm.size < 3:
-        ranks = [each for each in range(comm.size) if each != 1 or comm.size < 3][::-1]
-        group = comm.subgroup(ranks, "some")
-        assert (group.rank, group.size, group.allreduce) == (ranks.index(comm.rank), len(ranks), "ring")
-        vector = np.ones(3)
-        group.all_reduce(vector)
-        assert (vector == len(ranks)).all()

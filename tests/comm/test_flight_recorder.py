@@ -10,20 +10,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.diagnostics import flight_recorder
-from hpcdl.comm.diagnostics.flight_recorder import (
-    BROKE,
-    DONE,
-    FAILED,
-    GROUP,
-    HEAD,
-    LEFT,
-    RECORD,
-    RUNS,
-    STARTED,
-    WAITING,
-    FlightRecorder,
-)
+from hpcdl.comm.diagnostics import flight_recorder as flight
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError
 
@@ -33,7 +20,7 @@ def recorder(tmp_path, monkeypatch):
     """A function: record what this process does from now on."""
 
     def start(capacity=100, groups=()):
-        made = FlightRecorder(tmp_path / f"rank-{0:04d}.bin", 0, 1, capacity, groups)
+        made = flight.FlightRecorder(tmp_path / f"rank-{0:04d}.bin", 0, 1, capacity, groups)
         monkeypatch.setattr(activity, "flight", made)
         return made
 
@@ -43,15 +30,13 @@ def recorder(tmp_path, monkeypatch):
 def read(recorder):
     """Head, texts, groups and records, as another process would find them."""
     data = recorder.path.read_bytes()
-    head = np.frombuffer(data, HEAD, 1)[0]
-    texts, groups, records, length = flight_recorder.sizes(int(head["capacity"]))
+    head = np.frombuffer(data, flight.HEAD, 1)[0]
+    texts, groups, records, length = flight.sizes(int(head["capacity"]))
     assert len(data) == length
-    found = np.frombuffer(data, RECORD, int(head["capacity"]), records)
-    words = [
-        data[texts + i * flight_recorder.WIDTH :][: flight_recorder.WIDTH].rstrip(b"\0").decode()
-        for i in range(head["texts"])
-    ]
-    table = np.frombuffer(data, GROUP, int(head["groups"]), groups)
+    found = np.frombuffer(data, flight.RECORD, int(head["capacity"]), records)
+    rows = (data[texts + i * flight.WIDTH :][: flight.WIDTH] for i in range(head["texts"]))
+    words = [row.rstrip(b"\0").decode() for row in rows]
+    table = np.frombuffer(data, flight.GROUP, int(head["groups"]), groups)
     return head, words, table, np.sort(found[found["number"] > 0], order="number")
 
 
@@ -68,13 +53,13 @@ def test_each_operation_is_recorded(world, recorder):
         comm.wait(np.ones(5), 0, 7)
     request = comm.iall_gather(np.ones(8))
     _, words, groups, records = read(record)
-    assert records["state"].tolist()[-1] in (STARTED, DONE)
+    assert records["state"].tolist()[-1] in (flight.STARTED, flight.DONE)
     request.wait()
     _, words, groups, records = read(record)
     names = [words[each] for each in records["operation"]]
     between = {0: ["push"], 1: ["wait"]}.get(comm.rank, [])
     assert names == ["all_reduce", "broadcast", "barrier", *between, "all_gather"]
-    assert (records["state"] == DONE).all() and (records["end"] > records["start"]).all()
+    assert (records["state"] == flight.DONE).all() and (records["end"] > records["start"]).all()
     assert [groups["name"][each].decode() for each in records["group"]][:3] == ["world", "world", "half"]
     assert records["elements"][[0, 1, 2, -1]].tolist() == [100, 3, 0, 8] and records["root"][1] == 1
     assert records["other"].tolist()[3:-1] == [1 - comm.rank] * len(between)
@@ -82,7 +67,6 @@ def test_each_operation_is_recorded(world, recorder):
     assert records["call"][0] + 1 == records["call"][1] == comm.sequence - 1
     assert all("test_flight_recorder.py:" in words[each] for each in records["line"]), words
     assert world.allgather(groups["key"].tolist())[0] == groups["key"].tolist()  # the same on all ranks
-    comm.free()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -92,8 +76,7 @@ def test_what_is_refused_has_failed(world, recorder):
         comm.all_reduce(np.ones(2 + comm.rank))
     with pytest.raises(AgreedError):
         comm.iall_reduce(np.ones(2 + comm.rank)).wait()
-    assert read(record)[3]["state"].tolist() == [FAILED, FAILED]
-    comm.free()
+    assert read(record)[3]["state"].tolist() == [flight.FAILED, flight.FAILED]
 
 
 def test_the_last_ones_are_kept_and_calls_are_counted_all(world, recorder):
@@ -112,12 +95,11 @@ def test_the_last_ones_are_kept_and_calls_are_counted_all(world, recorder):
     for _ in range(10):
         comm.all_reduce(np.ones(4))
     assert dict(zip(*(read(record)[2][name].tolist() for name in ("name", "last")), strict=True))[b"other"] >= 2
-    comm.free()
 
 
 def test_where_there_is_no_room_for_more_names(world, recorder, monkeypatch):
-    monkeypatch.setattr(flight_recorder, "TEXTS", 20)
-    monkeypatch.setattr(flight_recorder, "GROUPS", 6)
+    monkeypatch.setattr(flight, "TEXTS", 20)
+    monkeypatch.setattr(flight, "GROUPS", 6)
     comm, record = Communicator(world), recorder(capacity=5)
     for i in range(30):
         exec(compile("comm.barrier()", f"line{i}.py", "exec"), {"comm": comm})
@@ -128,21 +110,17 @@ def test_where_there_is_no_room_for_more_names(world, recorder, monkeypatch):
     head, words, groups, records = read(record)
     assert len(words) == head["texts"] == 20 and len(groups) == 6 and len(records) == 5
     assert (records["line"] < 20).all() and (records["group"] < 6).all()
-    comm.free()
 
 
 def test_how_a_rank_has_ended_is_said_once(recorder):
     record = recorder()
-    assert read(record)[0]["state"] == RUNS
-    record.ended(BROKE, "failed with ZeroDivisionError: division by zero")
-    record.ended(LEFT, "left its program")
+    assert read(record)[0]["state"] == flight.RUNS
+    record.ended(flight.BROKE, "failed with ZeroDivisionError: division by zero")
+    record.ended(flight.LEFT, "left its program")
     head = read(record)[0]
-    assert head["state"] == BROKE and head["why"] == b"failed with ZeroDivisionError: division by zero"
-    assert (
-        head["ended"] >= head["clock"]
-        and head["process"] == os.getpid()
-        and head["born"] == flight_recorder.process_start(os.getpid())
-    )
+    assert head["state"] == flight.BROKE and head["why"] == b"failed with ZeroDivisionError: division by zero"
+    assert head["ended"] >= head["clock"] and head["process"] == os.getpid()
+    assert head["born"] == flight.process_start(os.getpid())
     seen = head["seen"]
     record.beat()
     assert read(record)[0]["seen"] > seen
@@ -150,13 +128,10 @@ def test_how_a_rank_has_ended_is_said_once(recorder):
     assert not record.path.exists()
 
 
-def test_a_disk_without_room_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+def test_a_disk_without_room_is_an_error_and_leaves_nothing(tmp_path, no_room):
+    no_room(rank=0)
     with pytest.raises(OSError, match="No space"):
-        FlightRecorder(tmp_path / "rank-0000.bin", 0, 1, 100)
+        flight.FlightRecorder(tmp_path / "rank-0000.bin", 0, 1, 100)
     assert not list(tmp_path.iterdir())
 
 
@@ -188,5 +163,7 @@ def test_it_outlives_a_rank_that_is_killed(alone, environment, tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment, timeout=60)
     assert done.returncode == -signal.SIGKILL
     head, words, _, records = read(SimpleNamespace(path=path))
-    assert head["state"] == RUNS and flight_recorder.process_start(int(head["process"])) != head["born"]
-    assert records["state"].tolist() == [DONE] * 7 + [WAITING] and words[records["operation"][-1]] == "wait"
+    assert head["state"] == flight.RUNS and flight.process_start(int(head["process"])) != head["born"]
+    assert (
+        records["state"].tolist() == [flight.DONE] * 7 + [flight.WAITING] and words[records["operation"][-1]] == "wait"
+    )

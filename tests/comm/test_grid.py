@@ -34,12 +34,12 @@ def test_grids_are_read():
 @pytest.mark.parametrize(
     ("text", "size", "words"),
     [
-        ("data=2,pipeline=2", 6, "data=2,pipeline=2,tensor=1 has 4 ranks, and there are 6: start 4, or take data=3$"),
-        ("pipeline=4", 6, "data=1,pipeline=4,tensor=1 has 4 ranks, and there are 6: start 4$"),
+        ("data=2,pipeline=2", 6, "tensor=1 has 4 ranks, and the job has 6: start 4 ranks, or take data=3$"),
+        ("pipeline=4", 6, "data=1,pipeline=4,tensor=1 has 4 ranks, and the job has 6: start 4 ranks$"),
         ("data=2,tensr=2", 4, "there is no axis 'tensr' .did you mean 'tensor'.*the axes are data, pipeline, tensor"),
         ("data=2,x=2", 4, "there is no axis 'x'; the axes"),
-        ("data=2,data=2", 4, "the axis data is there twice"),
-        ("data=0", 1, "data is a whole number of ranks from 1 on, not '0'"),
+        ("data=2,data=2", 4, "the axis data is given twice"),
+        ("data=0", 1, "the axis data has a whole number of ranks, at least 1, not '0'"),
         ("data=-1", 1, "not '-1'"),
         ("data=2.0", 2, "not '2.0'"),
         ("data=*", 2, "not '\\*'"),
@@ -58,41 +58,35 @@ def test_refusals(text, size, words):
 
 def test_a_grid_of_another_size_is_refused(world):
     comm = Communicator(world, allreduce="ring")
-    with pytest.raises(UsageError, match=rf"has {2 * comm.size} ranks, and there (is|are) {comm.size}: start"):
+    with pytest.raises(UsageError, match=rf"has {2 * comm.size} ranks, and the job has {comm.size}: start"):
         Grid(comm, data=comm.size, tensor=2)
     with pytest.raises(UsageError, match="at least 1 rank"):
         Grid(comm, data=-comm.size, tensor=-1)
-    comm.free()
 
 
-def test_groups_are_the_lines_of_the_grid(each_group):
+def test_groups_are_the_lines_of_the_grid(bare):
     """On 1, 2, ... ranks, for all shapes: the ranks of each group, in order, and where they are counted."""
-
-    def body(bare):
-        comm = Communicator(bare, allreduce="ring")
-        for shape in shapes(comm.size):
-            ranks, grid = np.arange(comm.size).reshape(shape), Grid(comm, *shape)
-            (d, p, t), stages = grid.place, shape[1]
-            assert grid.shape == shape and ranks[grid.place] == comm.rank
-            ends = ranks[d, [0, -1], t] if stages > 1 and p in (0, stages - 1) else None
-            wanted = {"data": ranks[:, p, t], "pipeline": ranks[d, :, t], "tensor": ranks[d, p], "ends": ends}
-            for name, members in wanted.items():
-                group = getattr(grid, name)
-                if members is None:
-                    assert group is None
-                    continue
-                assert (group.name, group.size) == (name, len(members))
-                assert group.mpi.allgather(comm.rank) == members.tolist()
-                assert group.traffic is comm.traffic and group.timeline is comm.timeline
-                vector, before = np.full(group.size, float(comm.rank)), comm.traffic["all_reduce"].messages
-                group.all_reduce(vector)
-                assert (vector == members.sum()).all()
-                assert comm.traffic["all_reduce"].messages - before == 2 * (group.size - 1)
-            assert (grid.data.rank, grid.pipeline.rank, grid.tensor.rank) == grid.place
-            grid.free()
-            groups = grid.data, grid.pipeline, grid.tensor, grid.ends
-            assert all(group is None or group.mpi == MPI.COMM_NULL for group in groups)
-        comm.barrier()  # the communicator outlives its grids
-        comm.free()
-
-    each_group(body)
+    comm = Communicator(bare, allreduce="ring")
+    for shape in shapes(comm.size):
+        ranks, grid = np.arange(comm.size).reshape(shape), Grid(comm, *shape)
+        (d, p, t), stages = grid.place, shape[1]
+        assert grid.shape == shape and ranks[grid.place] == comm.rank
+        ends = ranks[d, [0, -1], t] if stages > 1 and p in (0, stages - 1) else None
+        wanted = {"data": ranks[:, p, t], "pipeline": ranks[d, :, t], "tensor": ranks[d, p], "ends": ends}
+        for name, members in wanted.items():
+            group = getattr(grid, name)
+            if members is None:
+                assert group is None
+                continue
+            assert (group.name, group.size) == (name, len(members))
+            assert group.mpi.allgather(comm.rank) == members.tolist()
+            assert group.traffic is comm.traffic and group.timeline is comm.timeline
+            vector, before = np.full(group.size, float(comm.rank)), comm.traffic["all_reduce"].messages
+            group.all_reduce(vector)
+            assert (vector == members.sum()).all()
+            assert comm.traffic["all_reduce"].messages - before == 2 * (group.size - 1)
+        assert (grid.data.rank, grid.pipeline.rank, grid.tensor.rank) == grid.place
+        grid.free()
+        groups = grid.data, grid.pipeline, grid.tensor, grid.ends
+        assert all(group is None or group.mpi == MPI.COMM_NULL for group in groups)
+    comm.barrier()  # the communicator outlives its grids

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sums import check_sum, check_sums
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator, node_memory
@@ -28,71 +29,43 @@ def layout(request, monkeypatch):
     return place
 
 
-def values(rank, length):
-    return ((np.arange(length) * 7 + rank * 13) % 1000).astype("float32")
-
-
 @pytest.mark.parametrize("where", ["windows", "elsewhere", "mixed"])
-def test_sums_of_all_lengths(where, layout, each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce="hierarchical")
-        for length in (0, 1, 7, 1009, BLOCK // 2 + 1, BLOCK + 1, 2 * BLOCK + 17):
-            vector = comm.empty(length)
-            if where == "elsewhere" or (where == "mixed" and comm.rank % 2):
-                vector = np.empty(length, "float32")
-            for _ in range(2):
-                vector[:] = values(comm.rank, length)
-                comm.all_reduce(vector)
-                assert np.array_equal(vector, sum(values(rank, length) for rank in range(comm.size)))
-        comm.free()
-
-    each_group(body)
+def test_sums_of_all_lengths(where, layout, bare):
+    comm = Communicator(bare, allreduce="hierarchical")
+    check_sums(comm, where, (0, 1, 7, 1009, BLOCK // 2 + 1, BLOCK + 1, 2 * BLOCK + 17), times=2)
 
 
 @pytest.mark.parametrize("op", ["mean", "max", "min"])
 @pytest.mark.in_turn("op")
-def test_operations(op, layout, each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce="hierarchical")
-        rows = np.random.default_rng(1).integers(-9, 9, (comm.size, 3001)).astype("float64")
-        vector = comm.empty(3001, "float64")
-        vector[:] = rows[comm.rank]
-        comm.all_reduce(vector, op)
-        assert np.allclose(vector, getattr(rows, op)(0), rtol=1e-15, atol=0)
-        comm.free()
-
-    each_group(body)
+def test_operations(op, layout, bare):
+    comm = Communicator(bare, allreduce="hierarchical")
+    rows = np.random.default_rng(1).integers(-9, 9, (comm.size, 3001)).astype("float64")
+    vector = comm.empty(3001, "float64")
+    vector[:] = rows[comm.rank]
+    comm.all_reduce(vector, op)
+    assert np.allclose(vector, getattr(rows, op)(0), rtol=1e-15, atol=0)
 
 
-def test_only_leaders_send_and_what_theory_says(layout, each_group, monkeypatch):
+def test_only_leaders_send_and_what_theory_says(layout, bare, monkeypatch):
     monkeypatch.setattr(hierarchical, "PIECE", 4096)
-
-    def body(bare):
-        comm = Communicator(bare, allreduce="hierarchical")
-        memory, length = comm.node_memory, 5000
-        vector = comm.empty(length)
-        memory.take_written()
-        comm.all_reduce(vector)
-        nodes, counted = memory.nodes, comm.traffic["all_reduce"]
-        whole = memory.ranks_per_node == 1 or nodes == 1
-        pieces = [length] if whole else [min(1024, length - start) for start in range(0, length, 1024)]
-        if nodes == 1 or memory.rank > 0:
-            assert counted.messages == 0
-        elif nodes & (nodes - 1) == 0:  # recursive, so much for each piece
-            assert counted.messages == len(pieces) * 2 * (nodes.bit_length() - 1)
-            assert sent(comm, counted) == sum(4 * recursive_values(piece, nodes, leader(comm)) for piece in pieces)
-        else:
-            assert counted.messages == len(pieces) * 2 * (nodes - 1)
-            assert sent(comm, counted) == sum(4 * ring_values(piece, nodes, leader(comm)) for piece in pieces)
-        comm.free()
-
-    def leader(comm):
-        return comm.node_memory.firsts.index(comm.rank)
-
-    def sent(comm, counted):  # a leader writes nothing to shared memory
-        return counted.bytes
-
-    each_group(body)
+    comm = Communicator(bare, allreduce="hierarchical")
+    memory, length = comm.node_memory, 5000
+    vector = comm.empty(length)
+    memory.take_written()
+    comm.all_reduce(vector)
+    nodes, counted = memory.nodes, comm.traffic["all_reduce"]
+    whole = memory.ranks_per_node == 1 or nodes == 1
+    pieces = [length] if whole else [min(1024, length - start) for start in range(0, length, 1024)]
+    if nodes == 1 or memory.rank > 0:
+        assert counted.messages == 0
+    elif nodes & (nodes - 1) == 0:  # recursive, so much for each piece
+        assert counted.messages == len(pieces) * 2 * (nodes.bit_length() - 1)
+        sent = sum(4 * recursive_values(piece, nodes, memory.firsts.index(comm.rank)) for piece in pieces)
+        assert counted.bytes == sent  # a leader writes nothing to shared memory
+    else:
+        assert counted.messages == len(pieces) * 2 * (nodes - 1)
+        sent = sum(4 * ring_values(piece, nodes, memory.firsts.index(comm.rank)) for piece in pieces)
+        assert counted.bytes == sent
 
 
 def ring_values(length, size, rank):
@@ -118,12 +91,9 @@ def test_shared_is_refused_on_several_nodes(layout, world):
     nodes = len({layout(rank) for rank in range(world.size)})
     if nodes > 1:
         bare, vector = world.Dup(), np.ones(5)
-        for call in (
-            lambda: Communicator(world, allreduce="shared"),
-            lambda: shared.shared_all_reduce(bare, vector),
-            lambda: next(shared.steps(bare, vector)),
-        ):
-            with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
+        calls = [lambda: Communicator(world, allreduce="shared"), lambda: shared.shared_all_reduce(bare, vector)]
+        for call in (*calls, lambda: next(shared.steps(bare, vector))):
+            with pytest.raises(UsageError, match=f"on {nodes} nodes; take hierarchical or auto"):
                 call()
         node_memory.node_memory(bare).free()
         bare.Free()
@@ -137,7 +107,6 @@ def test_mpi_has_its_turns_while_a_rank_waits_for_its_leader(monkeypatch, world,
     vector[:] = 1
     fetch_first(lambda: comm.all_reduce(vector), busy=1, late=2)
     assert (vector == comm.size).all()
-    comm.free()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -145,10 +114,7 @@ def test_no_room_on_one_node_is_messages_for_all(layout, world, no_room):
     no_room(rank=0)
     comm = Communicator(world, allreduce="hierarchical")
     vector = comm.empty(1009)
-    vector[:] = values(comm.rank, 1009)
-    comm.all_reduce(vector)
-    assert np.array_equal(vector, sum(values(rank, 1009) for rank in range(comm.size)))
-    comm.free()
+    check_sum(comm, vector)
 
 
 @pytest.mark.mpi(min_size=4)
@@ -168,4 +134,3 @@ def test_bytes_of_a_node(monkeypatch, world):
             assert written == whole + 2 * copies * whole
         else:
             assert abs(written - (whole / others + whole + copies * whole)) <= 64
-    comm.free()

@@ -138,7 +138,6 @@ def test_an_operation_within_a_nap_leaves_the_nap_watched(way, world):
 
     comm.wait_until(lambda: len(seen) == 3, meanwhile=meanwhile)
     assert seen == [("wait", seen[0][1])] * 3 and activity.operation is None
-    comm.free()
 
 
 @pytest.fixture
@@ -157,14 +156,10 @@ def spent(monkeypatch):
     return done, takes
 
 
-def test_what_comes_soon_is_looked_for_without_offering_the_core(spent):
-    activity.block(after(progress.POLLS - 1))
-    assert spent[0] == []
-
-
-def test_then_the_core_is_offered_between_two_looks(spent):
-    activity.block(after(progress.POLLS + 3))
-    assert spent[0] == ["yield"] * 3
+@pytest.mark.parametrize(("more", "done"), [(-1, []), (3, ["yield"] * 3)])
+def test_the_core_is_offered_between_two_looks_but_not_for_what_comes_soon(more, done, spent):
+    activity.block(after(progress.POLLS + more))
+    assert spent[0] == done
 
 
 def test_where_others_have_taken_it_waits_are_in_naps_for_a_while(spent, monkeypatch):

@@ -30,7 +30,6 @@ def test_an_operation_that_is_waited_for_in_naps(world, monkeypatch):
     assert counters.seconds - before[0] == pytest.approx(0.25)
     assert request.wait(doze=True) is arrival and naps == ["wait"]
     sent.wait()
-    comm.free()
 
 
 def test_a_wait_for_a_condition_is_counted_as_blocked(world, monkeypatch):
@@ -46,7 +45,6 @@ def test_a_wait_for_a_condition_is_counted_as_blocked(world, monkeypatch):
     some = WaitTarget(comm, SOME)
     assert given == [(any, "wait", all, True, some), (any, "wait", None, False, some)]
     assert (comm.traffic["wait"].seconds, comm.traffic["wait"].blocked_seconds) == (1.0, 1.0)
-    comm.free()
 
 
 @pytest.mark.parametrize("doze", [True, False])
@@ -64,4 +62,3 @@ def test_all_in_flight_goes_on_whatever_is_waited_for(doze, world):
     for which, vector in enumerate(vectors):
         assert (vector == ranks + which * world.size).all()
     assert not [each for each in activity.in_flight if each.communicator is comm]
-    comm.free()

@@ -14,82 +14,51 @@ def chunk_length(length, size, index):
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 12, 1009])
-def test_counts(length, each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce="ring")
-        comm.all_reduce(np.ones(length, "float32"))
-        counted, after = comm.traffic["all_reduce"], [chunk_length(length, comm.size, comm.rank + i) for i in (1, 2)]
-        assert counted.messages == 2 * (comm.size - 1)
-        assert counted.bytes == (4 * (2 * length - sum(after)) if comm.size > 1 else 0)
-        if length % comm.size == 0:
-            assert counted.bytes == 4 * 2 * (comm.size - 1) * length // comm.size
-        comm.free()
-
-    each_group(body)
+def test_counts(length, bare):
+    comm = Communicator(bare, allreduce="ring")
+    comm.all_reduce(np.ones(length, "float32"))
+    counted, after = comm.traffic["all_reduce"], [chunk_length(length, comm.size, comm.rank + i) for i in (1, 2)]
+    assert counted.messages == 2 * (comm.size - 1)
+    assert counted.bytes == (4 * (2 * length - sum(after)) if comm.size > 1 else 0)
+    if length % comm.size == 0:
+        assert counted.bytes == 4 * 2 * (comm.size - 1) * length // comm.size
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-def test_reduce_scatter_gives_rank_r_chunk_r(op, each_group):
-    def body(bare):
-        comm = Communicator(bare)
-        rows = np.random.default_rng(2).integers(-50, 50, (comm.size, 29)).astype("float64")
-        mine = rows[comm.rank].copy()
-        own = comm.reduce_scatter(mine, op)
-        cut = chunks(29, comm.size)[comm.rank]
-        assert np.shares_memory(own, mine) and own.size == cut.stop - cut.start
-        assert np.allclose(own, getattr(rows, op)(0)[cut], rtol=1e-15, atol=0)
-        counted = comm.traffic["reduce_scatter"]
-        assert counted.messages == comm.size - 1
-        assert counted.bytes == 8 * (29 - own.size)
-        comm.free()
-
-    each_group(body)
+def test_reduce_scatter_gives_rank_r_chunk_r(op, bare):
+    comm = Communicator(bare)
+    rows = np.random.default_rng(2).integers(-50, 50, (comm.size, 29)).astype("float64")
+    mine = rows[comm.rank].copy()
+    own = comm.reduce_scatter(mine, op)
+    cut = chunks(29, comm.size)[comm.rank]
+    assert np.shares_memory(own, mine) and own.size == cut.stop - cut.start
+    assert np.allclose(own, getattr(rows, op)(0)[cut], rtol=1e-15, atol=0)
+    counted = comm.traffic["reduce_scatter"]
+    assert counted.messages == comm.size - 1
+    assert counted.bytes == 8 * (29 - own.size)
 
 
-def test_all_gather_fills_in_all_chunks(each_group):
-    def body(bare):
-        comm = Communicator(bare)
-        whole = np.arange(23, dtype="int64").reshape(23, 1)
-        mine = np.full((23, 1), -1)
-        cut = chunks(23, comm.size)[comm.rank]
-        mine[cut] = whole[cut]
-        comm.all_gather(mine)
-        assert np.array_equal(mine, whole)
-        assert comm.traffic["all_gather"].messages == comm.size - 1
-        comm.free()
-
-    each_group(body)
-
-
-def test_the_two_halves_are_an_all_reduce(each_group):
-    def body(bare):
-        comm = Communicator(bare)
-        rows = np.random.default_rng(8).standard_normal((comm.size, 31))
-        halves, whole = rows[comm.rank].copy(), rows[comm.rank].copy()
-        comm.reduce_scatter(halves)
-        comm.all_gather(halves)
-        comm.all_reduce(whole)
-        assert np.allclose(halves, whole, rtol=1e-14)
-        comm.free()
-
-    each_group(body)
+def test_all_gather_fills_in_all_chunks(bare):
+    comm = Communicator(bare)
+    whole = np.arange(23, dtype="int64").reshape(23, 1)
+    mine = np.full((23, 1), -1)
+    cut = chunks(23, comm.size)[comm.rank]
+    mine[cut] = whole[cut]
+    comm.all_gather(mine)
+    assert np.array_equal(mine, whole)
+    assert comm.traffic["all_gather"].messages == comm.size - 1
 
 
 @pytest.mark.parametrize("length", [200, 1000, 1009, 4001])
-def test_long_chunks_travel_in_segments(length, each_group, monkeypatch):
+def test_long_chunks_travel_in_segments(length, bare, monkeypatch):
     monkeypatch.setattr(ring, "SEGMENT", 100)  # bytes, so 12 float64
-
-    def body(bare):
-        comm = Communicator(bare, allreduce="ring")
-        rows = np.random.default_rng(length).integers(-99, 99, (comm.size, length)).astype("float64")
-        for _ in range(3):  # segments that meet in an inbox do so now and then
-            mine = rows[comm.rank].copy()
-            comm.all_reduce(mine)
-            assert np.array_equal(mine, rows.sum(0))
-        counted, longest = comm.traffic["all_reduce"], chunk_length(length, comm.size, 0)
-        after = [chunk_length(length, comm.size, comm.rank + i) for i in (1, 2)]
-        assert counted.messages == 3 * 2 * (comm.size - 1) * min(16, -(-longest * 8 // 100))
-        assert counted.bytes == (3 * 8 * (2 * length - sum(after)) if comm.size > 1 else 0)
-        comm.free()
-
-    each_group(body)
+    comm = Communicator(bare, allreduce="ring")
+    rows = np.random.default_rng(length).integers(-99, 99, (comm.size, length)).astype("float64")
+    for _ in range(3):  # segments that meet in an inbox do so now and then
+        mine = rows[comm.rank].copy()
+        comm.all_reduce(mine)
+        assert np.array_equal(mine, rows.sum(0))
+    counted, longest = comm.traffic["all_reduce"], chunk_length(length, comm.size, 0)
+    after = [chunk_length(length, comm.size, comm.rank + i) for i in (1, 2)]
+    assert counted.messages == 3 * 2 * (comm.size - 1) * min(16, -(-longest * 8 // 100))
+    assert counted.bytes == (3 * 8 * (2 * length - sum(after)) if comm.size > 1 else 0)

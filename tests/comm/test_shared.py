@@ -2,16 +2,14 @@
 
 import logging
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sums import check_sum, check_sums
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.node_memory import node_memory
-from hpcdl.comm.progress import activity
-from hpcdl.errors import UsageError
 from hpcdl.kernels import shared as kernels
 
 # Around the limits of the short way (SMALL) and of a scratch block (BLOCK), in float32, and not a multiple of anything.
@@ -19,48 +17,24 @@ SMALL, BLOCK = kernels.SMALL // 4, kernels.BLOCK // 4
 LENGTHS = [0, 1, 7, 1009, SMALL - 1, SMALL, SMALL + 1, 5003, 100_003, BLOCK - 1, BLOCK + 1, 2 * BLOCK + 17]
 
 
-def values(rank, length, dtype="float32"):
-    return ((np.arange(length) * 7 + rank * 13) % 1000).astype(dtype)
-
-
-def total(size, length, dtype="float32"):
-    return sum(values(rank, length, dtype) for rank in range(size))
-
-
 @pytest.mark.parametrize("where", ["windows", "elsewhere", "mixed"])
-def test_sums_of_all_lengths(where, each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce="shared")
-        for length in LENGTHS:
-            vector = comm.empty(length)
-            if where == "elsewhere" or (where == "mixed" and comm.rank % 2):
-                vector = np.empty(length, "float32")
-            for _ in range(3):
-                vector[:] = values(comm.rank, length)
-                comm.all_reduce(vector)
-                assert np.array_equal(vector, total(comm.size, length))
-        comm.free()
-
-    each_group(body)
+def test_sums_of_all_lengths(where, bare):
+    comm = Communicator(bare, allreduce="shared")
+    check_sums(comm, where, LENGTHS, times=3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "uint8"])
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
-def test_types_and_operations(dtype, op, each_group):
+def test_types_and_operations(dtype, op, bare):
     if op == "mean" and not dtype.startswith("float"):
         return
-
-    def body(bare):
-        comm = Communicator(bare, allreduce="shared")
-        for length in (5, 40_001):
-            rows = np.random.default_rng(3).integers(0, 9, (comm.size, length)).astype(dtype)
-            vector = comm.empty(length, dtype)
-            vector[:] = rows[comm.rank]
-            comm.all_reduce(vector, op)
-            assert np.allclose(vector, getattr(rows, op)(0), rtol=1e-6, atol=0)
-        comm.free()
-
-    each_group(body)
+    comm = Communicator(bare, allreduce="shared")
+    for length in (5, 40_001):
+        rows = np.random.default_rng(3).integers(0, 9, (comm.size, length)).astype(dtype)
+        vector = comm.empty(length, dtype)
+        vector[:] = rows[comm.rank]
+        comm.all_reduce(vector, op)
+        assert np.allclose(vector, getattr(rows, op)(0), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "float16", "bool", ">f4"])
@@ -68,71 +42,43 @@ def test_a_vector_of_a_type_that_is_not_reduced(dtype, world):
     comm = Communicator(world, allreduce="shared")
     vector = comm.empty(5, dtype)
     assert vector.dtype == dtype and vector.shape == (5,)
-    comm.free()
 
 
-def test_any_part_of_a_vector_and_several_vectors(each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce="shared")
-        first, second = comm.empty(50_000), comm.empty(30_000)
-        for start, stop in ((0, 50_000), (1, 20_000), (4_999, 50_000), (17, 17 + SMALL)):
-            first[:], second[:] = -1, -2
-            part = first[start:stop]
-            part[:] = values(comm.rank, part.size)
-            comm.all_reduce(part)
-            assert np.array_equal(part, total(comm.size, part.size))
-            assert (first[:start] == -1).all() and (first[stop:] == -1).all() and (second == -2).all()
-        places = [10 * comm.rank, 10 * comm.rank + 20_000]  # each rank offers another part
-        part = first[places[0] : places[1]]
-        part[:] = values(comm.rank, part.size)
-        comm.all_reduce(part)
-        assert np.array_equal(part, total(comm.size, part.size))
-        matrix = second.reshape(300, 100)
-        matrix[:] = comm.rank
-        comm.all_reduce(matrix)
-        assert (matrix == comm.size * (comm.size - 1) / 2).all()
-        comm.free()
-
-    each_group(body)
+def test_any_part_of_a_vector_and_several_vectors(bare):
+    comm = Communicator(bare, allreduce="shared")
+    first, second = comm.empty(50_000), comm.empty(30_000)
+    for start, stop in ((0, 50_000), (1, 20_000), (4_999, 50_000), (17, 17 + SMALL)):
+        first[:], second[:] = -1, -2
+        part = first[start:stop]
+        check_sum(comm, part)
+        assert (first[:start] == -1).all() and (first[stop:] == -1).all() and (second == -2).all()
+    places = [10 * comm.rank, 10 * comm.rank + 20_000]  # each rank offers another part
+    part = first[places[0] : places[1]]
+    check_sum(comm, part)
+    matrix = second.reshape(300, 100)
+    matrix[:] = comm.rank
+    comm.all_reduce(matrix)
+    assert (matrix == comm.size * (comm.size - 1) / 2).all()
 
 
-def test_nothing_is_sent_and_the_bytes_are_those_of_theory(each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce="shared")
-        lines = 1000
-        length, size = 16 * lines * comm.size, comm.size  # every rank adds `lines` cache lines
-        counted = comm.traffic["all_reduce"]
+def test_nothing_is_sent_and_the_bytes_are_those_of_theory(bare):
+    comm = Communicator(bare, allreduce="shared")
+    lines = 1000
+    length, size = 16 * lines * comm.size, comm.size  # every rank adds `lines` cache lines
+    counted = comm.traffic["all_reduce"]
 
-        def bytes_of(vector):
-            before = counted.bytes
-            comm.all_reduce(vector)
-            return counted.bytes - before
-
-        if size > 1:
-            assert bytes_of(comm.empty(length)) == 64 * lines * (size - 1)  # its sums, into all others' vectors
-            assert bytes_of(np.ones(length, "float32")) == 64 * lines * (size - 1) + 2 * 4 * length  # and in and out
-            assert bytes_of(comm.empty(SMALL)) == 4 * SMALL
-        else:
-            assert bytes_of(comm.empty(length)) == 0
-        assert counted.messages == 0
-        comm.free()
-
-    each_group(body)
-
-
-def test_a_refused_vector_does_not_keep_its_turn(each_group):
-    def body(bare):
-        comm = Communicator(bare, allreduce="shared")
-        vector, fixed = np.ones(10), np.ones(10)
-        fixed.flags.writeable = False
-        with pytest.raises(UsageError, match="read-only"):
-            comm.all_reduce(fixed)
-        assert activity.in_flight == [] and activity.operation is None
+    def bytes_of(vector):
+        before = counted.bytes
         comm.all_reduce(vector)
-        assert (vector == comm.size).all()
-        comm.free()
+        return counted.bytes - before
 
-    each_group(body)
+    if size > 1:
+        assert bytes_of(comm.empty(length)) == 64 * lines * (size - 1)  # its sums, into all others' vectors
+        assert bytes_of(np.ones(length, "float32")) == 64 * lines * (size - 1) + 2 * 4 * length  # and in and out
+        assert bytes_of(comm.empty(SMALL)) == 4 * SMALL
+    else:
+        assert bytes_of(comm.empty(length)) == 0
+    assert counted.messages == 0
 
 
 def test_the_vector_outlives_the_communicator(world):
@@ -141,37 +87,6 @@ def test_the_vector_outlives_the_communicator(world):
     vector[:] = comm.rank
     comm.free()
     assert (vector == world.rank).all()
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_late_rank_is_waited_for(world):
-    comm = Communicator(world, allreduce="shared")
-    for length in (10, 50_000):
-        vector = comm.empty(length)
-        for late in range(comm.size):
-            vector[:] = comm.rank + 1
-            if comm.rank == late:
-                time.sleep(0.02)
-            comm.all_reduce(vector)
-            assert (vector == comm.size * (comm.size + 1) / 2).all()
-    comm.free()
-
-
-@pytest.mark.mpi(min_size=2)
-def test_a_message_on_its_way_is_not_forgotten(world):
-    """Rank 0 waits in shared memory for a rank that first wants a message, which is longer than MPI would buffer."""
-    comm = Communicator(world, allreduce="shared")
-    box, vector = np.full(1_000_000, float(comm.rank)), comm.empty(10)
-    vector[:] = 1
-    request = comm.ipush(box, to=1) if comm.rank == 0 else None
-    if comm.rank == 1:
-        comm.wait(box, source=0)
-        assert (box == 0).all()
-    comm.all_reduce(vector)
-    if request:
-        request.wait()
-    assert (vector == comm.size).all()
-    comm.free()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -190,7 +105,6 @@ def test_mpi_has_its_turns_while_a_rank_waits(how, world, fetch_first):
 
     fetch_first(body, busy=0, late=1)
     assert (first == comm.size).all()
-    comm.free()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -201,11 +115,8 @@ def test_without_room_ranks_exchange_messages(world, no_room, caplog):
     warned = world.allgather([record.getMessage() for record in caplog.records])
     assert ["exchange messages instead" in message for message in warned[0]] == [True] and not any(warned[1:])
     for vector in (comm.empty(1009), np.empty(1009, "float32")):
-        vector[:] = values(comm.rank, 1009)
-        comm.all_reduce(vector)
-        assert np.array_equal(vector, total(comm.size, 1009))
+        check_sum(comm, vector)
     assert comm.traffic["all_reduce"].messages > 0
-    comm.free()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -215,16 +126,11 @@ def test_without_room_for_one_vector(world, no_room, caplog):
     with caplog.at_level(logging.WARNING):
         vector = comm.empty(5000)
     assert [record.getMessage() for record in caplog.records] == [] or "keeps its own" in caplog.text
-    vector[:] = values(comm.rank, 5000)
-    comm.all_reduce(vector)
-    assert np.array_equal(vector, total(comm.size, 5000))
+    check_sum(comm, vector)
     assert comm.traffic["all_reduce"].messages == 0
-    comm.free()
 
 
 def test_ranks_yield_their_core_where_they_outnumber_the_cores(world, monkeypatch):
-    import os
-
     for cores, alone in (({0}, world.size == 1), (set(range(world.size)), True)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         bare = world.Dup()

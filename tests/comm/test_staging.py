@@ -43,31 +43,16 @@ def both(gpu, bare, *operations, **options):
     assert found[-1] == found[half - 1]
 
 
-def blocking(name, *arguments):
-    return lambda comm, array, device: getattr(comm, name)(array, *arguments)
-
-
-def asynchronous(name, *arguments):
-    def operate(comm, array, device):
-        request = getattr(comm, "i" + name)(array, *arguments)
-        while not request.test():
-            pass
-        return request.wait()
-
-    return operate
-
-
-@pytest.mark.parametrize("form", [blocking, asynchronous])
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-@pytest.mark.in_turn("form")
-def test_all_reduce(name, form, gpu, each_group):
-    operations = [form("all_reduce", op) for op in ("sum", "mean", "max")]
+@pytest.mark.in_turn("call")
+def test_all_reduce(name, call, gpu, each_group):
+    operations = [lambda comm, array, _, op=op: call(comm, "all_reduce", array, op) for op in ("sum", "mean", "max")]
     each_group(lambda bare: both(gpu, bare, *operations, allreduce=name))
 
 
-@pytest.mark.parametrize("form", [blocking, asynchronous])
-def test_the_other_collectives(form, gpu, each_group):
-    operations = [form("broadcast"), form("reduce", 0, "max"), form("reduce_scatter"), form("all_gather")]
+def test_the_other_collectives(call, gpu, each_group):
+    calls = ("broadcast",), ("reduce", 0, "max"), ("reduce_scatter",), ("all_gather",)
+    operations = [lambda comm, array, _, name=name, more=more: call(comm, name, array, *more) for name, *more in calls]
     each_group(lambda bare: both(gpu, bare, *operations))
 
 
@@ -139,42 +124,36 @@ def askew(array):
     return memory
 
 
-@pytest.mark.parametrize("form", ["", "i"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_arrays_at_odd_addresses(name, form, world):
+def test_arrays_at_odd_addresses(name, call, world):
     comm = Communicator(world, name)
-
-    def call(name, *arguments):
-        request = getattr(comm, form + name)(*arguments)
-        return request.wait() if form else request
-
     everyone = [values(rank, 9) for rank in range(comm.size)]
     mine, wanted = everyone[comm.rank], sum(everyone)
     array = askew(mine)
-    call("all_reduce", array)
+    call(comm, "all_reduce", array)
     assert np.array_equal(array, wanted)
     if name != "ring":
         return  # the others are of no all-reduce algorithm
     array = askew(mine)
-    call("reduce", array, comm.size - 1)
+    call(comm, "reduce", array, comm.size - 1)
     assert np.array_equal(array, wanted if comm.rank == comm.size - 1 else mine)
-    call("broadcast", array, comm.size - 1)
+    call(comm, "broadcast", array, comm.size - 1)
     assert np.array_equal(array, wanted)
     array = askew(mine)
-    part = call("reduce_scatter", array)
+    part = call(comm, "reduce_scatter", array)
     assert np.array_equal(part, wanted[chunk(9, comm.size, comm.rank)]) and np.shares_memory(part, array)
-    call("all_gather", array)
+    call(comm, "all_gather", array)
     assert np.array_equal(array, wanted)
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     request, array = comm.ipush(askew(mine), right), askew(np.zeros(9, mine.dtype))
-    assert call("wait", array, left) == (left, 9) and np.array_equal(array, everyone[left])
+    assert call(comm, "wait", array, left) == (left, 9) and np.array_equal(array, everyone[left])
     request.wait()
     exposed = comm.expose(askew(mine))
-    call("pull", array, right, exposed)
+    call(comm, "pull", array, right, exposed)
     assert np.array_equal(array, everyone[right])
     array.flags.writeable = False
     with pytest.raises(UsageError, match="read-only"):
-        call("all_reduce", array)
+        call(comm, "all_reduce", array)
 
 
 def test_on_one_rank_nothing_is_copied(gpu):
@@ -206,27 +185,22 @@ def test_several_at_once(gpu, world):
         assert np.array_equal(gpu.host(arrays[k]), wanted)
 
 
-@pytest.mark.parametrize("form", [blocking, asynchronous])
-def test_direct(form, gpu, each_group, monkeypatch):
+def test_direct(call, gpu, bare, monkeypatch):
     """The library that says that it can is handed the GPU's array itself, by the algorithm that only hands it on."""
     monkeypatch.setattr(staging, "is_cuda_aware", lambda: True)
-
-    def body(bare):
-        for name, staged in (("mpi", 0), ("ring", 1)):
-            comm = Communicator(bare, name, device=gpu)
-            assert comm.direct and comm.duplicate("run").direct
-            assert comm.exchange == ("staged" if staged else "direct")
-            array = gpu.array(values(comm.rank, 100))
-            before = gpu.xp.counts["to host"]
-            form("all_reduce")(comm, array, gpu)
-            assert gpu.xp.counts["to host"] - before == (staged if comm.size > 1 else 0)
-            assert np.array_equal(gpu.host(array), sum(values(rank, 100) for rank in range(comm.size)))
-            assert comm.traffic["all_reduce"].bytes == 800 or name == "ring"
-            array = askew(values(comm.rank, 100))  # one of the host, which is staged where the GPU's are not
-            comm.all_reduce(array)
-            assert np.array_equal(array, sum(values(rank, 100) for rank in range(comm.size)))
-
-    each_group(body)
+    for name, staged in (("mpi", 0), ("ring", 1)):
+        comm = Communicator(bare, name, device=gpu)
+        assert comm.direct and comm.duplicate("run").direct
+        assert comm.exchange == ("staged" if staged else "direct")
+        array = gpu.array(values(comm.rank, 100))
+        before = gpu.xp.counts["to host"]
+        call(comm, "all_reduce", array)
+        assert gpu.xp.counts["to host"] - before == (staged if comm.size > 1 else 0)
+        assert np.array_equal(gpu.host(array), sum(values(rank, 100) for rank in range(comm.size)))
+        assert comm.traffic["all_reduce"].bytes == 800 or name == "ring"
+        array = askew(values(comm.rank, 100))  # one of the host, which is staged where the GPU's are not
+        comm.all_reduce(array)
+        assert np.array_equal(array, sum(values(rank, 100) for rank in range(comm.size)))
 
 
 def test_a_library_that_does_not_say_so_is_never_handed_one(gpu, world, monkeypatch):

@@ -73,9 +73,8 @@ def prepare(tmp_path, capsys):
         except SystemExit as end:
             assert end.code == 2
             printed = capsys.readouterr()
-            assert (
-                printed.out == "" and printed.err.startswith("prepare_data: error: ") and printed.err.count("\n") == 1
-            )
+            assert printed.err.startswith("prepare-data: error: ")
+            assert (printed.out, printed.err.count("\n")) == ("", 1)
             return printed.err
         run.summary = capsys.readouterr().out
         assert run.summary.count("\n") == 1

@@ -44,25 +44,12 @@ def test_batches_hold_moved_images():
     np.testing.assert_array_equal(data.train.rows(0, 1)[0].reshape(7, 7), image[0] * np.float32(0.01))
 
 
-@pytest.mark.parametrize("size", [2, 3, 7])
-def test_augmented_batches_do_not_depend_on_the_ranks(size):
-    random = np.random.default_rng(0)
-    data = from_arrays(random.random((50, 6, 6)), np.arange(50) % 2, augment="shift:1,flip")
-    whole = [batch.x.copy() for batch in data.batches(2, 16)]
-    shares = [[batch.x.copy() for batch in data.batches(2, 16, share=(rank, size))] for rank in range(size)]
-    for step, batch in enumerate(whole):
-        np.testing.assert_array_equal(np.concatenate([share[step] for share in shares]), batch)
-    again = [batch.x.copy() for batch in data.batches(2, 16, start=2)]
-    assert all((one == two).all() for one, two in zip(again, whole[2:], strict=True))
-
-
 @pytest.mark.parametrize(
     ("spec", "features", "message"),
     [
         ("flop", (8, 8), "did you mean 'flip'"),
         ("shift", (8, 8), "write shift:N"),
         ("shift:0", (8, 8), "write shift:N"),
-        ("shift:a", (8, 8), "write shift:N"),
         ("shift:" + 5000 * "9", (8, 8), "write shift:N"),
         ("flip:2", (8, 8), "unknown augment"),
         ("shift:8", (8, 9), "out of sight"),
@@ -72,7 +59,3 @@ def test_augmented_batches_do_not_depend_on_the_ranks(size):
 def test_refusals(spec, features, message):
     with pytest.raises(UsageError, match=message):
         make_augment(spec, features, 0)
-
-
-def test_no_words_is_no_augmentation():
-    assert make_augment("", (64,), 0) is None

@@ -4,8 +4,9 @@ import threading
 
 import numpy as np
 import pytest
+from batches import assert_same, copied
 
-from hpcdl.data import Batch, from_arrays, hdf5, open_data, readers
+from hpcdl.data import from_arrays, hdf5, open_data, sampler
 from hpcdl.data.placement import FileRows
 from hpcdl.errors import UsageError
 
@@ -27,16 +28,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(hdf5, "SLAB_BYTES", 330)  # 11 rows of 30 bytes
 
 
-def copy(batch):
-    return Batch(batch.x.copy(), batch.y.copy(), batch.total, batch.epoch, batch.step, batch.index.copy())
-
-
-def assert_same(one, two):
-    for name in ("x", "y", "index"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-    assert (one.total, one.epoch, one.step) == (two.total, two.epoch, two.step)
-
-
 def threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("hpcdl-prefetch")]
 
@@ -46,7 +37,7 @@ def threads():
 def test_a_cursor_takes_the_very_batches(file, options, ahead):
     data = open_data(file, seed=3, **options)
     share = (0, 1) if "placement" in options else (1, 3)
-    wanted = {(e, b.step): copy(b) for e in range(6) for b in data.batches(e, 15, share)}
+    wanted = {(e, b.step): copied(b) for e in range(6) for b in data.batches(e, 15, share)}
     cursor = data.cursor(15, share, ahead)
     last = None
     for place in [*[(e, s) for e in range(3) for s in range(cursor.steps)], *filter(wanted.get, JUMPS)]:
@@ -66,8 +57,8 @@ def test_a_cursor_takes_the_very_batches(file, options, ahead):
 
 def test_the_order_of_an_epoch_is_drawn_once(images, monkeypatch):
     drawn = []
-    original = readers.global_order
-    monkeypatch.setattr(readers, "global_order", lambda *what: drawn.append(what[2]) or original(*what))
+    original = sampler.global_order
+    monkeypatch.setattr(sampler, "global_order", lambda *what: drawn.append(what[2]) or original(*what))
     data = from_arrays(*images()[:2])
     cursors = [data.cursor(10), data.cursor(10), data.cursor(10)]
     for epoch in range(3):
@@ -134,16 +125,6 @@ def test_no_batch_has_more_rows(file, options, batch_size):
     for share in [(0, 1)] if "placement" in options else [(0, 1), (0, 3), (2, 3), (6, 7)]:
         rows = max(len(batch.y) for batch in data.batches(0, batch_size, share))
         assert rows <= data.most_rows(batch_size, share) <= rows + ("partition" in options)
-    data.close()
-
-
-def test_on_a_gpu(file, gpu):
-    data = open_data(file)
-    wanted = copy(next(data.batches(1, 13, start=2)))
-    data.to(gpu)
-    batch = data.cursor(13).take(1, 2)
-    assert gpu.holds(batch.x) and gpu.holds(batch.y)
-    assert_same(Batch(gpu.host(batch.x), gpu.host(batch.y), batch.total, 1, 2, batch.index), wanted)
     data.close()
 
 

@@ -14,6 +14,7 @@ from hpcdl.data import from_arrays, hdf5, open_data
 from hpcdl.data.digest import compute_digest, file_digest, set_digest_time
 from hpcdl.data.format import read_info
 from hpcdl.data.hdf5 import new_file
+from hpcdl.files import cache_folder
 
 
 def of(path):
@@ -34,38 +35,35 @@ def old(monkeypatch):
     monkeypatch.setattr(data_digest, "SETTLE_SECONDS", -1.0)
 
 
-def test_what_the_model_sees_counts_and_nothing_else(tmp_path, images, write):
+def test_what_the_model_sees_counts_and_nothing_else(tmp_path, images, write, monkeypatch):
     x, y, x_test, y_test = images()
-    plain = of(write(tmp_path / "a.h5", x, y, x_test, y_test, classes=4))
+    test = x_test, y_test
+    plain = of(write(tmp_path / "a.h5", x, y, *test, classes=4))
     same = [
-        write(tmp_path / "name.h5", x, y, x_test, y_test, name="other", source="there"),  # classes: 4 by the labels
-        write(tmp_path / "labels.h5", x, y.astype("u1"), x_test, y_test.astype(">i2")),
+        ((x, y, *test), {"name": "other", "source": "there"}),  # classes: 4 by the labels
+        ((x, y.astype("u1"), x_test, y_test.astype(">i2")), {}),
     ]
     with h5py.File(tmp_path / "packed.h5", "w") as file:
         for name, array in (("train/x", x), ("train/y", y), ("test/x", x_test), ("test/y", y_test)):
             file.create_dataset(name, data=array, chunks=(7, *array.shape[1:]), compression="gzip")
     other = [
-        write(tmp_path / "rows.h5", x[::-1], y[::-1], x_test, y_test),
-        write(tmp_path / "split.h5", x, y, x[:20], y_test),
-        write(tmp_path / "label.h5", x, np.where(np.arange(100) == 9, 3 - y, y), x_test, y_test),
-        write(tmp_path / "scale.h5", x, y, x_test, y_test, scale=2.0),
-        write(tmp_path / "classes.h5", x, y, x_test, y_test, classes=5),
-        write(tmp_path / "shape.h5", x.reshape(100, 30), y, x_test.reshape(20, 30), y_test),
-        write(tmp_path / "signed.h5", x.astype("i2"), y, x_test.astype("i2"), y_test),
-        write(tmp_path / "values.h5", x, y + 0.0, x_test, y_test + 0.0),
+        ((x[::-1], y[::-1], *test), {}),
+        ((x, y, x[:20], y_test), {}),
+        ((x, np.where(np.arange(100) == 9, 3 - y, y), *test), {}),
+        ((x, y, *test), {"scale": 2.0}),
+        ((x, y, *test), {"classes": 5}),
+        ((x.reshape(100, 30), y, x_test.reshape(20, 30), y_test), {}),
+        ((x.astype("i2"), y, x_test.astype("i2"), y_test), {}),
+        ((x, y + 0.0, x_test, y_test + 0.0), {}),
     ]
     shutil.copy(tmp_path / "a.h5", tmp_path / "column.h5")
     with h5py.File(tmp_path / "column.h5", "a") as file:
         file["train/writer"] = y
-    assert {of(path) for path in [*same, tmp_path / "packed.h5"]} == {plain}
-    digests = [of(path) for path in [*other, tmp_path / "column.h5"]]
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 100)  # slabs make no difference
+    found = [of(write(tmp_path / "b.h5", *arrays, **attributes)) for arrays, attributes in same + other]
+    assert {*found[:2], of(tmp_path / "packed.h5")} == {plain}
+    digests = [*found[2:], of(tmp_path / "column.h5")]
     assert plain not in digests and len(set(digests)) == len(digests)
-
-
-def test_slabs_make_no_difference(file, monkeypatch):
-    whole = of(file)
-    monkeypatch.setattr(hdf5, "SLAB_BYTES", 100)
-    assert of(file) == whole
 
 
 def test_all_ways_to_open_give_the_same(file, images):
@@ -110,7 +108,7 @@ def test_what_has_just_changed_is_not_kept(file, passes):
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"file": 1, "digest": 2}', "null", "\x00"])
 def test_a_cache_that_is_damaged(file, passes, old, content):
     known = file_digest(read_info(file))
-    where, _ = data_digest._cache_entry(str(file), os.stat(file))
+    where = cache_folder() / "digests" / f"{data_digest.blake(os.fsencode(file)).hexdigest()}.json"
     assert json.loads(where.read_text())["digest"] == known
     where.write_text(content)
     assert file_digest(read_info(file)) == known and len(passes) == 2

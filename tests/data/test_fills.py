@@ -5,6 +5,7 @@ import json
 import h5py
 import numpy as np
 import pytest
+from batches import PLACEMENTS
 from tables import write_csv
 
 from hpcdl.data import fills, hdf5, open_data, row_cache
@@ -14,7 +15,6 @@ from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_table import prepare_table
 from hpcdl.errors import UsageError
 
-PLACEMENTS = ("shared", "partitioned", "streamed")
 VALIDATION = {"validation": 0.3, "seed": 1}
 ROWS = 60
 
@@ -31,9 +31,7 @@ def prepared(folder, x, way, name="a", **options):
 
 def made(folder, way, whole=False):
     """Such a file, whose held-out rows are far from the others; x; and the numbers of the rows that train.
-
-    whole: its rows are bytes, and the median of those that train is not whole.
-    """
+    whole: its rows are bytes, and the median of those that train is not whole."""
     train, held, test = (part.astype(int) for part in numbers_of(prepared(folder, np.zeros((ROWS, 2)), way)))
     x, rising = np.zeros((ROWS, 2)), np.arange(len(train))
     rising[-len(train) // 4 :] += 40  # so that the median is not the mean
@@ -166,16 +164,13 @@ def test_a_column_of_which_nothing_is_left_and_marks_that_are_none(tmp_path, alo
     path, x, train = made(tmp_path, "mean")
     x[train, 0] = np.nan
     prepared(tmp_path, x, "mean")
-    said = (
-        "column a: the mean of the rows that --validation leaves is unknown: none of them has a value; hold out fewer"
-    )
+    said = "column a: the mean of the rows that --validation leaves is unknown: none of them has a value; hold out"
     with pytest.raises(UsageError, match=said):
         open_data(path, **VALIDATION)
     stays(path)
     with h5py.File(path, "a") as file:
         del file["train/filled"]
         file["train/filled"] = np.zeros(3)
-    with pytest.raises(
-        UsageError, match=r"train/filled is float64 of shape \(3,\); it must be uint8 of shape \(48, 1\)"
-    ):
+    said = r"train/filled is float64 of shape \(3,\); it must be uint8 of shape \(48, 1\)"
+    with pytest.raises(UsageError, match=said):
         open_data(path, **VALIDATION)

@@ -5,11 +5,10 @@ import logging
 import h5py
 import numpy as np
 import pytest
+from batches import PLACEMENTS
 
 from hpcdl.data import open_data, opening
 from hpcdl.errors import UsageError
-
-PLACEMENTS = ("shared", "partitioned", "streamed")
 
 
 def epoch(data, world, **arguments):
@@ -53,8 +52,9 @@ def test_partitions_over_all_ranks(shared_file, world, numbers, place, spec):
     data = open_data(shared_file, comm=world, placement=place, partition=spec)
     mine, whole = epoch(data, world, epoch=0, batch_size=16)
     np.testing.assert_array_equal(np.sort(np.concatenate(whole)), np.arange(100))
-    for x, _, index, _ in mine:
+    for (x, _, index, total), together in zip(mine, whole, strict=True):
         np.testing.assert_array_equal(numbers(x), index)
+        assert total == len(together)
     mine_again, _ = epoch(data, world, epoch=1, batch_size=16)
     rows, again = (set(np.concatenate([index for _, _, index, _ in part])) for part in (mine, mine_again))
     local = place == "partitioned" or spec != "iid"
@@ -64,16 +64,6 @@ def test_partitions_over_all_ranks(shared_file, world, numbers, place, spec):
         with pytest.raises(UsageError, match="holds the rows of share"):
             data.batches(0, 16, share=(0, world.size + 1))
     data.close()
-
-
-def test_partitioned_is_the_partition_of_shared(shared_file, world):
-    shares = []
-    for place in ("shared", "partitioned"):
-        data = open_data(shared_file, comm=world, placement=place, partition="dirichlet:0.3", validation=0.2)
-        shares.append(epoch(data, world, epoch=0, batch_size=16)[0])
-        data.close()
-    for one, two in zip(*shares, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 @pytest.mark.parametrize("spec", ["iid", "by-label", "dirichlet:0.3"])
@@ -116,9 +106,8 @@ def test_a_column_says_whose_rows_are_whose(world, write, images, mpi_tmp_path, 
     assert sum(map(len, seen)) == len(set.union(*seen)) == len(set(owners[kept]))
     if place == "shared":
         for count in (0, len(set(owners[kept]))):
-            assert [set(owners[kept[own]]) for own in data.divide(count)] == [
-                {who} for who in sorted(set(owners[kept]))
-            ]
+            whose = [set(owners[kept[own]]) for own in data.divide(count)]
+            assert whose == [{who} for who in sorted(set(owners[kept]))]
         with pytest.raises(UsageError, match="the column holds 6 owners, not 3"):
             data.divide(3)
     data.close()
@@ -147,15 +136,6 @@ def test_ranks_of_a_node_share_memory(shared_file, world, place, monkeypatch):
     world.Barrier()
     data.close()
     data.close()  # twice is once
-
-
-def test_alone_on_a_node_nothing_is_shared(shared_file):
-    from mpi4py import MPI
-
-    for comm in (None, MPI.COMM_SELF):
-        data = open_data(shared_file, comm=comm)
-        assert data._resources[0].node is None
-        data.close()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -16,10 +16,11 @@ from sparse_files import make_sparse
 
 from hpcdl.data import open_data
 from hpcdl.data.format import read_info
-from hpcdl.data.formats import libsvm
 from hpcdl.data.formats import prepare_libsvm as module
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_libsvm import prepare_libsvm
+from hpcdl.data.formats.recipe import recipe_of
+from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.data.synthetic import SPECS
 from hpcdl.errors import UsageError
 from hpcdl.scripts import prepare_data
@@ -29,12 +30,8 @@ SMALL = "+1 1:0.5 3:2\n-1 2:1.5\n# nothing\n+1 3:0.25\n-1 1:4\n+1 2:8 3:1\n"
 
 def text_of(x, y, base=1):
     """Rows as libsvm writes them."""
-    rows = (" ".join(f"{column + base}:{row[column]!r}" for column in np.flatnonzero(row)) for row in x)
-    return (
-        "".join(f"{label} {row}\n" for label, row in zip(y, rows, strict=True))
-        .replace("np.float64(", "")
-        .replace(")", "")
-    )
+    rows = (" ".join(f"{column + base}:{float(row[column])!r}" for column in np.flatnonzero(row)) for row in x)
+    return "".join(f"{label} {row}\n" for label, row in zip(y, rows, strict=True))
 
 
 def dense(path, group):
@@ -61,7 +58,7 @@ def written(tmp_path):
 @pytest.fixture(params=[1 << 20, 100])
 def block(request, monkeypatch):
     """A block takes all, or a line or two."""
-    monkeypatch.setattr(libsvm, "BLOCK", request.param)
+    monkeypatch.setattr(module, "BLOCK", request.param)
 
 
 @pytest.mark.parametrize("name", ["a.svm", "a.txt.gz", "plain"])
@@ -153,54 +150,46 @@ def test_counts_are_bytes_with_scale_one(prepare, written, tmp_path, value, kind
 
 def test_what_cannot_be_read_fast_is_read_right(prepare, written, tmp_path):
     values = ["1e-300", "1e300", "0.1234567890123456789012345", "123456789012345678901234567890", "5e-324"]
-    prepare(
-        "libsvm", written("".join(f"{k}e-40 1:{v}\n" for k, v in enumerate(values, 1))), "--test-fraction", 0
-    ).close()
+    text = "".join(f"{k}e-40 1:{v}\n" for k, v in enumerate(values, 1))
+    prepare("libsvm", written(text), "--test-fraction", 0).close()
     x, y = dense(tmp_path / "out.h5", "train")
     assert sorted(x[:, 0]) == sorted(map(float, values)) and sorted(y) == [float(f"{k}e-40") for k in range(1, 6)]
 
 
 def test_memory_does_not_grow_with_the_file(written, tmp_path, monkeypatch):
-    """What is held of a text twenty times as long: blocks as long as before, and slabs of rows as large."""
-    monkeypatch.setattr(libsvm, "BLOCK", 1000)
+    """A text twenty times as long is parsed in blocks as long as before, and written in slabs as large."""
+    monkeypatch.setattr(module, "BLOCK", 1000)
     monkeypatch.setattr(module, "slab_elements", lambda kind: 100)
-    seen = {}
+    parse, select, blocks, parts = module.LibsvmParser.rows, module.Spool.select, [], []
+
+    def parsed(self, path, lines, content):
+        found = parse(self, path, lines, content)
+        blocks.append((len(content), self.size))
+        return found
+
+    def selected(self, *given):
+        for part in select(self, *given):
+            parts.append(part.nnz)
+            yield part
+
+    monkeypatch.setattr(module.LibsvmParser, "rows", parsed)
+    monkeypatch.setattr(module.Spool, "select", selected)
     for rows in (100, 2000):
-        random = np.random.default_rng(1)
-        lines = [f"{k % 2} {' '.join(f'{j}:{random.random():.6f}' for j in range(1, 8))}" for k in range(rows)]
-        blocks, rooms, parts = [], [], []
-        original, picked = libsvm.LibsvmParser.rows, module.Spool.select
-
-        def parsed(self, text, blocks=blocks, rooms=rooms, original=original):
-            blocks.append(len(text.content))
-            rooms.append(self.size)
-            return original(self, text)
-
-        def handed(self, *given, parts=parts, picked=picked):
-            for part in picked(self, *given):
-                parts.append(part.nnz)
-                yield part
-
-        with monkeypatch.context() as patch:
-            patch.setattr(libsvm.LibsvmParser, "rows", parsed)
-            patch.setattr(module.Spool, "select", handed)
-            prepare_libsvm(written("\n".join(lines)), Output(tmp_path / f"{rows}.h5"))
+        blocks.clear(), parts.clear()
+        text = "".join(f"{k % 2} {' '.join(f'{j}:0.{k % 900 + 99}625' for j in range(1, 8))}\n" for k in range(rows))
+        prepare_libsvm(written(text), Output(tmp_path / f"{rows}.h5"))
         assert sum(parts) == 7 * rows and len(blocks) > rows / 20
-        seen[rows] = max(blocks) <= 1100, max(rooms) <= 1100, max(parts)
-    assert seen[100] == seen[2000] == (True, True, 98)
+        assert max(map(max, blocks)) <= 1100 and max(parts) == 98
 
 
 BAD = [
     ("", "has no rows"),
-    ("# nothing\n\n", "has no rows"),
-    ("1\n2\n", "in no row is anything but zeros"),
-    ("1 3:0\n2\n", "in no row is anything but zeros"),
-    ("1 3:1\n1:1\n", "line 2: it begins with '1:1', and should with a label"),
+    ("1 3:0\n2\n", "all rows hold zeros only"),
+    ("1 3:1\n1:1\n", "line 2: the row begins with '1:1', not with a label"),
     ("1 3:1\nspam 1:1\n", "line 2: the label 'spam' is no number"),
     ("1 3:1\n-inf 1:1\n", "line 2: the label '-inf' is not finite"),
-    ("1 3:1\n1,5,7 1:1\n", "line 2: it has several labels ('1,5,7')"),
+    ("1 3:1\n1,5,7 1:1\n", "line 2: the row has several labels ('1,5,7')"),
     ("1 3:1\n\n#\n1 3:nan\n", "line 4: the value in '3:nan' is not finite"),
-    ("1 3:-Infinity\n", "line 1: the value in '3:-Infinity' is not finite"),
     ("1 3:1e999\n", "line 1: '1e999' is too large a number"),
     ("1 3:1\n1e400 3:2\n", "line 2: '1e400' is too large a number"),
     ("1 3:1 2:1\n", "line 1: the index in '2:1' comes after a larger one; sort"),
@@ -208,7 +197,6 @@ BAD = [
     ("1 -3:1\n", "line 1: the index in '-3:1' is negative"),
     ("1 2147483647:1\n", "line 1: the index in '2147483647:1' is beyond 2147483646, the last one that there can be"),
     ("1 3:1 hello\n", "line 1: 'hello' is no INDEX:VALUE"),
-    ("1 x3:1\n", "line 1: 'x3:1' is no INDEX:VALUE"),
     ("1 3x:1\n", "line 1: the index in '3x:1' is no whole number"),
     ("1 3:\n", "line 1: the value in '3:' is no number"),
     ("1 3:1\n1 3:1\n", "all rows have the label 1"),
@@ -248,7 +236,7 @@ def test_options(prepare, written, tmp_path, monkeypatch, options, words):
     source = written(SMALL)
     if words is None:
         source = written(SMALL.replace("1:4", "0:4"))
-        words = "line 5: the index in '0:4' is 0, but indices count from 1 here"
+        words = "line 5: the index in '0:4' is 0, but indices must count from 1"
     assert words in prepare("libsvm", source, *options)
 
 
@@ -262,13 +250,13 @@ def test_features_that_auto_finds_too_few(prepare, written, tmp_path):
 
 
 def test_a_line_without_end(written, tmp_path, monkeypatch):
-    monkeypatch.setattr(libsvm, "BLOCK", 50)
-    monkeypatch.setattr(libsvm, "MOST_LINE", 400)
+    monkeypatch.setattr(module, "BLOCK", 50)
+    monkeypatch.setattr(module, "MOST_LINE", 400)
     long = "1 " + " ".join(f"{k}:1" for k in range(1, 60))
     assert 200 < len(long) < 400
     info = prepare_libsvm(written(f"2 1:1\n{long}\n2 2:1\n"), Output(tmp_path / "a.h5"), test_fraction=0)
     assert info.features == (59,)
-    with pytest.raises(UsageError, match="line 2: it has more than 400 bytes"):
+    with pytest.raises(UsageError, match="line 2: the line has more than 400 bytes"):
         prepare_libsvm(written(f"2 1:1\n{long * 4}\n"), Output(tmp_path / "b.h5"))
 
 
@@ -278,10 +266,11 @@ def test_qid_and_a_byte_order_mark(prepare, written):
     assert "1 qid left out" in prepare.summary
 
 
-def test_the_examples_of_the_page_say_what_they_say(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text().split("## Sparse rows")[1].split("## Text")[0]
+@pytest.mark.parametrize(("start", "end", "count"), [("Tables", "| option", 4), ("Sparse rows", "## Text", 3)])
+def test_the_examples_of_the_page_say_what_they_say(tmp_path, monkeypatch, capsys, start, end, count):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text().split(f"## {start}")[1].split(end)[0]
     shown = commands(page)
-    assert len(shown) == 3
+    assert len(shown) == count
     monkeypatch.chdir(tmp_path)
     for command, said in shown:
         name, *arguments = command.split()
@@ -290,9 +279,12 @@ def test_the_examples_of_the_page_say_what_they_say(tmp_path, monkeypatch, capsy
         else:
             prepare_data.main(arguments[1:])
             assert capsys.readouterr().out.splitlines() == said
-    table = [
-        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")
-    ]
+    if start == "Tables":
+        rows = TableRows("new.csv", recipe_of("patients.h5"))
+        assert [parse().ids for parse in rows.blocks()] == [["1"]]
+        return
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines]
     for row in table[-len(SPECS) :]:
         rows, test = map(int, row[1].split(","))
         assert SPECS[row[0]] == {
@@ -303,26 +295,7 @@ def test_the_examples_of_the_page_say_what_they_say(tmp_path, monkeypatch, capsy
         }
 
 
-PIECES = [
-    "1",
-    "-1",
-    "+1",
-    "0",
-    "2.5",
-    " ",
-    " ",
-    "\n",
-    "\n",
-    "1:1",
-    "2:0.5",
-    "3:1e5",
-    "0:1",
-    "7:0",
-    "#",
-    "qid:1",
-    ":",
-    "\t",
-]
+PIECES = ["1", "-1", "+1", "0", "2.5", "1:1", "2:0.5", "3:1e5", "0:1", "7:0", "#", "qid:1", ":", *" \n" * 2, "\t"]
 PIECES += ["nan", "1e999", "x", "\r\n", "\0", "1:", "-2:1", "99999999999:1", "1,2", "é", "0.12345678901234567890123"]
 
 

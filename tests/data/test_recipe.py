@@ -13,56 +13,27 @@ AGE, COLOR = Column("age", 0, None, 1.5), Column("color", 2, ("blue", "red"))
 RECIPE = Recipe((AGE, COLOR), ("kind",), "name", "mean", True, ";")
 
 
-def test_features_have_names():
-    assert RECIPE.features == ["age", "color=blue", "color=red"]
-
-
 def test_it_comes_back_from_json():
     assert Recipe.read(json.loads(json.dumps(RECIPE.describe())), "there") == RECIPE
     plain = Recipe((Column("0", 0), Column("1", 1)), header=False)
     assert Recipe.read(json.loads(json.dumps(plain.describe())), "there") == plain
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda it: [],
-        lambda it: None,
-        lambda it: "text",
-        lambda it: it.pop("columns") and it,
-        lambda it: it | {"columns": []},
-        lambda it: it | {"columns": 3},
-        lambda it: it | {"columns": [3]},
-        lambda it: it | {"columns": it["columns"] * 2},
-        lambda it: it | {"missing": "zero"},
-        lambda it: it | {"header": 1},
-        lambda it: it | {"delimiter": ""},
-        lambda it: it | {"label": "kind"},
-        lambda it: it | {"label": [3]},
-        lambda it: it | {"id": 3},
-        lambda it: it | {"id": "age"},
-        lambda it: it | {"columns": [it["columns"][0] | {"fill": None}]},
-        *(
-            lambda it, change=change: it | {"columns": [it["columns"][0] | change]}
-            for change in (
-                {"number": -1},
-                {"number": 0.0},
-                {"number": True},
-                {"name": None},
-                {"fill": float("nan")},
-                {"fill": "1"},
-                {"fill": 10**400},
-                {"values": "ab"},
-                {"values": ["a"]},
-                {"fill": None, "values": ["a", "a"]},
-                {"fill": None, "values": []},
-            )
-        ),
-    ],
-)
-def test_what_is_no_recipe(change):
+WHOLE = RECIPE.describe()
+FIELDS = [{"columns": []}, {"columns": 3}, {"columns": [3]}, {"columns": WHOLE["columns"] * 2}, {"missing": "zero"}]
+FIELDS += [{"header": 1}, {"delimiter": ""}, {"label": "kind"}, {"label": [3]}, {"id": 3}, {"id": "age"}]
+COLUMN = [{"number": -1}, {"number": 0.0}, {"number": True}, {"name": None}, {"fill": float("nan")}, {"fill": "1"}]
+COLUMN += [{"fill": 10**400}, {"values": "ab"}, {"values": ["a"]}, {"fill": None}]
+COLUMN += [{"fill": None, "values": values} for values in (["a", "a"], [])]
+WRONG = [[], None, "text", {name: value for name, value in WHOLE.items() if name != "columns"}]
+WRONG += [WHOLE | change for change in FIELDS]
+WRONG += [WHOLE | {"columns": [WHOLE["columns"][0] | change]} for change in COLUMN]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_recipe(wrong):
     with pytest.raises(UsageError, match=r"^file.h5: its table is no recipe of a table: [^\n]+$"):
-        Recipe.read(change(RECIPE.describe()), "file.h5: its table")
+        Recipe.read(wrong, "file.h5: its table")
 
 
 def test_a_data_file_keeps_it(tmp_path):
@@ -72,11 +43,11 @@ def test_a_data_file_keeps_it(tmp_path):
     assert recipe_of(path) is None
     for said, words in [
         (json.dumps(RECIPE.describe()), None),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "in JSON"),
+        ("[" * 100_000, "in JSON"),
         (3, "must be a text"),
         ("[]", "no recipe"),
-        (json.dumps(Recipe((AGE,)).describe()), "has 1 features, but the rows of the file have shape \\(3,\\)"),
+        (json.dumps(Recipe((AGE,)).describe()), "is a recipe of 1 features, but the rows .* have shape \\(3,\\)"),
     ]:
         with h5py.File(path, "a") as file:
             file.attrs["table"] = said

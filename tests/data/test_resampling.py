@@ -70,6 +70,7 @@ def test_features_that_are_left_out_are_zero(standardize):
         x, before = split.rows(0, split.examples)[0], plain.rows(0, plain.examples)[0]
         assert (x[:, out] == 0).all() and (x[:, kept] == before[:, kept]).all() and before[:, out].any()
     assert np.isfinite(data.statistics["deviation"]).all()  # a checkpoint keeps them
+    assert len(Draw(0, 0, features=0.01).left_out(3)) == 2  # one feature stays
 
 
 def test_data_that_are_resampled_stay_as_they_were():
@@ -88,16 +89,13 @@ def test_batches_lack_the_features_that_are_left_out(placement):
         assert not seen[:, draw.left_out(64)].any() and seen.any()
 
 
-def test_one_feature_stays():
-    assert len(Draw(0, 0, features=0.01).left_out(3)) == 2
-
-
-def test_tokens_of_a_text_have_no_subspace():
-    with contextlib.closing(open_data("text")) as data, pytest.raises(UsageError, match="tokens of a text"):
-        Draw(0, 0, features=0.5).resample(data)
-
-
-def test_streamed_rows_cannot_be_drawn():
-    streamed = contextlib.closing(open_data("digits", placement="streamed"))
-    with streamed as data, pytest.raises(UsageError, match="--placement shared only"):
-        Draw(0, 0, rows=True).resample(data)
+@pytest.mark.parametrize(
+    ("name", "placement", "draw", "words"),
+    [
+        ("text", "shared", Draw(0, 0, features=0.5), "tokens of a text"),
+        ("digits", "streamed", Draw(0, 0, rows=True), "take --placement shared"),
+    ],
+)
+def test_refusals(name, placement, draw, words):
+    with contextlib.closing(open_data(name, placement=placement)) as data, pytest.raises(UsageError, match=words):
+        draw.resample(data)

@@ -3,32 +3,9 @@
 import numpy as np
 import pytest
 
-from hpcdl.data.sampler import (
-    BlockOrder,
-    global_order,
-    global_share,
-    local_order,
-    local_share,
-    steps_per_epoch,
-)
+from hpcdl.data.sampler import BlockOrder, global_order, local_order, local_share, steps_per_epoch
 
 CASES = [(100, 10), (100, 7), (101, 64), (5, 1), (5, 8), (1, 1), (97, 3)]
-
-
-@pytest.mark.parametrize(("examples", "batch_size"), CASES)
-@pytest.mark.parametrize("size", range(1, 8))
-def test_global_shares_concatenate_to_the_batch(examples, batch_size, size):
-    order = global_order(3, examples, 0)
-    steps = steps_per_epoch(examples, batch_size)
-    assert (steps - 1) * batch_size < examples <= steps * batch_size
-    for step in range(steps):
-        batch = order[step * batch_size : (step + 1) * batch_size]
-        shares = [global_share(examples, batch_size, step, rank, size) for rank in range(size)]
-        np.testing.assert_array_equal(np.concatenate([order[s.start : s.stop] for s in shares]), batch)
-        assert {s.total for s in shares} == {len(batch)}
-        assert [s.offset for s in shares] == [0, *np.cumsum([s.stop - s.start for s in shares])[:-1]]
-        lengths = [s.stop - s.start for s in shares]
-        assert max(lengths) - min(lengths) <= 1
 
 
 def test_orders_are_permutations_that_depend_on_seed_and_epoch():

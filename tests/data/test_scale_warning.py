@@ -21,7 +21,7 @@ def test_what_is_measured():
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ([(0, 0.01), (0, 1000)], r"the features have scales from 0\.0.* to [\d.e+]+: --standardize gives them one"),
+        ([(0, 0.01), (0, 1000)], r"the features have scales from 0\.0.* to [\d.e+]+: add --standardize"),
         ([(0, 1), (500, 3)], "scales from"),
         ([(0, 1), (0, 2)], None),
         ([(0, 0.001), (0.5, 0.2)], None),  # pixels that hardly ever change
@@ -36,7 +36,7 @@ def test_what_is_said(columns, said):
 def test_values_that_are_too_large():
     x = np.random.default_rng(0).standard_normal((50, 2))
     data = from_arrays(x, 4200 + 800 * x[:, 0])
-    assert scale_warning(data.scales) == "the values to predict are of the size 4.3e+03: --standardize gives them one"
+    assert scale_warning(data.scales) == "the values to predict are of the size 4.3e+03: add --standardize"
     assert scale_warning(from_arrays(x, 3 * x[:, 0]).scales) is None
 
 

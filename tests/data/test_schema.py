@@ -2,12 +2,10 @@
 
 import json
 
-import h5py
 import numpy as np
 import pytest
 
 from hpcdl.data import open_data
-from hpcdl.data.format import read_info
 from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError
@@ -34,7 +32,7 @@ def test_through_json(schema):
 )
 def test_anything_else_is_refused(found):
     whole = Schema().describe() | found if isinstance(found, dict) and found not in ({}, {"scale": 1}) else found
-    with pytest.raises(UsageError, match=r"a\.h5 should say"):
+    with pytest.raises(UsageError, match=r"a\.h5 should have valid"):
         Schema.read(whole, "a.h5")
 
 
@@ -47,9 +45,7 @@ def test_classes_are_matched_by_name():
     mine = Schema(labels=("ant", "bee", "cat"))
     assert mine.class_numbers(mine, 3, 3, "x") is None
     assert mine.class_numbers(Schema(labels=("cat", "ant")), 3, 2, "x").tolist() == [2, 0]
-    with pytest.raises(
-        UsageError, match="x has the class 'zebra', which the model does not know; it knows 'ant', 'bee'"
-    ):
+    with pytest.raises(UsageError, match="x has the class 'zebra', which the model does not know; it knows 'ant'"):
         mine.class_numbers(Schema(labels=("ant", "bee", "zebra")), 3, 3, "x")
     assert Schema().class_numbers(Schema(labels=("3", "5")), 10, 2, "x").tolist() == [3, 5]
     assert Schema().class_numbers(Schema(), 10, 4, "x") is None
@@ -60,49 +56,24 @@ def test_classes_are_matched_by_name():
 def test_other_words_and_other_columns_are_refused():
     text, other = Schema(vocabulary=Vocabulary(["a", "b"])), Schema(vocabulary=Vocabulary(["a", "c"]))
     text.refuse_other_columns(text, "x")
-    with pytest.raises(UsageError, match="x has a vocabulary of 2 tokens, and the model was trained on another one"):
+    with pytest.raises(UsageError, match="x has a vocabulary of 2 tokens, but the model was trained with another"):
         text.refuse_other_columns(other, "x")
     with pytest.raises(UsageError, match="x has no vocabulary"):
         text.refuse_other_columns(Schema(), "x")
     table = Schema(recipe={"columns": [COLUMN]})
     table.refuse_other_columns(table, "x")
     table.refuse_other_columns(Schema(), "x")  # which says nothing of columns
-    with pytest.raises(
-        UsageError, match=r"'age' \(a number, filled with 2\) instead of 'age' \(a number, filled with 3.5\)"
-    ):
+    said = r"'age' \(a number, filled with 2\) instead of 'age' \(a number, filled with 3.5\)"
+    with pytest.raises(UsageError, match=said):
         table.refuse_other_columns(Schema(recipe={"columns": [COLUMN | {"fill": 2.0}]}), "x")
 
 
-def write(path, **attributes):
-    with h5py.File(path, "w") as file:
-        for part in ("train", "test"):
-            file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 2), "f4"), np.arange(4) % 2
-        for name, value in attributes.items():
-            file.attrs[name] = value
-    return path
-
-
-def test_a_file_says_it(tmp_path):
-    path = write(
-        tmp_path / "a.h5", labels=["cat", "dog"], scale=0.5, table=json.dumps({"columns": [COLUMN], "label": ["y"]})
-    )
+def test_a_file_says_it(tmp_path, write):
+    table = json.dumps({"columns": [COLUMN], "label": ["y"]})
+    rows = np.ones((4, 2), "f4"), np.arange(4) % 2
+    path = write(tmp_path / "a.h5", *rows, *rows, labels=["cat", "dog"], scale=0.5, table=table)
     data = open_data(str(path))
     assert data.schema.labels == ("cat", "dog") and data.schema.scale == 0.5 and data.schema.outputs == ["y"]
     assert data.schema.recipe["columns"] == [COLUMN] and data.source == str(path)
     data.close()
     assert open_data("digits").source == "digits"
-
-
-@pytest.mark.parametrize(
-    ("attributes", "words"),
-    [
-        ({"labels": ["cat"]}, "labels should name each of the 2 classes"),
-        ({"labels": ["cat", "cat"]}, "labels should name each of the 2 classes"),
-        ({"labels": "cat"}, "labels should name each of the 2 classes"),
-        ({"table": "{"}, "attribute table is no recipe of a table"),
-        ({"table": "[1]"}, "attribute table is no recipe of a table"),
-    ],
-)
-def test_a_file_that_says_it_wrongly(tmp_path, attributes, words):
-    with pytest.raises(UsageError, match=words):
-        read_info(write(tmp_path / "a.h5", **attributes))

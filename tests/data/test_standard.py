@@ -3,13 +3,12 @@
 import h5py
 import numpy as np
 import pytest
+from batches import PLACEMENTS
 
 from hpcdl.data import from_arrays, hdf5, open_data, opening
 from hpcdl.data.augment import make_augment
 from hpcdl.data.standard import TARGET, mean_and_deviation
 from hpcdl.errors import UsageError
-
-PLACEMENTS = ("shared", "partitioned", "streamed")
 
 
 def batches(data, share=(0, 1), epoch=1):
@@ -22,9 +21,8 @@ def test_by_the_rows_that_train(shared_file, world, images, place, dtype):
     options = {"validation": 0.2, "seed": 1, "dtype": dtype}
     plain = open_data(shared_file, **options)
     data = open_data(shared_file, comm=world, placement=place, standardize=True, **options)
-    train, test, held = (
-        split.rows(0, split.examples)[0].astype("f8") for split in (plain.train, plain.test, plain.validation)
-    )
+    splits = plain.train, plain.test, plain.validation
+    train, test, held = (split.rows(0, split.examples)[0].astype("f8") for split in splits)
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     assert (deviation[1:] > 10).all() and deviation[0] == 0  # of each image the first pixel is 0: fewer than 200 rows
     deviation[0] = 1
@@ -164,11 +162,10 @@ def test_what_has_too_few_digits_is_refused():
     random = np.random.default_rng(0)
     x, y = random.standard_normal((200, 2)), random.standard_normal(200)
     time, constant = 1.7e9 + 20 * x[:, 0], np.full(200, 1e9)
-    with pytest.raises(
-        UsageError, match=r"the feature 1 is 1.7e\+09 give or take \d+.*float32 .* take --dtype float64"
-    ):
+    said = r"the feature 1 has mean 1.7e\+09 and deviation \d+.*float32 .* take --dtype float64"
+    with pytest.raises(UsageError, match=said):
         from_arrays(np.column_stack([x, time])[:, 1:], y, standardize=True)
-    with pytest.raises(UsageError, match=r"the value to predict 0 is 1.7e\+09"):
+    with pytest.raises(UsageError, match=r"the value to predict 0 has mean 1.7e\+09"):
         from_arrays(x, time, standardize=True)
     data = from_arrays(np.column_stack([time, constant]), y, standardize=True, dtype="float64")
     assert data.train.rows(0, 200)[0].std(axis=0) == pytest.approx([1, 0], abs=1e-6)

@@ -7,33 +7,30 @@ import weakref
 import h5py
 import numpy as np
 import pytest
+from batches import assert_same, assert_same_rows, copied
 from serving import alone, served
+from sparse_files import make_sparse, write_sparse
 
-from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.data import Batch, hdf5, open_data
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data_server import batch_server
 from hpcdl.data_server.batch_server import ClientBatches
-from hpcdl.data_server.data_messages import BatchFormat
+from hpcdl.data_server.data_messages import BatchFormat, up
 from hpcdl.errors import UsageError
-from hpcdl.models import make_model
-from hpcdl.runs import Options, Run, signals
-from hpcdl.strategies.all_reduce import train
+from hpcdl.runs import signals
 
 pytestmark = pytest.mark.four
 
 CASES = [
-    {},
-    {"validation": 0.2, "standardize": True},
-    {"augment": "shift:1,flip", "standardize": True},
-    {"partition": "by-label"},
-    {"partition": "dirichlet:0.3", "validation": 0.1},
-    {"placement": "partitioned"},
-    {"placement": "partitioned", "partition": "by-label", "validation": 0.2, "standardize": True},
-    {"placement": "partitioned", "partition": "dirichlet:0.3", "augment": "flip"},
-    {"placement": "streamed"},
-    {"placement": "streamed", "augment": "shift:1", "validation": 0.1, "standardize": True},
+    ("images", {"augment": "shift:1,flip", "standardize": True}),
+    ("images", {"partition": "dirichlet:0.3", "validation": 0.1}),
+    ("images", {"placement": "partitioned", "partition": "by-label", "validation": 0.2, "standardize": True}),
+    ("images", {"placement": "streamed", "augment": "shift:1", "validation": 0.1, "standardize": True}),
+    ("sparse", {"validation": 0.2, "partition": "by-label"}),
+    ("sparse", {"placement": "partitioned", "partition": "dirichlet:0.3"}),
+    ("sparse", {"placement": "streamed", "validation": 0.1}),
+    ("values", {}),
 ]
 
 
@@ -43,15 +40,20 @@ def small_blocks(monkeypatch):
 
 
 @pytest.fixture
-def path(world, mpi_tmp_path):
-    """100 training and 20 test images of 4 classes."""
-    if world.rank == 0:
+def path(world, mpi_tmp_path, request):
+    """100 training and 20 test images of 4 classes, or with values to predict; or sparse rows; or the embedded text."""
+    kind = getattr(request, "param", "images")
+    if kind == "text":
+        return kind
+    if world.rank == 0 and kind == "sparse":
+        write_sparse(mpi_tmp_path / "images.h5", *make_sparse(), attributes={"classes": 3})
+    elif world.rank == 0:
         random = np.random.default_rng(0)
         with h5py.File(mpi_tmp_path / "images.h5", "w") as file:
             for part, rows in (("train", 100), ("test", 20)):
                 file[f"{part}/x"] = random.integers(0, 256, (rows, 6, 5)).astype("u1")
-                file[f"{part}/y"] = np.arange(rows) * 7 % 4
-            file.attrs.update(classes=4, scale=1 / 255)
+                file[f"{part}/y"] = np.arange(rows) / 8 if kind == "values" else np.arange(rows) * 7 % 4
+            file.attrs.update(classes=0 if kind == "values" else 4, scale=1 / 255)
     world.Barrier()
     return mpi_tmp_path / "images.h5"
 
@@ -69,20 +71,8 @@ def each_world(world):
     return run
 
 
-def copy(batch):
-    return Batch(batch.x.copy(), batch.y.copy(), batch.total, batch.epoch, batch.step, batch.index.copy())
-
-
-def assert_same(one, two):
-    for name in ("x", "y", "index"):
-        a, b = getattr(one, name), getattr(two, name)
-        np.testing.assert_array_equal(a, b)
-        assert a.dtype == b.dtype and a.shape == b.shape
-    assert (one.total, one.epoch, one.step) == (two.total, two.epoch, two.step)
-
-
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("options", CASES, ids=str)
+@pytest.mark.parametrize(("path", "options"), CASES, ids=str, indirect=["path"])
 def test_the_very_batches(each_world, path, options):
     def body(data, number, workers, everyone):
         mine, share = alone(path, number, workers, seed=3, **options), (number, workers)
@@ -90,9 +80,10 @@ def test_the_very_batches(each_world, path, options):
         for epoch in range(3):
             steps = mine.batches(epoch, 15, share, 2 if epoch == 1 else 0)  # one epoch from its middle
             for batch, own in zip(data.batches(epoch, 15, share, 2 if epoch == 1 else 0), steps, strict=True):
-                own = copy(own)
+                own = copied(own)
                 assert_same(batch, own)
-                assert batch.x.ctypes.data % 64 == 0 and batch.x.flags.c_contiguous
+                parts = [batch.x.data, batch.x.indices] if data.sparse else [batch.x]
+                assert all(part.ctypes.data % 64 == 0 and part.flags.c_contiguous for part in parts)
                 if last is not None:
                     assert_same(*last)  # valid until the next but one
                 last = batch, own
@@ -100,8 +91,8 @@ def test_the_very_batches(each_world, path, options):
         assert_same(next(source), next(mine.batches(3, 15, share)))
         source.close()
         cursor, own, before = data.cursor(15, share), mine.cursor(15, share), []
-        for place in [(0, 0), (0, 1), (0, 4), (2, 3), (2, 4), (0, 2), (1, 5), (2, 0), (2, 1), (2, 2), (2, 3)]:
-            now = cursor.take(*place), copy(own.take(*place))
+        for place in [(0, 0), (0, 1), (0, 3), (2, 2), (2, 3), (0, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)]:
+            now = cursor.take(*place), copied(own.take(*place))
             data.test.rows(0, 1)  # what was asked for before this has come by now
             for one, two in [*before, now]:
                 assert_same(one, two)
@@ -114,28 +105,28 @@ def test_the_very_batches(each_world, path, options):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("options", CASES, ids=str)
+@pytest.mark.parametrize(("path", "options"), [*CASES, ("text", {})], ids=str, indirect=["path"])
 def test_the_very_rows_and_what_is_known_of_them(world, path, options):
     def body(data, number, workers, everyone):
         mine = alone(path, number, workers, dtype="float64", **options)
-        for name in ("name", "features", "classes", "dtype", "examples"):
+        for name in ("name", "features", "classes", "dtype", "examples", "sparse", "digest"):
             assert getattr(data, name) == getattr(mine, name)
+        assert data.schema.describe() == mine.schema.describe() and data.vocabulary is data.schema.vocabulary
         assert data.steps_per_epoch(7) == mine.steps_per_epoch(7)
         assert data.statistics.keys() == mine.statistics.keys()
         assert all(np.array_equal(data.statistics[name], mine.statistics[name]) for name in data.statistics)
         for one, two in ((data.train, mine.train), (data.test, mine.test), (data.validation, mine.validation)):
             assert (one is None) == (two is None)
-            for start, stop in ((0, 5), (3, 3), (7, 9)) if one else ():
+            for start, stop in ((0, 5), (3, 3), (4, 6)) if one else ():
                 for a, b in zip(one.rows(start, stop), two.rows(start, stop), strict=True):
-                    np.testing.assert_array_equal(a, b)
-                    assert a.dtype == b.dtype
+                    assert_same_rows(a, b)
             for index in ([4, 0, 4], []) if one else ():
                 for a, b in zip(one.take(index), two.take(index), strict=True):
-                    np.testing.assert_array_equal(a, b)
-        for wrong in (lambda: data.test.rows(0, 21), lambda: data.test.take([-1])):
-            with pytest.raises(IndexError, match="row numbers go from 0 to 19"):
+                    assert_same_rows(a, b)
+        for wrong in (lambda: data.test.rows(0, data.test.examples + 1), lambda: data.test.take([-1])):
+            with pytest.raises(IndexError, match=f"row numbers go from 0 to {data.test.examples - 1}"):
                 wrong()
-        for wrong in ({"batch_size": 0}, {"batch_size": 10, "share": (2, 2)}, {"batch_size": 10, "start": 100}):
+        for wrong in ({"batch_size": 0}, {"batch_size": 10, "share": (2, 2)}, {"batch_size": 10, "start": 10**4}):
             with pytest.raises(UsageError):
                 data.batches(0, **wrong)
         mine.close()
@@ -144,55 +135,7 @@ def test_the_very_rows_and_what_is_known_of_them(world, path, options):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_values_to_predict(each_world, world, mpi_tmp_path):
-    path = mpi_tmp_path / "values.h5"
-    if world.rank == 0:
-        with h5py.File(path, "w") as file:
-            for part in ("train", "test"):
-                file[f"{part}/x"] = np.random.default_rng(1).standard_normal((37, 3)).astype("f4")
-                file[f"{part}/y"] = np.arange(37) / 8
-    world.Barrier()
-
-    def body(data, number, workers, everyone):
-        mine = open_data(path)
-        pairs = zip(data.batches(0, 10, (number, workers)), mine.batches(0, 10, (number, workers)), strict=True)
-        for one, two in pairs:
-            assert_same(one, two)
-            assert one.y.dtype == np.float32
-        mine.close()
-
-    each_world(lambda world, servers: served(world, servers, path, body))
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("vocabulary", [None, "bytes", ["ü", "a", "\n", "€"]], ids=str)
-def test_a_vocabulary(world, mpi_tmp_path, vocabulary):
-    """A worker can read what the tokens spell."""
-    path = mpi_tmp_path / "text.h5"
-    if world.rank == 0:
-        with h5py.File(path, "w") as file:
-            for part in ("train", "test"):
-                tokens = np.arange(24, dtype="u1").reshape(4, 6) % 4
-                file[f"{part}/x"], file[f"{part}/y"] = tokens[:, :5], tokens[:, 5]
-            file.attrs.update(classes=256 if vocabulary == "bytes" else 4, scale=1)
-            if vocabulary:
-                file.attrs["vocabulary"] = vocabulary
-    world.Barrier()
-
-    def body(data, number, workers, everyone):
-        if vocabulary is None:
-            assert data.vocabulary is None
-            return
-        assert data.vocabulary.characters == vocabulary and len(data.vocabulary) == data.classes
-        known = "".join(map(chr, range(4))) if vocabulary == "bytes" else "".join(vocabulary)
-        assert data.vocabulary.decode(data.train.rows(0, 1)[0]) == known + known[0]
-        np.testing.assert_array_equal(data.vocabulary.encode(known), np.arange(4))
-
-    served(world, 1, path, body)
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("options", [{}, {"augment": "shift:1"}, {"placement": "streamed"}], ids=str)
+@pytest.mark.parametrize("options", [{"augment": "shift:1"}, {"placement": "streamed"}], ids=str)
 def test_steps_drawn_by_whoever_comes_first(each_world, path, options):
     """Asynchronous workers ask for whole batches, with gaps; no batch is asked for ahead."""
 
@@ -201,7 +144,7 @@ def test_steps_drawn_by_whoever_comes_first(each_world, path, options):
         sent = everyone.traffic["push"].messages
         places = [divmod(count, 7) for count in range(number, 30, workers)]
         for place in places:
-            assert_same(cursor.take(*place), copy(next(mine.batches(place[0], 15, (0, 1), place[1]))))
+            assert_same(cursor.take(*place), copied(next(mine.batches(place[0], 15, (0, 1), place[1]))))
         assert everyone.traffic["push"].messages == sent + len(places)
         cursor.close()
         mine.close()
@@ -233,7 +176,7 @@ def test_on_a_gpu(world, path, gpu):
 def test_two_iterators_and_rows_between_them(each_world, path):
     def body(data, number, workers, everyone):
         mine, share = open_data(path), (number, workers)
-        wanted = [[copy(batch) for batch in mine.batches(epoch, 30, share)] for epoch in (0, 1)]
+        wanted = [[copied(batch) for batch in mine.batches(epoch, 30, share)] for epoch in (0, 1)]
         before = []
         for pair in zip(data.batches(0, 30, share), data.batches(1, 30, share), *wanted, strict=True):
             np.testing.assert_array_equal(data.test.rows(2, 9)[0], mine.test.rows(2, 9)[0])
@@ -269,7 +212,6 @@ def test_workers_hold_no_rows_and_three_batches(each_world, path):
 @pytest.mark.parametrize("options", [{}, {"partition": "dirichlet:0.3"}], ids=str)
 def test_bytes_and_messages(each_world, path, options):
     """One message each way for a batch; an answer is a header and the rows, each part rounded up to a cache line."""
-    up = lambda size: -(-size // 64) * 64  # noqa: E731
 
     def body(data, number, workers, everyone):
         push, mine = everyone.traffic["push"], open_data(path, **options)
@@ -292,6 +234,30 @@ def test_bytes_and_messages(each_world, path, options):
             assert sent == sum(answers)
 
     each_world(run)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("path", ["sparse"], indirect=True)
+def test_what_is_sent_of_sparse_rows_is_what_there_is(world, path):
+    """A message is as long as its elements ask for, although a worker has room for the longest rows."""
+    form, sizes = BatchFormat(23, np.dtype("f4"), np.dtype("i8"), sparse=True), []
+
+    def body(data, number, workers, everyone):
+        cursor = data.cursor(10, (number, workers), ahead=False)
+        for step in range(3):
+            batch = cursor.take(0, step)
+            rows, elements = len(batch.y), batch.x.nnz
+            sizes.append(form.size(rows, elements))
+            assert sizes[-1] <= 64 + up(8 * (rows + 1)) + up(8 * rows) + up(8 * rows) + up(4 * elements) + 4 * elements
+            assert len(cursor.messages[0]) > sizes[-1]
+        return everyone.traffic["push"].bytes
+
+    result = served(world, 1, path, body)
+    sent = world.gather(sum(sizes), root=0)
+    if world.rank == 0:
+        _, given, introduction = result
+        workers = world.size - 1
+        assert given == sum(sent) + workers * (64 + 8 + introduction)  # and MOST_ROWS; how long the text is, and it
 
 
 @pytest.mark.mpi(min_size=2)
@@ -347,45 +313,10 @@ def test_a_signal_is_told_when_all_have_had_it(path, monkeypatch):
     assert server._signal() == 15
 
 
-def trained(bare, data):
-    """The parameters after each step of all-reduce training on these ranks."""
-    options = Options(model="mlp:5", batch_size=13, epochs=3, dtype="float64", progress="none", allreduce="ring")
-    comm, model = Communicator(bare, "ring"), make_model("mlp:5", data.features, data.classes, "float64")
-    path = []
-    with Run(comm, options) as run:
-        run.observe(lambda run, loss, total: path.append(run.parameters.copy()))
-        train(comm, model, data, run.make_optimizer(model, data), run)
-    return np.array(path)
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("options", [{}, {"partition": "by-label"}, {"placement": "streamed"}], ids=str)
-def test_training_with_servers_is_training_without(world, each_world, path, options):
-    one = world.Split(world.rank, 0)
-    sequential = trained(one, open_data(path, dtype="float64", **options))
-    one.Free()
-
-    def run(world, servers):
-        workers = world.Split(int(world.rank >= servers), world.rank)
-
-        def body(data, number, count, everyone):
-            assert (workers.rank, workers.size) == (number, count)
-            return trained(workers, data)
-
-        found = served(world, servers, path, body, dtype="float64", **options)
-        if world.rank >= servers:
-            if "partition" not in options:
-                np.testing.assert_allclose(found, sequential, rtol=0, atol=1e-10)
-            np.testing.assert_array_equal(found, trained(workers, open_data(path, dtype="float64", **options)))
-        workers.Free()
-
-    each_world(run)
-
-
 @pytest.mark.parametrize("options", [{}, {"augment": "shift:1"}], ids=str)
 def test_the_next_batch_is_made_before_it_is_asked_for(path, options, monkeypatch):
     data = open_data(path, **options)
-    form = BatchFormat(30, data.dtype, np.int64)
+    form = BatchFormat(*data.train.form)
     line = ClientBatches(data, form, 15, (0, 1))
     made = []
     original = ClientBatches._take
@@ -395,7 +326,7 @@ def test_the_next_batch_is_made_before_it_is_asked_for(path, options, monkeypatc
         message = line.take(epoch, step, ahead)
         batch = next(data.batches(epoch, 15, (0, 1), step))
         answer = form.parts(message, len(batch.y))
-        assert_same(Batch(answer.x, answer.y, *map(int, answer.header[1:4]), answer.index), batch)
+        assert_same(Batch(answer.x, answer.y, *answer.header.item()[1:4], answer.index), batch)
 
     assert not line.make()  # nothing is known yet
     asked(0, 5)
@@ -422,7 +353,7 @@ def test_a_guess_that_fails_is_told_when_it_is_asked_for(tmp_path):
             file[f"{part}/x"], file[f"{part}/y"] = np.ones((50, 30), "f4"), np.arange(50) % 4
         file["train/x"][40] = np.nan
     data = open_data(tmp_path / "bad.h5", placement="streamed")
-    line, good = ClientBatches(data, BatchFormat(30, data.dtype, np.int64), 1, (0, 1)), 0
+    line, good = ClientBatches(data, BatchFormat(*data.train.form), 1, (0, 1)), 0
     while line.make() or good < 50:
         try:
             line.take(0, good, True)

@@ -2,8 +2,7 @@
 
 All pairs of a program's line and a kind of fault are shuffled by the seed; case i takes pair i (and begins anew behind
 the last one), and draws ranks, the rank that is struck, step and settings from (seed, i). So a few hundred cases have
-few pairs twice, and each can be made again by its number.
-"""
+few pairs twice, and each can be made again by its number."""
 
 import itertools
 from dataclasses import dataclass
@@ -108,14 +107,6 @@ class Case:
     resumed: bool = False  # whether it is gone on with
 
     @property
-    def program(self) -> str:
-        return self.words[0]
-
-    @property
-    def name(self) -> str:
-        return f"{self.line}, {self.ranks} ranks, {self.inject}"
-
-    @property
     def timed(self) -> bool:
         """Whether it needs --timeout."""
         return self.kind in WAITS and self.line not in SEVERAL
@@ -125,37 +116,26 @@ class Case:
         """Whether a stopped process is to go on after a while, as there is no rank that would wait for it."""
         return self.kind == "stop" and (self.ranks == 1 or self.line in SEVERAL)
 
-    @property
-    def by_chance(self) -> bool:
-        return self.line in BY_CHANCE
-
 
 def fault(kind: str, rank: int, step: int, draw: np.random.Generator) -> str:
     """What stands behind --inject."""
     at = f"rank={rank},step={step}"
     seed = int(draw.integers(1000))
-    match kind:
-        case "kill" | "stop" | "exception":
-            return f"{kind}:{at}"
-        case "exit, os" | "exit, sys":
-            return f"exit:{at},how={kind[6:]},status={draw.integers(3, 100)}"
-        case "exit, status 0":
-            return f"exit:{at},status=0,how={['os', 'sys'][draw.integers(2)]}"
-        case "slow":
-            return f"slow:{at},seconds={[0.001, 0.02][draw.integers(2)]}"
-        case "parameters" | "data" | "message":
-            return f"corrupt:{at},what={kind},seed={seed}"
-        case "checkpoint":
-            more = f" kill:rank={rank},step={step + 2}" if draw.integers(2) else ""
-            return f"corrupt:{at},what=checkpoint,seed={seed}{more}"
-        case "disk full":
-            return f"diskfull:{at}"
-        case "memory":
-            return f"memory:{at},mib={draw.integers(8, 40)}"
-        case "clock ahead" | "clock back":
-            return f"clock:{at},seconds={3600 if kind == 'clock ahead' else -3600}"
-        case _:
-            return f"random:seed={seed},kinds=kill+exit+exception+slow+diskfull,faults=2,last={STEPS}"
+    flip = f"corrupt:{at},what={kind},seed={seed}"
+    forms = {
+        "exit, os": lambda: f"exit:{at},how=os,status={draw.integers(3, 100)}",
+        "exit, sys": lambda: f"exit:{at},how=sys,status={draw.integers(3, 100)}",
+        "exit, status 0": lambda: f"exit:{at},status=0,how={['os', 'sys'][draw.integers(2)]}",
+        "slow": lambda: f"slow:{at},seconds={[0.001, 0.02][draw.integers(2)]}",
+        **dict.fromkeys(("parameters", "data", "message"), lambda: flip),
+        "checkpoint": lambda: flip + (f" kill:rank={rank},step={step + 2}" if draw.integers(2) else ""),
+        "disk full": lambda: f"diskfull:{at}",
+        "memory": lambda: f"memory:{at},mib={draw.integers(8, 40)}",
+        "clock ahead": lambda: f"clock:{at},seconds=3600",
+        "clock back": lambda: f"clock:{at},seconds=-3600",
+        "random": lambda: f"random:seed={seed},kinds=kill+exit+exception+slow+diskfull,faults=2,last={STEPS}",
+    }
+    return forms.get(kind, lambda: f"{kind}:{at}")()
 
 
 def draw(seed: int, number: int) -> Case:

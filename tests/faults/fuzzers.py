@@ -1,8 +1,7 @@
 """The fuzzers, with as many new cases as docs/reliability.md tells of: python tests/faults/fuzzers.py [SEED [TIMES]]
 
 Each is a file of tests, which tries fewer cases in each run of the tests; HPCDL_FUZZ, or TIMES for all, says how many
-times as many.
-"""
+times as many."""
 
 import subprocess
 import sys

@@ -6,9 +6,9 @@
     then                no process of the job is there, no file of it in /dev/shm, no half-written file in its folder;
                         what is there can be read, and the run can be gone on with, or says in a line why not
 
-Processes are known by a variable in their environment, whatever became of the launcher.
-"""
+Processes are known by a variable in their environment, whatever became of the launcher."""
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from faults.cases import ANEW, FLIPS, FOUND, HARMLESS, SEVERAL, Case, of
+from faults.cases import ANEW, BY_CHANCE, FLIPS, FOUND, HARMLESS, SEVERAL, Case, of
 from few import write_few
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -51,17 +51,17 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     # HDF5 does not look whether it was given any.
     "memory": r"no memory left|[Mm]emory|[Ss]egmentation fault|can't start new thread",
     "parameters": r"replicas do not agree|holds other parameters|differ in parameters",
-    "message": r"replicas do not agree|holds? other parameters|do not agree|what no client of it sends|are not finite",
+    "message": r"replicas do not agree|holds? other parameters|do not agree|an invalid request|are not finite",
     "data": r"do not agree|not a finite",
     "checkpoint": KILLED,
 }
 ENDS = {"kill", "stop", "exit, os", "exit, sys"}  # with status 0 after them nothing is well
 CAUSES["random"] = "|".join(CAUSES[kind] for kind in ("kill", "exit, os", "exception", "disk full"))
-OURS = re.compile(r"^(\S+: )?error: |^rank \d+ of \d+ failed|^hpcdl watchdog: (a rank has|--timeout)", re.MULTILINE)
+OURS = re.compile(r"^(\S+: )?error: |^rank \d+ of \d+ failed|^hpcdl watchdog: a rank has", re.MULTILINE)
 
 
 # What is said of a run that has ended so, and of a search whose trials have all failed.
-IN_VAIN = re.compile("the replicas did not agree when the run in|no run has come out well")
+IN_VAIN = re.compile("the replicas did not agree when the run in|no run has succeeded")
 
 
 class Wrong(Exception):
@@ -69,19 +69,10 @@ class Wrong(Exception):
 
 
 class Job:
-    """A job under way, and afterwards what it has said and left. words: the command, without launcher.
+    """A job under way, and afterwards what it has said and left. words: the command, without launcher. strike: a
+    function of the job that a thread calls beside it, as one that kills its processes."""
 
-    strike: a function of the job that a thread calls beside it, as one that kills its processes.
-    """
-
-    def __init__(
-        self,
-        ranks: int,
-        words: list[str],
-        folder: Path,
-        wakes: bool = False,
-        strike: Callable[["Job"], None] | None = None,
-    ):
+    def __init__(self, ranks: int, words: list[str], folder: Path, wakes: bool = False, strike: Callable | None = None):
         self.mark = f"{MARK}={uuid.uuid4()}"
         environment = clean_environment() | dict([self.mark.split("=")])
         environment |= {"PYTHONPATH": str(HERE.parent), "HPCDL_CACHE": str(folder.parent / "cache")}
@@ -129,21 +120,17 @@ class Job:
         found = []
         for pid in set(os.listdir("/proc")) - self.before:
             if pid.isdigit() and int(pid) != os.getpid():
-                try:
+                with contextlib.suppress(OSError):  # has just ended
                     if self.mark.encode() in Path("/proc", pid, "environ").read_bytes():
                         found.append(int(pid))
-                except OSError:  # has just ended
-                    continue
         return found
 
     def shared(self) -> set[str]:
         """The files in /dev/shm that are in their memory."""
         found = set()
         for pid in self.ours():
-            try:
+            with contextlib.suppress(OSError):
                 found |= set(re.findall(rf"{SHARED}/(\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
-            except OSError:
-                continue
         return found
 
     def wait_for_all(self) -> list[int]:
@@ -226,7 +213,7 @@ def finished(case: Case, job: Job, run: Path, keep: dict, top: Path) -> str:
     if case.kind in FLIPS and struck:
         if "nothing is flipped" in job.text:
             return "finished, nothing to flip"
-        if case.kind == "parameters" and case.program in FOUND and case.ranks - ("data server" in case.line) > 1:
+        if case.kind == "parameters" and case.words[0] in FOUND and case.ranks - ("data server" in case.line) > 1:
             same(case, mine, keep, top)  # the flip of so small a number was lost in rounding; else somebody must say so
             return "finished as undisturbed"
         return "finished, learned from it"
@@ -251,26 +238,21 @@ def complete(case: Case, run: Path) -> None:
     steps = [line["step"] for line in lines if "seconds" in line and not any(name.startswith("test_") for name in line)]
     if len(steps) != len(set(steps)):
         raise Wrong(f"a step counts twice: {steps}")
-    if summary["stopped"] == "finished" and "--steps" in case.words and summary["steps"] != planned(case):
-        raise Wrong(f"{summary['steps']} steps of {planned(case)}")
-
-
-def planned(case: Case) -> int:
-    return int(case.words[case.words.index("--steps") + 1])
+    if summary["stopped"] == "finished" and "--steps" in case.words:
+        planned = int(case.words[case.words.index("--steps") + 1])
+        if summary["steps"] != planned:
+            raise Wrong(f"{summary['steps']} steps of {planned}")
 
 
 def parameters(run: Path, damaged: bool = False) -> dict[str, bytes]:
     """Of the last checkpoints, by their names."""
-    return {
-        name: np.asarray(each.vectors["parameters"]).tobytes()
-        for name, each in checkpoints(run, damaged).items()
-        if name.endswith("checkpoint.h5")
-    }
+    found = {name: each for name, each in checkpoints(run, damaged).items() if name.endswith("checkpoint.h5")}
+    return {name: np.asarray(each.vectors["parameters"]).tobytes() for name, each in found.items()}
 
 
 def same(case: Case, mine: dict[str, bytes], keep: dict, top: Path) -> None:
     """Whether the parameters are those of a run that nothing has struck."""
-    if case.by_chance:
+    if case.line in BY_CHANCE:
         return
     key = case.line, case.ranks
     if key not in keep:

@@ -2,8 +2,7 @@
 
 Each case (cases.py) is a job of its own, which is run and judged (judging.py): it ends as it should, and leaves nothing
 half-done. --only NUMBER runs one case, and shows what it says; --first NUMBER begins there; --jobs: so many at a time.
-At the end stands how often each kind of fault had which outcome; what was wrong keeps its folder.
-"""
+At the end stands how often each kind of fault had which outcome; what was wrong keeps its folder."""
 
 import argparse
 import collections
@@ -50,7 +49,8 @@ def main() -> None:
             bad = ended.startswith("WRONG")
             counts[case.kind, "wrong" if bad else ended] += 1
             wrong.extend([number] * bad)
-            print(f"case {number}: {case.name}: {ended} ({time.monotonic() - start:.1f} s)", flush=True)
+            what, took = f"{case.line}, {case.ranks} ranks, {case.inject}", time.monotonic() - start
+            print(f"case {number}: {what}: {ended} ({took:.1f} s)", flush=True)
             if options.only is not None:
                 print((folder / "said").read_text())
             elif not bad:

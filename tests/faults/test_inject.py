@@ -1,6 +1,5 @@
 """Faults on purpose: how they are read, drawn, noted, and what each of them does to a run in this process."""
 
-import contextlib
 import errno
 import json
 import os
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl import files
+from hpcdl import drill, files
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.comm import Communicator, inbox
+from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError, TrainingError, UsageError
-from hpcdl.faults import bit_flips, clock, inject, network_faults
+from hpcdl.faults import bit_flips, inject, network_faults
 from hpcdl.faults.bit_flips import rows_of
 from hpcdl.runs import Options
 
@@ -28,40 +27,7 @@ LAST = f"rank={MPI.COMM_WORLD.size - 1}"
 def undone():
     """What a drill leaves behind in a process that goes on after it."""
     yield
-    files.full_folders.clear()
-    inbox.watchers.clear()
-    clock.jump(-clock.jumped / 1e9)
-
-
-@pytest.fixture
-def alone():
-    if MPI.COMM_WORLD.size > 1:
-        pytest.skip("one process shows it")
-
-
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        ("kil:rank=1", "unknown fault 'kil' .did you mean 'kill'"),
-        ("kill:rnk=1", "has no setting 'rnk'"),
-        ("kill:rank=x", "rank should be of type int, not 'x'"),
-        ("kill:rank=-1", "rank is 0 or more"),
-        ("kill:step=0", "step is 1 or more"),
-        ("exit:status=256", "a status is 0 to 255, not 256"),
-        ("exit:how=nicely", "how is os or sys, not nicely"),
-        ("corrupt:what=all", "what is parameters or data or checkpoint or message"),
-        ("slow:seconds=-1", "seconds are 0 to 1,000,000,000, not -1"),
-        ("slow:seconds=nan", "seconds are 0 to"),
-        ("random:kinds=kill+bomb", "unknown kind of fault 'bomb'"),
-        ("random:kinds=random", "unknown kind of fault 'random'"),
-        ("random:first=5,last=4", "the last step, 4, is before the first"),
-        ("random:faults=1001", "at most 1,000 faults are drawn"),
-        ("kill kill", "kill stands there twice"),
-    ],
-)
-def test_refusals(alone, text, said):
-    with pytest.raises(UsageError, match=f"--inject.*{said}"):
-        Options(inject=text)
+    drill.begin(drill.Drill())
 
 
 def test_no_link_is_cut_where_the_host_is_not_emulated(alone, tmp_path):
@@ -103,16 +69,26 @@ def test_draws_depend_on_the_seed_alone(alone):
     assert [each.step for each in inject.expand_random(other, 4)] != [each.step for each in found]
 
 
-def test_steps_at_which_a_rank_is_struck(run, world, mpi_tmp_path, monkeypatch, capfd):
+@pytest.fixture
+def struck(monkeypatch):
+    """The steps in which this rank should have been killed."""
+
+    def note(faults, fault, step):
+        faults.announce(fault, step, "struck")
+        found.append(step)
+
+    found = []
+    monkeypatch.setitem(inject.STRIKE, "kill", note)
+    return found
+
+
+def test_steps_at_which_a_rank_is_struck(run, world, mpi_tmp_path, struck, capfd):
     """At each step that is asked for, on the rank that is, once; in the next legs as often as `times` says."""
-    struck = []
-    monkeypatch.setitem(inject.STRIKE, "kill", lambda faults, fault, step: note(faults, fault, step, struck))
     out, faults = str(mpi_tmp_path / "a"), f"kill:{LAST},step=3 kill:{LAST},step=7,times=0 kill:step=13,times=2"
 
     def legs(epochs):
         struck.clear()
         run(out=out, resume=out if epochs > 1 else "", epochs=epochs, inject=faults)
-        world.Barrier()
         return list(struck)
 
     last, first = world.rank == world.size - 1, world.rank == 0
@@ -121,34 +97,22 @@ def test_steps_at_which_a_rank_is_struck(run, world, mpi_tmp_path, monkeypatch, 
     assert legs(4) == [13] * first
     if first:
         text = (mpi_tmp_path / "a" / "injected.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines()]
-        assert [
-            (line["fault"].split(",step=")[1], line["step"]) for line in lines if "step=13" not in line["fault"]
-        ] == [
-            ("3", 3),
-            ("7,times=0", 7),
-        ]
+        lines = [(line["fault"].split("step=")[1], line["step"]) for line in map(json.loads, text.splitlines())]
+        assert [each for each in lines if each[1] != 13] == [("3", 3), ("7,times=0", 7)]
 
 
-def note(faults, fault, step, struck):
-    faults.announce(fault, step, "struck")
-    struck.append(step)
-
-
-def test_a_leg_that_is_done_again_is_struck_as_often_as_told(alone, run, tmp_path, monkeypatch):
-    struck = []
-    monkeypatch.setitem(inject.STRIKE, "kill", lambda faults, fault, step: note(faults, fault, step, struck))
+def test_a_leg_that_is_done_again_is_struck_as_often_as_told(alone, run, tmp_path, struck):
     out = str(tmp_path / "a")
-    run(out=out, epochs=1, checkpoint_every=2, keep=3, inject="kill:step=3 exit:step=99 kill:step=4,times=2")
+    how = {"epochs": 1, "checkpoint_every": 2, "keep": 3, "inject": "kill:step=3 exit:step=99 kill:step=4,times=2"}
+    run(out=out, **how)
     for _ in range(3):
-        run(out=out, resume=f"{out}/checkpoint-000000002.h5", epochs=1, keep=3, checkpoint_every=2,
-            inject="kill:step=3 exit:step=99 kill:step=4,times=2")  # fmt: skip
+        run(out=out, resume=f"{out}/checkpoint-000000002.h5", **how)
     assert struck == [3, 4, 4]
 
 
 def test_nothing_is_asked_of_a_run_without_faults(alone, run):
-    running = run(epochs=1)
-    assert running.stopwatch.watcher is None and not running.observers and not inbox.watchers
+    run(epochs=1, inject="slow:step=99")
+    assert not run(epochs=1).observers and type(drill.current) is drill.Drill
 
 
 def test_an_exception_a_slow_rank_and_a_clock_that_jumps(alone, run, monkeypatch, capfd):
@@ -164,19 +128,12 @@ def test_an_exception_a_slow_rank_and_a_clock_that_jumps(alone, run, monkeypatch
     assert run(epochs=2, time_limit=1e6, inject="clock:step=3,seconds=-2e6").stopped == "finished"
 
 
-@pytest.mark.parametrize("kind, number", [("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)])
-def test_signals(alone, run, monkeypatch, kind, number):
-    sent = []
-    monkeypatch.setattr(os, "kill", lambda pid, which: sent.append((pid, which)))
-    run(epochs=1, inject=f"{kind}:step=2")
-    assert sent == [(os.getpid(), number)]
-
-
-def test_exits(alone, run, monkeypatch):
-    left = []
-    monkeypatch.setattr(os, "_exit", left.append)
-    run(epochs=1, inject="exit:step=2,status=7")
-    assert left == [7]
+def test_signals_and_exits(alone, run, monkeypatch):
+    done = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: done.append((pid, number)))
+    monkeypatch.setattr(os, "_exit", done.append)
+    run(epochs=1, inject="kill:step=2 stop:step=3 exit:step=4,status=7")
+    assert done == [(os.getpid(), signal.SIGKILL), (os.getpid(), signal.SIGSTOP), 7]
     with pytest.raises(SystemExit) as caught:
         run(epochs=1, inject="exit:step=2,status=8,how=sys")
     assert caught.value.code == 8
@@ -247,33 +204,23 @@ def test_a_full_disk(alone, run, tmp_path):
 
 def test_memory_that_is_used_up(alone, run):
     before = resource.getrlimit(resource.RLIMIT_AS)
-    with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_AS, before)
+    try:
         with pytest.raises(MemoryError, match="rank 0 has no memory left at step"):
             run(epochs=50, inject="memory:step=3,mib=40")
         assert resource.getrlimit(resource.RLIMIT_AS) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_the_clock(alone):
-    before = clock.seconds()
-    clock.jump(1000)
-    assert clock.seconds() - before >= 1000 and clock.jumped == 10**12
-
-
+@pytest.mark.mpi(min_size=2)
 def test_a_flipped_bit_of_a_message(world):
     """One message of numbers arrives otherwise, of those that the training counts; its sender holds what it held."""
-    if world.size == 1:
-        pytest.skip("two ranks show it")
     comm = Communicator(world, "ring")
     other = comm.duplicate("other")
     if world.rank == 0:
         bit_flips.flip_in_message(comm, np.random.default_rng(1))
-    for each, numbers, changes in (
-        (other, np.arange(1.0, 9.0), 0),
-        (comm, np.arange(1, 9), 0),
-        (comm, np.arange(1.0, 9.0), 1),
-        (comm, np.arange(1.0, 9.0), 0),
-    ):
+    integers, floats = np.arange(1, 9), np.arange(1.0, 9.0)
+    for each, numbers, changes in ((other, floats, 0), (comm, integers, 0), (comm, floats, 1), (comm, floats, 0)):
         vector = numbers.copy()
         if world.rank == 0:
             each.push(vector, 1)
@@ -284,10 +231,9 @@ def test_a_flipped_bit_of_a_message(world):
     comm.free()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_where_a_ring_keeps_what_it_got_the_replicas_differ(run, world):
     """Of the second half of a ring; of the first half all get the same sum, which nobody knows to be wrong."""
-    if world.size == 1:
-        pytest.skip("two ranks show it")
     with pytest.raises(TrainingError, match="the replicas do not agree"):
         run(epochs=2, allreduce="tree", inject="corrupt:what=message,step=3,seed=2")  # rank 0 sends to who keeps it
     if world.size == 2:

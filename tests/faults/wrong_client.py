@@ -2,8 +2,7 @@
 
 Rank 0 serves a vector or a data set, rank 1 asks as it should, and so does rank 2 for some steps; then it sends a
 message that is drawn from CASE: a wrong number in a header, a wrong length, type or tag, values that do not come, or
-some too many. The job has to end with a line that says so, or as if nothing had been, and must not hang.
-"""
+some too many. The job has to end with a line that says so, or as if nothing had been, and must not hang."""
 
 import sys
 
@@ -13,14 +12,14 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.comm.operations import SUM
 from hpcdl.data import open_data
+from hpcdl.data_server import data_messages
 from hpcdl.data_server.batch_server import introduce, serve
-from hpcdl.data_server.data_messages import REQUEST, WORDS
 from hpcdl.data_server.remote_data import RemoteData
 from hpcdl.errors import UsageError
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.sparse_keys import VectorRows
-from hpcdl.parameter_server.store_messages import REQUEST_HEADER, StoreOperation, StoreTag, as_message, new_header
+from hpcdl.parameter_server.store_messages import REQUEST, StoreOperation, StoreTag
 from hpcdl.parameter_server.store_settings import Serving, StoreLayout
 from hpcdl.random import Random
 
@@ -43,11 +42,11 @@ def wrong_request(random, store):
     operation = one(random, tuple(StoreOperation))
     request = client.request(operation, held)
     if random.integers(3):
-        request[one(random, REQUEST_HEADER.names)] = one(random, ODD)
-    message = as_message(request)
+        request[one(random, REQUEST.dtype.names)] = one(random, ODD)
+    message = REQUEST.vector(request)
     how = random.integers(6)
     if how == 0:
-        return message[: random.integers(len(REQUEST_HEADER))].copy()
+        return message[: random.integers(len(REQUEST.dtype))].copy()
     if how == 1:
         return np.append(message, np.ones(one(random, (1, 1000, 10**6))))
     return message.view("i1") if how == 2 else message
@@ -62,12 +61,10 @@ def ask_wrongly(random, store):
             store.comm.ipush(np.ones(one(random, (SIZE, SIZE + 1, 3, 10**5))), 0, StoreTag.VALUES)
     elif what == 2:  # a push whose values are others
         request = store.client.request(StoreOperation.PUSH, store.client.connections[0], count=1, total=2)
-        store.comm.ipush(as_message(request), 0, StoreTag.REQUEST)
-        store.comm.ipush(
-            np.ones(one(random, (SIZE - 1, SIZE + 1, 2 * SIZE)), one(random, ("f8", "i4"))), 0, StoreTag.VALUES
-        )
+        values = np.ones(one(random, (SIZE - 1, SIZE + 1, 2 * SIZE)), one(random, ("f8", "i4")))
+        REQUEST.send(store.comm, 0, request, values)
     else:
-        store.comm.ipush(as_message(new_header(REQUEST_HEADER, operation=one(random, ODD))), 0, int(one(random, TAGS)))
+        store.comm.ipush(REQUEST.vector(REQUEST.header(operation=one(random, ODD))), 0, int(one(random, TAGS)))
 
 
 def vector(comm, random):
@@ -103,10 +100,11 @@ def rows(comm, random):
         for step, batch in zip(range(STEPS), data.batches(0, 64, (comm.rank - 1, 2)), strict=False):
             assert len(batch.y) == 32
             if comm.rank == WRONG and step == after:
-                words = np.array([one(random, (0, 1, 2, 3, 4, 5, *COUNTS)) for _ in range(WORDS)], np.int64)
+                frame = data_messages.REQUEST
+                words = np.array([one(random, (0, 1, 2, 3, 4, 5, *COUNTS)) for _ in range(8)], np.int64)
                 words[0] = one(random, (0, 1, 2, 3, 3, 6, 9, -1))
-                cut = one(random, (WORDS, WORDS, WORDS, 3, 9))
-                comm.ipush(np.resize(words, cut), 0, one(random, (REQUEST, REQUEST, REQUEST, 77)))
+                cut = one(random, (8, 8, 8, 3, 9))
+                comm.ipush(np.resize(words, cut), 0, one(random, (frame.tag, frame.tag, frame.tag, 77)))
         data.close()
     part.Free()
 

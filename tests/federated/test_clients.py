@@ -42,12 +42,6 @@ def test_each_client_tosses_a_coin_of_its_own():
     assert poisson_sample(Random(4), 0, having, 1.0) == having
 
 
-def test_the_same_seed_gives_the_same_rounds():
-    rounds = [[sample(Random(seed), turn, range(50), 5) for turn in range(9)] for seed in (1, 1, 2)]
-    assert rounds[0] == rounds[1] != rounds[2]
-    assert len(set(map(tuple, rounds[0]))) == 9
-
-
 def test_fates_come_as_often_as_asked_and_each_by_itself():
     fates = np.array([[fate(Random(1), turn, client, 0.25, 0.5) for client in range(50)] for turn in range(60)])
     for what, wanted in (("dropped", 0.25), ("late", 0.375), ("answers", 0.375)):

@@ -26,17 +26,6 @@ def test_fixed_point_holds_the_largest_sum_there_may_be():
     assert 0 < np.abs(back - values).max() <= 2.0**-31
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_sum_of_messages_is_the_weighted_sum_of_the_changes_with_its_weight(dtype):
-    changes = np.random.default_rng(1).standard_normal((4, 50)).astype(dtype)
-    codec, total, weights = Codec(changes[0], 40), np.zeros(51, np.int64), (3, 20, 1, 16)
-    for client, (change, weight) in enumerate(zip(changes, weights, strict=True)):
-        total += codec.encode(client, change, weight)
-    descent = np.empty(50, dtype)
-    assert codec.length == 51 and codec.decode(total, descent) == 40
-    assert np.abs(descent + weights @ changes).max() < (1e-4 if dtype == "float32" else 4 * 2.0 ** -fraction_bits(40))
-
-
 @pytest.mark.parametrize("far", [2.0**RANGE_BITS, -(2.0**RANGE_BITS), 1e200, np.inf, np.nan])
 def test_all_ranks_hear_who_went_too_far(far, world):
     comm, codec = Communicator(world, "ring"), Codec(np.zeros(3), 9)
@@ -44,6 +33,6 @@ def test_all_ranks_hear_who_went_too_far(far, world):
     codec.refuse_far_changes(comm, 0)
     if world.rank == world.size - 1:
         codec.encode(7, np.array([0.0, far, 0.0]), 1)
-    with pytest.raises(TrainingError, match="client 7 moved by 1024 or more, or to what is no number, in round 4; a"):
+    with pytest.raises(TrainingError, match="client 7 has a 2-norm of 1024 or more, or is not finite, in round 4; a"):
         codec.refuse_far_changes(comm, 3)
     comm.free()

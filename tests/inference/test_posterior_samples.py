@@ -45,15 +45,15 @@ def rewrite(name, value):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (rewrite("steps", [2, 4, 4, 8]), "its steps do not rise"),
+        (rewrite("steps", [2, 4, 4, 8]), "its steps are not in ascending order"),
         (rewrite("steps", [2, 4, 6]), "does not hold samples of 3 parameters of float64"),
         (rewrite("samples", np.zeros((2, 4, 5))), "does not hold samples of 3 parameters of float64"),
         (rewrite("samples", np.zeros((2, 4, 3), "f4")), "does not hold samples of 3 parameters of float64"),
         (rewrite("samples", np.full((2, 4, 3), np.nan)), "a sample is not finite"),
         (rewrite("weights", [1.0, 2.0]), "its weights are not one number above 0 for each sample"),
         (rewrite("weights", [1.0, 2.0, 3.0, np.nan]), "its weights are not one number above 0 for each sample"),
-        (lambda file: file.attrs.update(format="other"), "is no file of samples that this program reads"),
-        (lambda file: file.attrs.update(version=9), "is no file of samples that this program reads"),
+        (lambda file: file.attrs.update(format="other"), "is not a file of samples that this version can read"),
+        (lambda file: file.attrs.update(version=9), "is not a file of samples that this version can read"),
         (lambda file: file.pop("samples"), "is damaged or cut off"),
     ],
 )

@@ -31,12 +31,16 @@ def values():
     return {name: each + 0.5 for name, each in made.layout.views(made.initialize(Random(7))).items()}
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def flat(values):
     return np.concatenate([each.ravel() for each in values.values()])
 
 
-def test_each_kind_of_file_gives_the_same_values(values, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_each_kind_of_file_gives_the_same_values(values):
     np.savez("a.npz", **values)
     save_file(values, "a.safetensors")
     for file in ("a.npz", "a.safetensors"):
@@ -52,9 +56,8 @@ def test_each_kind_of_file_gives_the_same_values(values, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "program", ["allreduce", "gossip", "local_sgd", "model_parallel", "fully_sharded", "sequential", "federated"]
 )
-def test_a_program_starts_from_a_file_or_from_a_run_by_any_strategy(program, values, tmp_path, monkeypatch):
+def test_a_program_starts_from_a_file_or_from_a_run_by_any_strategy(program, values):
     """At a learning rate of almost nothing the parameters stay what they were."""
-    monkeypatch.chdir(tmp_path)
     np.savez("a.npz", **values)
     still = [*QUIET, "--lr", "1e-30", "--initial", "a.npz", "--out", "a"]
     if program == "federated":
@@ -68,18 +71,16 @@ def test_a_program_starts_from_a_file_or_from_a_run_by_any_strategy(program, val
         assert np.array_equal(flat(read_tensors("b/checkpoint.h5")), flat(values))
 
 
-def test_who_resumes_needs_the_file_no_more(values, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_who_resumes_needs_the_file_no_more(values):
     np.savez("a.npz", **values)
     assert ends("train_allreduce", [*QUIET, "--initial", "a.npz", "--out", "a"]) == (0, "")
-    (tmp_path / "a.npz").unlink()
+    Path("a.npz").unlink()
     assert ends("train_allreduce", ["--resume", "a", "--steps", "2", "--progress", "none"]) == (0, "")
     status, said = ends("train_allreduce", ["--resume", "a", "--steps", "3", "--initial", "a.npz"])
-    assert status == 2 and "--initial is where a run begins, and --resume goes on with one" in said
+    assert status == 2 and "--initial is for a new run, and --resume continues a run" in said
 
 
-def test_what_does_not_fit_is_listed(values, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_does_not_fit_is_listed(values):
     wrong = dict(values)
     wrong["head.weight"] = wrong.pop("dense2.weight")
     wrong["dense2.bias"] = np.zeros(7, np.float32)
@@ -98,8 +99,7 @@ def test_what_does_not_fit_is_listed(values, tmp_path, monkeypatch):
         (lambda: np.savez("a.npz", **{f"w{i}": np.zeros(2) for i in range(9)}), "w4, w5 and 3 more"),
     ],
 )
-def test_bad_files_are_refused_in_a_line(write, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_files_are_refused_in_a_line(write, words):
     write()
     with pytest.raises(UsageError) as refused:
         load_initial_values(model(), "a.npz")
@@ -107,24 +107,20 @@ def test_bad_files_are_refused_in_a_line(write, words, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "nothing", "a.safetensors", "a.h5"])
-def test_files_of_other_kinds(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("x")
-    (tmp_path / "a.safetensors").write_text("x")
+def test_files_of_other_kinds(name):
+    for each in ("a.txt", "a.safetensors"):
+        Path(each).write_text("x")
     with pytest.raises(UsageError):
         read_tensors(name)
 
 
-def test_values_that_are_no_numbers_of_the_models_type(values, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    values["dense1.bias"] = np.full(5, 1e300)
-    np.savez("a.npz", **values)
-    with pytest.raises(UsageError, match="not finite numbers of float32"):
+def test_values_that_are_no_numbers_of_the_models_type(values):
+    np.savez("a.npz", **values | {"dense1.bias": np.full(5, 1e300)})
+    with pytest.raises(UsageError, match="some values are not finite in float32"):
         load_initial_values(model(), "a.npz")
 
 
-def test_what_a_model_holds_beside_its_parameters_has_its_name_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_a_model_holds_beside_its_parameters_has_its_name_too():
     layout = Layout([Tensor("w", (2,), 0, "a")], "float64")
     can, extra = Abilities(buffers=True, module=True), {"n": np.zeros(1, np.int64)}
     made = SimpleNamespace(abilities=can, layout=layout, extra=extra, aliases={"v": "w"})

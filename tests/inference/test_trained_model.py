@@ -48,23 +48,19 @@ def test_of_an_older_version_the_data_say_it(changed, run):
     attributes = {name: value for name, value in found.attributes.items() if name not in ("meaning", "loss")}
     Checkpoint(found.vectors, attributes).write(run / "old.h5")
     assert TrainedModel(str(run / "old.h5")).schema.describe() == open_data("digits").schema.describe()
-    assert (
-        TrainedModel(
-            changed({"meaning": {"scale": 1, "labels": None, "vocabulary": None, "recipe": None}})
-        ).schema.scale
-        == 1
-    )
+    meaning = {"scale": 1, "labels": None, "vocabulary": None, "recipe": None}
+    assert TrainedModel(changed({"meaning": meaning})).schema.scale == 1
 
 
 @pytest.mark.parametrize(
     ("attributes", "vectors", "words"),
     [
-        ({"meaning": {"scale": 0}}, {}, "its attribute meaning should say scale, labels"),
-        ({"meaning": {"scale": 1, "labels": ["a"], "vocabulary": None, "recipe": None}}, {}, "names 1 classes"),
-        ({}, {"data/mean": np.zeros(3)}, "what its data were standardized by is not 64 means"),
-        ({}, {"data/mean": None}, "what its data were standardized by is not 64 means"),
-        ({}, {"parameters": np.full(9610, np.nan, "f4")}, "not finite, for its training diverged"),
-        ({}, {"parameters": np.zeros(3, "f4")}, "its parameters are not the 9610"),
+        ({"meaning": {"scale": 0}}, {}, "its attribute meaning should have valid values of scale"),
+        ({"meaning": {"scale": 1, "labels": ["a"], "vocabulary": None, "recipe": None}}, {}, "names 1 of 10 classes"),
+        ({}, {"data/mean": np.zeros(3)}, "its statistics of the data are not 64 means and"),
+        ({}, {"data/mean": None}, "its statistics of the data are not 64 means and"),
+        ({}, {"parameters": np.full(9610, np.nan, "f4")}, "not finite, as the training diverged"),
+        ({}, {"parameters": np.zeros(3, "f4")}, "parameters are not 9610 values of float32"),
     ],
 )
 def test_refusals(changed, attributes, vectors, words):

@@ -1,7 +1,6 @@
 """Compile every kernel for every element type that tests use, on all cores: python compile.py
 
-So that no test pays for it (tests/conftest.py runs this). What is in the cache is left as it is.
-"""
+tests/conftest.py runs this program first, so that no test waits for a compiler. Cached code is not compiled again."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -26,7 +25,7 @@ def compile_case(name: str) -> None:
 
 
 def linear_problem(name: str, y: np.ndarray, kind: str):
-    """A linear model, its form and data; kind: "float32 of sparse" for sparse rows of float32."""
+    """Return a linear model, data and the model's form; kind: "float32 of sparse" for sparse rows of float32."""
     of_rows, _, rows = kind.partition(" of ")
     x, dtype = np.eye(3, dtype=of_rows), of_rows if of_rows.startswith("float") else "float32"
     data = from_arrays(CSR.of(x) if rows == "sparse" else x, y, dtype=dtype)
@@ -35,7 +34,7 @@ def linear_problem(name: str, y: np.ndarray, kind: str):
 
 
 def compile_hogwild(kind: str) -> None:
-    """The rounds of threads, which have no case."""
+    """Compile HOGWILD!'s rounds, which have no case."""
     model, data, form = linear_problem("softmax", np.arange(3), kind)
     w = np.zeros(model.layout.size, model.layout.dtype)
     optimizer = make_optimizer("sgd", w.size, w.dtype, lambda step: 0.1)
@@ -43,13 +42,13 @@ def compile_hogwild(kind: str) -> None:
 
 
 def compile_ascent(kind: str) -> None:
-    """The passes of dual coordinate ascent."""
+    """Compile the passes of dual coordinate ascent."""
     _, data, form = linear_problem("svm", np.array([0, 1, 1]), kind)
     Ascent(data, form, (0, 1), weight_decay=0.1, l1=0.0, seed=0, threads=1, locking="none").compile()
 
 
 def compile_loops(dtype: str) -> None:
-    """Loops for one element type: reductions, shared memory, gathers, SVRG, temporal differences."""
+    """Compile loops for one element type: reductions, shared memory, gathers, SVRG, temporal differences."""
     for loop in (reduce.add_into, reduce.max_into, reduce.min_into, shared.all_reduce, *shared.OVER_NODES):
         loop.compile(dtype)
     for rows in gather.gather.values():
@@ -60,19 +59,21 @@ def compile_loops(dtype: str) -> None:
 
 
 def compile_the_rest(_: None) -> None:
-    """Loops of one type."""
+    """Compile the loops that have only one element type."""
     for loop in shared.FLAGS:
         loop.compile("int64")
-    for loop in libsvm.SIGNATURES:
-        libsvm.compiled(loop)
-    shuffle.loop()
-    sum_tree.loops()
-    replay_ring.loops()
+    text, numbers, places = np.frombuffer(b"", np.uint8), np.empty(0), np.zeros(libsvm.WORDS, np.int64)
+    libsvm.count(text, 0)
+    libsvm.parse(text, 0, 0, 0, numbers, places, np.empty(0, np.int32), numbers, np.empty((0, 3), np.int64), places)
+    shuffle.ready(shuffle.LONG)
+    sum_tree.SumTree(1)
+    replay_ring.ready()
 
 
+FLOATS = "float32", "float64"
 JOBS = {
     compile_case: CASES,
-    compile_hogwild: [f"{dtype} of {rows}" for rows in ("sparse", "dense") for dtype in ("float32", "float64")],
+    compile_hogwild: [f"{dtype} of {rows}" for rows in ("sparse", "dense") for dtype in FLOATS] + ["uint8 of dense"],
     compile_ascent: ["float64 of sparse", "float64 of dense", "float32 of dense", "uint8 of dense"],
     compile_loops: ["float32", "float64", "int64", "int32", "int16", "int8", "uint8"],
     compile_the_rest: [None],

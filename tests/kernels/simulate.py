@@ -1,7 +1,6 @@
-"""Run every kernel's CUDA twin, or those that are named, in Numba's simulator: {case: what went wrong} as JSON.
+"""Run the CUDA twins of all cases, or of the named ones, in Numba's simulator; print {case: traceback or ""} as JSON.
 
-A program of its own: the simulator has to be chosen before Numba is imported.
-"""
+This is a program, as the simulator has to be chosen before Numba is imported."""
 
 import copy
 import json
@@ -16,35 +15,25 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import quick_simulator  # noqa: F401
-from agreement import TOLERANCE, agrees
+from agreement import TOLERANCE, OnDevice, agrees
 from bad_values import with_bad
 
 from hpcdl.kernels import gpu
 from hpcdl.kernels.cases import CASES
 
-# More elements than threads, so that the grid strides; fewer; more columns than a block sums at once; nothing.
+# More elements than threads, so that the grid strides; more columns than a block sums at once; none; a few.
 SHAPES = {"float32": [(41, 21), (3, 130), (0, 3)], "float64": [(3, 5)]}
-
-
-class Device(np.ndarray):
-    """An array that says it lies on a GPU."""
-
-    __numba_array_subtype_dispatch__ = True  # or Numba would take it for one of numpy's own
-
-    @property
-    def __cuda_array_interface__(self):
-        return {**self.__array_interface__, "version": 3}
 
 
 def launched(case, args, tolerance):
     """Launch the kernel on these arguments, and compare with its reference."""
-    placed = {id(arg): arg.copy().view(Device) for arg in args if isinstance(arg, np.ndarray)}
+    placed = {id(arg): arg.copy().view(OnDevice) for arg in args if isinstance(arg, np.ndarray)}
     device = [placed.get(id(arg), arg) for arg in args]  # an array that is passed twice is one array there, too
     agrees(case, device, copy.deepcopy(args), tolerance)
 
 
 def unusual(name, dtype):
-    """Further calls of a kernel: parts that are empty, a result in an argument's place, more tokens than threads."""
+    """Return arguments of further calls: empty parts, a result that is an argument, more tokens than threads."""
     random = np.random.default_rng(2)
 
     def draw(*shape):
@@ -77,7 +66,7 @@ def unusual(name, dtype):
 
 
 def check(name, case):
-    """Several shapes, element types, NaN, and unusual calls."""
+    """Call a kernel with several shapes and element types, with NaN, and with unusual arguments."""
     for dtype in case.dtypes:
         for shape in SHAPES["float32" if len(case.dtypes) == 1 else dtype]:
             launched(case, case.make(*shape, dtype, np.random.default_rng(0)), TOLERANCE[dtype])

@@ -1,4 +1,4 @@
-"""The causal softmax: its gradient against differences, the future, large scores (test_cases.py: as numpy)."""
+"""The causal softmax: the future, large scores (test_cases.py: equal to numpy; test_layered.py: its gradient)."""
 
 import numpy as np
 import pytest
@@ -6,27 +6,8 @@ import pytest
 from hpcdl.kernels.attention import causal_softmax, causal_softmax_backward
 
 
-@pytest.fixture(params=["float32", "float64"])
-def dtype(request):
-    return request.param
-
-
-def draw(matrices, length, dtype, seed=1):
-    return (3 * np.random.default_rng(seed).standard_normal((matrices * length, length))).astype(dtype)
-
-
-def test_backward_is_the_slope():
-    s, d, h = draw(2, 5, "float64"), draw(2, 5, "float64", seed=2), 1e-6
-    p, ds, slope = s.copy(), d.copy(), np.zeros_like(s)
-    causal_softmax(p, 5, 0.7)
-    causal_softmax_backward(p, ds, 5, 0.7)
-    for place in np.ndindex(s.shape):
-        sides = [s.copy(), s.copy()]
-        for side, step in zip(sides, (h, -h), strict=True):
-            side[place] += step
-            causal_softmax(side, 5, 0.7)
-        slope[place] = ((sides[0] - sides[1]) * d).sum() / (2 * h)
-    np.testing.assert_allclose(ds, slope, rtol=0, atol=1e-8)
+def draw(matrices, length, dtype):
+    return (3 * np.random.default_rng(1).standard_normal((matrices * length, length))).astype(dtype)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

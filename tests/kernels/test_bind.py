@@ -1,4 +1,4 @@
-"""How bodies become kernels: which version runs, what an argument may be, and what is compiled again."""
+"""Bodies as kernels: the version that runs, the arguments that fit, the lock of the compiler and its cache."""
 
 import fcntl
 import os
@@ -7,6 +7,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from agreement import OnDevice
 
 from hpcdl.kernels import bind, updates
 from hpcdl.kernels.bind import block, elementwise, rowwise
@@ -71,7 +72,7 @@ def test_what_does_not_fit_is_a_type_error(wrong):
     versions = len(add_scaled.signatures)
     with pytest.raises(TypeError):
         add_scaled(*wrong(np.ones(6, "float32")))
-    assert len(add_scaled.signatures) == versions  # nothing was compiled behind our back
+    assert len(add_scaled.signatures) == versions  # no version was compiled
 
 
 def test_an_array_that_is_only_read_may_be_locked_or_not():
@@ -114,16 +115,6 @@ def test_kept_in_a_class_it_is_no_method():
     np.testing.assert_array_equal(into, 1)
 
 
-class OnDevice(np.ndarray):
-    """As far as a kernel can see, an array on a GPU."""
-
-    __numba_array_subtype_dispatch__ = True  # or Numba would take it for one of numpy's own
-
-    @property
-    def __cuda_array_interface__(self):
-        return {**self.__array_interface__, "version": 3}
-
-
 def test_the_array_chooses_the_twin(monkeypatch):
     launched = []
     monkeypatch.setitem(add_scaled.twins, np.dtype("float32"), lambda *args: launched.append(args))
@@ -136,7 +127,7 @@ def test_the_array_chooses_the_twin(monkeypatch):
 
 
 def test_another_file_of_the_folder_renews_what_is_cached(monkeypatch):
-    """The stamp of the folder is in the closure, which Numba's cache has in its key."""
+    """The folder's stamp lies in the closure, which is a part of the key of Numba's cache."""
     loop = bind.generate("elementwise", "body({names})", updates.sgd.body, body=None)
     assert [cell.cell_contents for cell in loop.__closure__] == [bind.STAMP]
     assert bind.stamp() == bind.STAMP
@@ -146,7 +137,7 @@ def test_another_file_of_the_folder_renews_what_is_cached(monkeypatch):
 
 @pytest.fixture
 def lock_file(tmp_path, monkeypatch):
-    """Where the lock of a kernel lies, in a temporary folder of its own that others may write to."""
+    """Return the path of a kernel's lock file, in a temporary folder of this test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with bind.compile_lock("pick"):
         (path,) = tmp_path.iterdir()
@@ -154,7 +145,7 @@ def lock_file(tmp_path, monkeypatch):
 
 
 def held(path):
-    """Whether somebody has the lock on this file."""
+    """Return True if a process holds the lock on this file."""
     with open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,7 +156,7 @@ def held(path):
 
 def test_a_lock_is_its_users_alone(lock_file):
     assert stat.S_IMODE(lock_file.stat().st_mode) == 0o600
-    lock_file.chmod(0o644)  # as an older version has left it
+    lock_file.chmod(0o644)  # an older version made such files
     with bind.compile_lock("pick"):
         assert held(lock_file) and stat.S_IMODE(lock_file.stat().st_mode) == 0o600
     assert not held(lock_file)

@@ -1,4 +1,4 @@
-"""Every kernel has a case (kernels/cases.py) and does what its numpy expressions do."""
+"""Every kernel has a case (kernels/cases.py) and computes what its reference in numpy computes."""
 
 import copy
 import importlib
@@ -18,7 +18,7 @@ PAIRS = [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes]
 
 def test_no_kernel_is_left_out():
     for module in pkgutil.iter_modules(hpcdl.kernels.__path__):
-        if not module.name.startswith("gpu"):  # these want CUDA, and hold no kernels but twins
+        if not module.name.startswith("gpu"):  # these need CUDA, and hold only twins
             importlib.import_module(f"hpcdl.kernels.{module.name}")
     # shared.py works on flags and windows of a node's memory: CPU only, and tests/comm/test_shared.py is its test.
     ours = {k for k in KERNELS if k.__module__.startswith("hpcdl.kernels") and k.__module__ != "hpcdl.kernels.shared"}
@@ -48,7 +48,7 @@ OF_ELEMENTS = [each for each in PAIRS if CASES[each[0]].kernel.kind == "elementw
 
 @pytest.mark.parametrize("name, dtype", OF_ELEMENTS)
 def test_a_slice_is_computed_to_the_same_bits(name, dtype):
-    """But for noise, which knows where a slice lies (test_noise.py)."""
+    """Noise depends on the place of a slice (test_noise.py)."""
     case = CASES[name]
     whole = case.make(1, 1000, dtype, np.random.default_rng(0))
     parts = copy.deepcopy(whole)

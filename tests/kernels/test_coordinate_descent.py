@@ -1,4 +1,4 @@
-"""Steps of dual coordinate ascent against the maximum that they are to reach, and passes against plain numpy."""
+"""Steps of dual coordinate ascent against the maximum of their objective, and passes against plain numpy."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,10 +14,6 @@ KINDS = {"squared": SQUARED, "hinge": HINGE, "logistic": LOGISTIC}
 ROWS, FEATURES = 23, 6
 
 
-def margin_after(b, before, margin, q):
-    return margin + q * (b - before)
-
-
 @pytest.mark.parametrize("label", [-1.0, 1.0])
 @pytest.mark.parametrize("before", [0.0, 1e-12, 0.3, 1 - 1e-9, 1.0])
 def test_a_logistic_step_reaches_the_maximum(before, label):
@@ -27,19 +23,10 @@ def test_a_logistic_step_reaches_the_maximum(before, label):
             b = label * a
             assert 0 <= b <= 1
             # Where its derivative is zero. What u loses by b's own rounding, q times an eps of b, is no error of u.
-            u = margin_after(b, before, label * z, q)
+            u = label * z + q * (b - before)
             wanted = np.exp(-np.logaddexp(0, u))
             slack = 1e-13 * (1 + abs(u)) + 4e-16 * q + 4e-16 * abs(z)
             assert abs(b - wanted) <= wanted * np.expm1(min(slack, 500)) + 1e-300, (q, z)
-
-
-def test_a_logistic_step_of_known_size():
-    a = 0.0  # q 2, z 0: b = 1 / (1 + exp(2 b)), by bisection
-    low, high = 0.0, 1.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if middle < 1 / (1 + np.exp(2 * middle)) else (low, middle)
-    assert kernels.dual_step(LOGISTIC, a, 0.0, 1.0, 2.0) == pytest.approx(low, abs=1e-15)
 
 
 def test_a_logistic_step_that_newton_alone_never_ends():
@@ -52,38 +39,8 @@ def test_a_logistic_step_that_newton_alone_never_ends():
     assert 0 < low < 1e-5 and 1 - b == pytest.approx(low, rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_other_value_of_the_coordinate_is_better(kind):
-    random = np.random.default_rng(3)
-    for _ in range(200):
-        y = random.choice([-1.0, 1.0]) if kind != "squared" else random.standard_normal()
-        a = y * random.random() if kind != "squared" else random.standard_normal()
-        z, q = 3 * random.standard_normal(), np.exp(3 * random.standard_normal())
-
-        def gain(to, y=y, a=a, z=z, q=q):
-            return -kernels.conjugate(KINDS[kind], to, y) - (to - a) * z - q / 2 * (to - a) ** 2
-
-        best = kernels.dual_step(KINDS[kind], a, z, y, q)
-        others = best + np.concatenate([0.1 ** np.arange(8), -(0.1 ** np.arange(8))])
-        if kind != "squared":
-            others = y * np.clip(y * others, 0, 1)
-        assert all(gain(best) >= gain(each) - 1e-13 for each in others)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_conjugate_touch_at_the_slope(kind):
-    """Fenchel: phi(z) + phi*(-a) >= -a z, with equality where -a is the slope at z."""
-    for y in (-1.0, 1.0):
-        for z in (-30.0, -0.7, 0.0, 0.4, 2.0, 30.0):
-            slopes = {"squared": z - y, "hinge": -y * (y * z < 1), "logistic": -y / (1 + np.exp(y * z))}
-            for a in (-slopes[kind], 0.5 * y):
-                sides = kernels.loss_of(KINDS[kind], z, y) + kernels.conjugate(KINDS[kind], a, y), -a * z
-                assert sides[0] >= sides[1] - 1e-12
-                assert a == 0.5 * y or sides[0] == pytest.approx(sides[1], abs=1e-12)
-
-
 def problem(kind, dtype="float64", scale=1.0, outputs=1):
-    """Rows where they lie, two of them no example's; and as the model sees them, the bias last."""
+    """Return rows (two belong to no example), each example's row number, targets, and examples with the bias last."""
     random = np.random.default_rng(7)
     x = random.integers(0, 5, (ROWS + 2, FEATURES)) * random.integers(0, 2, (ROWS + 2, FEATURES))
     x[3] = 0
@@ -106,7 +63,7 @@ def given(x, source, scale, sparse):
 
 
 def naive(kind, seen, target, dual, v, order, step, threshold):
-    """The textbook: one example after the other."""
+    """Take the textbook's steps, one example after the other; return the sum of losses."""
     loss = 0.0
     for i in order:
         for k in range(target.shape[1]):
@@ -183,12 +140,7 @@ def test_threads_that_add_atomically_lose_nothing(sparse):
     prepare(go, *given_rows, target, norms, dual, v, parts[0][:0], LOGISTIC, step, 0.0, True)
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(10):
-            list(
-                pool.map(
-                    lambda part: go(*given_rows, target, norms, dual, v, part, LOGISTIC, step, 0.0, True),
-                    parts,
-                )
-            )
+            list(pool.map(lambda part: go(*given_rows, target, norms, dual, v, part, LOGISTIC, step, 0.0, True), parts))
     back = np.zeros_like(v)
     certify(*given_rows, target, dual, v, 0, len(x), LOGISTIC, step, back)
     assert np.abs(back - v).max() <= 1e-12 * np.abs(step * dual * x).sum()

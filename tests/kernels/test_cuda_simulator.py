@@ -13,7 +13,7 @@ from hpcdl.kernels.cases import CASES
 
 @pytest.fixture(scope="module")
 def wrong():
-    """What is wrong, by case: one program tries them all."""
+    """Return {case: traceback or ""} of all cases, which one program runs."""
     command = [sys.executable, Path(__file__).with_name("simulate.py")]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Devices: what is asked of the CPU and of a GPU means the same, and a machine without one says so in one line."""
+"""Devices: CPU and GPU have the same members with the same effect; a machine without a GPU says so in one line."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +11,8 @@ from hpcdl.kernels import device
 from hpcdl.kernels.device import CPU, device_of, on_device, open_device
 
 
-def devices(gpu):
-    return [CPU, gpu]
-
-
 def test_copies_there_and_back(gpu):
-    for place in devices(gpu):
+    for place in (CPU, gpu):
         host = np.arange(6, dtype="f4").reshape(2, 3)
         array = place.array(host)
         assert place.holds(array) and place.writable(array) and device_of(array) is place

@@ -20,7 +20,7 @@ ERROR = {("tanh", "float32"): 5}  # units in the last place; 3 for the others
 
 
 def over(function):
-    """The function over an array, in a loop that is compiled as the kernels are."""
+    """Return a function that applies `function` to an array, in a loop compiled with the flags of kernels."""
 
     @numba.njit(fastmath=FASTMATH, **OPTIONS)
     def loop(x, y):
@@ -44,8 +44,8 @@ def functions():
 def test_units_in_the_last_place(name, dtype, functions):
     low, high = RANGE[name, dtype]
     random = np.random.default_rng(0)
-    small = 10 ** random.uniform(-10, 0, 200_000)
-    x = np.concatenate([random.uniform(low, high, 400_000), small, -small if low < 0 else small, [low, 0, high]])
+    small = 10 ** random.uniform(-10, 0, 50_000)
+    x = np.concatenate([random.uniform(low, high, 100_000), small, -small if low < 0 else small, [low, 0, high]])
     x = x.astype(dtype)
     wanted = REFERENCE[name](x.astype("longdouble"))
     error = np.abs(functions[name](x) - wanted) / np.spacing(np.abs(wanted).astype(dtype))
@@ -53,7 +53,6 @@ def test_units_in_the_last_place(name, dtype, functions):
     assert error[worst] < ERROR.get((name, dtype), 3), f"{name}({x[worst]})"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_ends(dtype, functions):
     x = np.array([np.nan, np.inf, -np.inf, 0, 1e4, -1e4], dtype)
     np.testing.assert_array_equal(functions["exp"](x), [np.nan, np.inf, 0, 1, np.inf, 0])
@@ -64,6 +63,6 @@ def test_ends(dtype, functions):
 
 
 def test_as_plain_python():
-    """As the simulator and CUDA take them."""
+    """As the simulator and CUDA call them."""
     for name, function in REFERENCE.items():
         assert getattr(elementary, name)(0.5) == pytest.approx(function(0.5))

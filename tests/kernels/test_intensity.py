@@ -1,4 +1,4 @@
-"""The flops of a kernel are those that its own text does: it runs in plain Python on numbers that count."""
+"""The flops of a kernel are those of its own text, which runs in plain Python on numbers that count operations."""
 
 import ast
 import inspect
@@ -17,7 +17,7 @@ ROWS, COLUMNS = 6, 3
 
 
 class Number(float):
-    """A number that counts what is done with it."""
+    """A number that counts the operations on numbers of its class."""
 
     flops = 0
 
@@ -44,7 +44,7 @@ Number.__neg__ = lambda self: Number(-float(self))
 
 
 def largest(z, i, count):
-    """As many comparisons as there are numbers, the first with none before it."""
+    """Return the largest of the first `count` numbers; counts a comparison for each, also for the first."""
     return Number.counted(count, max(float(z[i, j]) for j in range(count)))
 
 
@@ -64,7 +64,7 @@ INSTEAD = {
 
 
 def plain(function):
-    """The Python function behind a compiled one, and behind those that it calls."""
+    """Return the Python function of a compiled one, which calls the Python functions of other compiled ones."""
     function = getattr(function, "py_func", function)
     space = dict(function.__globals__)
     for name in function.__code__.co_names:
@@ -76,7 +76,7 @@ def plain(function):
 
 
 def counted(argument):
-    """An argument whose numbers count."""
+    """Return an argument whose floating-point numbers count."""
     if isinstance(argument, np.ndarray) and argument.dtype.kind == "f":
         made = np.empty(argument.shape, object)
         made[...] = [[Number(v) for v in row] for row in argument] if made.ndim == 2 else list(map(Number, argument))
@@ -85,7 +85,7 @@ def counted(argument):
 
 
 def flops_of(name):
-    """Of the body over all elements, or of the loop."""
+    """Return the flops of a kernel's body over all elements, or of its loop, and the shape that gives its size."""
     case = CASES[name]
     columns = 1 if case.columns == 1 else COLUMNS
     args = [counted(each) for each in case.make(ROWS, columns, "float32", np.random.default_rng(0))]
@@ -148,7 +148,7 @@ def test_flops(name):
 
 @pytest.mark.parametrize("name", OF_KERNELS)
 def test_bytes_are_those_of_the_cases(name):
-    """But for vectors of a row's, a column's or a label's length, and the tokens."""
+    """Equal but for labels, tokens, and vectors of a row's or a column's length."""
     case, rows, columns = CASES[name], 40, 30
     args = case.make(rows, columns, "float32", np.random.default_rng(0))
     size = args[case.main].size
@@ -160,7 +160,7 @@ def test_bytes_are_those_of_the_cases(name):
 
 
 def operations(*functions):
-    """Arithmetic and comparisons in the text of functions."""
+    """Return the number of arithmetic operations and comparisons in the text of functions."""
     trees = [ast.parse(textwrap.dedent(inspect.getsource(each.py_func))) for each in functions]
     return sum(isinstance(node, ast.BinOp | ast.Compare) for tree in trees for node in ast.walk(tree))
 

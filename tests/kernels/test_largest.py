@@ -14,11 +14,6 @@ def tops_of(z, count, tops):
         tops[i] = largest.largest(z, i, count)
 
 
-@pytest.fixture(params=["float32", "float64"])
-def dtype(request):
-    return request.param
-
-
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 100])
 @pytest.mark.parametrize("center", [-20, 0, 20])  # negative, both, positive
 def test_the_largest_of_the_first(count, center, dtype):

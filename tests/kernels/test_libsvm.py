@@ -9,7 +9,7 @@ from hpcdl.kernels import libsvm
 
 
 def parsed(text, limit=2**31 - 2, base=0):
-    """(what parse ends with, labels, rows as lists of (index, value), hard numbers, state)"""
+    """Return (result of `parse`, labels, rows as lists of (index, value), hard numbers, state)."""
     content, size = np.frombuffer(text, np.uint8), len(text)
     labels, starts = np.empty(size // 2 + 1), np.zeros(size // 2 + 2, np.int64)
     columns, values = np.empty(size // 3 + 1, np.int32), np.empty(size // 3 + 1)
@@ -42,7 +42,7 @@ def numbers():
         lambda: f"{draw.uniform(-1, 1) * 10.0 ** draw.randint(-320, 300):.{draw.randint(0, 20)}e}",
         lambda: str(draw.randint(0, 10 ** draw.randint(1, 25))),
         lambda: f"{draw.uniform(0, 100):.{draw.randint(0, 8)}f}",
-        # Halves between two float64: what a wrong rounding shows at.
+        # Halfway between two float64 numbers, where wrong rounding shows.
         lambda: str((1 << 53) + 2 * draw.randint(0, 1 << 40) + 1),
         lambda: f"{(1 << 52) + draw.randint(0, 1 << 40)}.5",
     ]
@@ -73,41 +73,25 @@ def test_every_number_is_rounded_correctly():
     assert len(fifteen) > 2000 and not noted & set(fifteen)
 
 
-@pytest.mark.parametrize(
-    ("text", "said", "at"),
-    [
-        ("1:1", libsvm.NO_LABEL, 0),
-        ("  3:4 5:6", libsvm.NO_LABEL, 2),
-        ("a 1:1", libsvm.BAD_LABEL, 0),
-        ("nan 1:1", libsvm.BAD_LABEL, 0),
-        ("1x 1:1", libsvm.BAD_LABEL, 0),
-        ("+ 1:1", libsvm.BAD_LABEL, 0),
-        ("1e 1:1", libsvm.BAD_LABEL, 0),
-        ("1,2 1:1", libsvm.SEVERAL, 0),
-        ("1 a", libsvm.BAD_PAIR, 2),
-        ("1 7", libsvm.BAD_PAIR, 2),
-        ("1 7 :1", libsvm.BAD_PAIR, 2),
-        ("1 :1", libsvm.BAD_PAIR, 2),
-        ("1 7x:1", libsvm.BAD_INDEX, 2),
-        ("1 1.5:1", libsvm.BAD_INDEX, 2),
-        ("1 -7:1", libsvm.NEGATIVE, 2),
-        ("1 3:1 9999999999999999999999:1", libsvm.BEYOND, 6),
-        ("1 2147483647:1", libsvm.BEYOND, 2),
-        ("1 3:1 3:2", libsvm.REPEATED, 6),
-        ("1 3:1 2:2", libsvm.UNSORTED, 6),
-        ("1 3:0 3:2", libsvm.REPEATED, 6),
-        ("1 3:", libsvm.BAD_VALUE, 2),
-        ("1 3: 4", libsvm.BAD_VALUE, 2),
-        ("1 3:x", libsvm.BAD_VALUE, 2),
-        ("1 3:nan", libsvm.BAD_VALUE, 2),
-        ("1 3:1:2", libsvm.BAD_VALUE, 2),
-        ("1 3:1_0", libsvm.BAD_VALUE, 2),
-        ("1 3:0x1p3", libsvm.BAD_VALUE, 2),
-        ("1 3:--1", libsvm.BAD_VALUE, 2),
-        ("1 3:.", libsvm.BAD_VALUE, 2),
-        ("1 3:1e", libsvm.BAD_VALUE, 2),
+WRONG = {  # (error, its position): texts
+    (libsvm.NO_LABEL, 0): ["1:1"],
+    (libsvm.NO_LABEL, 2): ["  3:4 5:6"],
+    (libsvm.BAD_LABEL, 0): ["a 1:1", "nan 1:1", "1x 1:1", "+ 1:1", "1e 1:1"],
+    (libsvm.SEVERAL, 0): ["1,2 1:1"],
+    (libsvm.BAD_PAIR, 2): ["1 a", "1 7", "1 7 :1", "1 :1"],
+    (libsvm.BAD_INDEX, 2): ["1 7x:1", "1 1.5:1"],
+    (libsvm.NEGATIVE, 2): ["1 -7:1"],
+    (libsvm.BEYOND, 6): ["1 3:1 9999999999999999999999:1"],
+    (libsvm.BEYOND, 2): ["1 2147483647:1"],
+    (libsvm.REPEATED, 6): ["1 3:1 3:2", "1 3:0 3:2"],
+    (libsvm.UNSORTED, 6): ["1 3:1 2:2"],
+    (libsvm.BAD_VALUE, 2): [
+        f"1 3:{value}" for value in ("", " 4", "x", "nan", "1:2", "1_0", "0x1p3", "--1", ".", "1e")
     ],
-)
+}
+
+
+@pytest.mark.parametrize("text, said, at", [(text, *error) for error, texts in WRONG.items() for text in texts])
 def test_what_is_wrong_and_where(text, said, at):
     for end in ("", "\n", " # c\n2 4:5\n"):
         first = "1 5:5\n#\n"

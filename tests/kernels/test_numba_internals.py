@@ -1,7 +1,6 @@
-"""What we take from Numba beyond what its manual promises, name by name: a new version of it is tried by this file.
+"""The names of Numba that hpcdl uses and Numba's manual does not promise: this file tests a new version of Numba.
 
-setup.cfg has an upper bound for Numba because of them. Before it is raised, what fails here is mended.
-"""
+setup.cfg bounds Numba's version because of these names. Before the bound is raised, every test here must pass."""
 
 import ast
 import importlib
@@ -20,16 +19,16 @@ from numba.core.registry import CPUDispatcher, cpu_target
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="has nothing to do with the number of ranks")
 ROOT = Path(__file__).parents[2]
 
-# MODULE:NAME, and who needs it.
+# MODULE:NAME, and the file that needs it.
 CPU = {
-    "numba.core.registry:CPUDispatcher.enable_caching": "kernels/bind.py, Kernel",
-    "numba.core.registry:CPUDispatcher.compile": "kernels/bind.py, Kernel.compile",
+    "numba.core.registry:CPUDispatcher.enable_caching": "kernels/bind.py, Loop",
+    "numba.core.registry:CPUDispatcher.compile": "kernels/bind.py, Loop.compile",
     "numba.core.registry:CPUDispatcher._compile_for_args": "kernels/bind.py, Kernel: what to call if no version fits",
     "numba.core.registry:CPUDispatcher.typeof_pyval": "kernels/bind.py, Kernel: arrays on a GPU fit none",
     "numba.core.registry:cpu_target.target_context.codegen": "kernels/convert.py, has_float16",
-    "numba.core.caching:FunctionCache._index_key": "kernels/bind.py, Kernel.cached",
+    "numba.core.caching:FunctionCache._index_key": "kernels/bind.py, Loop.compile",
     "numba.core.caching:FunctionCache.cache_path": "hpcdl/machine/facts.py, compile_cache",
-    "numba.core.caching:IndexDataCacheFile._load_index": "kernels/bind.py, Kernel.cached",
+    "numba.core.caching:IndexDataCacheFile._load_index": "kernels/bind.py, Loop.compile",
     "numba.core.cgutils:ir.HalfType": "kernels/convert.py, narrow and widen",
     "numba.core.cgutils:ir.IntType": "kernels/gather.py and convert.py",
     "numba.core.dispatcher:Dispatcher": "kernels/gpu.py, adapted: what is compiled for the CPU",
@@ -47,8 +46,8 @@ CPU = {
     "numba.core.base:BaseContext.get_dummy_value": "kernels/shared.py, store",
 }
 CUDA = {
-    "numba.cuda.dispatcher:get_current_device": "kernels/gpu.py, without_a_gpu",
-    "numba.cuda.cudadrv.nvvm:NVVM": "kernels/gpu.py, no_compiler",
+    "numba.cuda.dispatcher:get_current_device": "tests/kernels/test_cuda_compile.py",
+    "numba.cuda.cudadrv.nvvm:NVVM": "tests/kernels/test_cuda_compile.py",
     "numba.cuda:device_array": "kernels/gpu.py, scratch",
 }
 SIMULATOR = {
@@ -61,10 +60,10 @@ SIMULATOR = {
 }
 # ... and the parameters by name.
 PARAMETERS = {
-    "numba.core.registry:CPUDispatcher.__init__": (["targetoptions"], "kernels/bind.py, Kernel"),
+    "numba.core.registry:CPUDispatcher.__init__": (["targetoptions"], "kernels/bind.py, Loop"),
     "numba.extending:overload": (["jit_options"], "kernels/largest.py and elementary.py"),
     "numba.cuda:jit": (["device"], "kernels/gpu.py"),
-    "numba.cuda:compile": (["cc", "device", "abi", "output"], "kernels/gpu.py, CudaKernel.ptx"),
+    "numba.cuda:compile": (["cc", "device", "abi", "output"], "tests/kernels/test_cuda_compile.py"),
 }
 NEEDS = {name: user for name, user in (CPU | CUDA | SIMULATOR).items()} | {
     name: user[1] for name, user in PARAMETERS.items()
@@ -78,7 +77,7 @@ def gone(name: str, user: str) -> str:
 
 
 def found(name: str):
-    """What the name means in this version; a failed test, which says who needs it, where it means nothing."""
+    """Return the object of this name; fail if this version has none, and name the file that needs it."""
     if name.startswith("numba.cuda"):
         pytest.importorskip("hpcdl.kernels.gpu", reason="Numba has no CUDA target here")  # numba-cuda, if it is there
     module, _, path = name.partition(":")
@@ -101,7 +100,7 @@ def test_takes(name):
 
 
 def test_a_subclass_is_asked_for_the_type_of_an_argument_and_for_what_fits_it():
-    """A kernel sends arrays that lie on a GPU elsewhere so, at no cost for those that do not."""
+    """So a kernel recognizes arrays on a GPU, at no cost for arrays on the host."""
     asked = []
 
     class Asked(CPUDispatcher):
@@ -126,7 +125,7 @@ def test_a_subclass_is_asked_for_the_type_of_an_argument_and_for_what_fits_it():
 
 
 def test_the_cache_says_what_it_holds(tmp_path, monkeypatch):
-    """Its index is read to see whether a version is there; values of a closure and types are in the key."""
+    """The cache's index shows if a version is there; its key contains types and values of a closure."""
     (tmp_path / "made_for_the_cache.py").write_text(
         "import numba\ndef make(k):\n def f(x):\n  return x + k\n return numba.njit(cache=True)(f)\n"
     )
@@ -143,7 +142,7 @@ def test_the_cache_says_what_it_holds(tmp_path, monkeypatch):
     one, types = make(1), (numba.float64,)
     assert not held(one, *types)
     one.compile(types)
-    assert held(one, *types), gone("an index that has what was compiled", "kernels/bind.py, Kernel.cached")
+    assert held(one, *types), gone("an index that has what was compiled", "kernels/bind.py, Loop.compile")
     assert not held(one, numba.int64)
     assert held(make(1), *types) and not held(make(2), *types), gone("a closure in the key", "kernels/bind.py, STAMP")
     assert Path(one._cache.cache_path).is_relative_to(tmp_path)
@@ -155,7 +154,7 @@ def test_the_target_tells_processor_and_features():
 
 
 def test_the_flags_are_known():
-    """An unknown one would be refused, or, worse, ignored: contraction is what makes these loops fast."""
+    """An unknown flag is an error, and FASTMATH reaches LLVM: contraction makes these loops fast."""
     from hpcdl.kernels.bind import FASTMATH, OPTIONS, function
 
     options = function(lambda x: x).targetoptions
@@ -173,7 +172,7 @@ def test_the_flags_are_known():
 
 
 def used(path: Path):
-    """The modules of Numba, with a name from each, that a file imports; and those that it names in a text."""
+    """Yield (module of Numba, name) for each import of a file, and for each import_module of a string."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "numba":
             yield from ((node.module, alias.name) for alias in node.names)

@@ -17,13 +17,13 @@ def test_the_same_as_numpy_draws(n):
 
 
 def test_words_that_do_not_suffice_are_followed_by_more(monkeypatch):
-    go, rounds = shuffle.loop(), []
+    go, rounds = shuffle.swaps, []
 
     def counting(*arguments):
         rounds.append(n)
         return go(*arguments)
 
-    monkeypatch.setattr(shuffle, "loop", lambda: counting)
+    monkeypatch.setattr(shuffle, "swaps", counting)
     monkeypatch.setattr(shuffle, "LONG", 50)
     monkeypatch.setattr(shuffle, "SPARE", 1)
     for n in range(50, 400):

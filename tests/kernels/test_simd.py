@@ -1,7 +1,6 @@
 """The loops on the CPU are vectorized: their machine code computes in the widest registers that the compiler uses here.
 
-Which those are, the plainest loop shows: LLVM has reasons not to take AVX-512's on some processors that have them.
-"""
+Which those are, the plainest loop shows: LLVM has reasons not to take AVX-512's on some processors that have them."""
 
 import functools
 import re
@@ -26,15 +25,15 @@ PACKED = re.compile(rf"\b(?:{FLOATING}|v?p(?:sll[dq]|movzx\w+|mullq|muludq))\b.*
 
 
 def compiled(function, types):
-    """The machine code: compiled here, for Numba tells nothing of a function that it loaded from its cache."""
-    loop_alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # what calls it is a third of the work
+    """Return the machine code; compiled here, as Numba cannot show the code that it loaded from its cache."""
+    loop_alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # wrappers take a third of the compile time
     dispatcher = numba.njit(fastmath=FASTMATH, **OPTIONS, **loop_alone)(function)
     dispatcher.compile(types)
     return dispatcher.inspect_asm(dispatcher.signatures[0])
 
 
 def packed(machine_code):
-    """How many instructions of packed arithmetic there are, by register: x 128 bits, y 256, z 512."""
+    """Return the number of packed arithmetic instructions by register: x 128 bits, y 256, z 512."""
     found = [match[1] for match in PACKED.finditer(machine_code)]
     return {width: found.count(width) for width in "xyz"}
 
@@ -46,7 +45,7 @@ def add(x, y):
 
 @pytest.fixture(scope="module")
 def widest():
-    """The widest registers that LLVM uses in a loop without difficulties."""
+    """Return the widest registers that LLVM uses in the plainest loop: x, y or z."""
     count = packed(compiled(add, (numba.float32[::1], numba.float32[::1])))
     found = max(width for width in "xyz" if count[width])
     least = "y" if "+avx2" in FEATURES.split(",") else "x"
@@ -55,16 +54,9 @@ def widest():
 
 
 def test_the_scan_tells_scalar_from_packed():
-    assert packed("\tvaddps\t(%rax), %zmm0, %zmm1\n\taddpd %xmm1, %xmm2\n\tvcvtps2pd (%rax), %ymm1") == {
-        "x": 1,
-        "y": 1,
-        "z": 1,
-    }
-    assert packed("\tvaddss\t%xmm1, %xmm0, %xmm0\n\tvmovups\t%zmm1, (%rax)\n\tvxorps %xmm0, %xmm0, %xmm0") == {
-        "x": 0,
-        "y": 0,
-        "z": 0,
-    }
+    vector = "\tvaddps\t(%rax), %zmm0, %zmm1\n\taddpd %xmm1, %xmm2\n\tvcvtps2pd (%rax), %ymm1"
+    scalar = "\tvaddss\t%xmm1, %xmm0, %xmm0\n\tvmovups\t%zmm1, (%rax)\n\tvxorps %xmm0, %xmm0, %xmm0"
+    assert packed(vector) == {"x": 1, "y": 1, "z": 1} and packed(scalar) == {"x": 0, "y": 0, "z": 0}
 
 
 def dependent(x, y):
@@ -78,15 +70,20 @@ def test_a_loop_that_cannot_vectorize_is_seen():
 
 @functools.cache
 def machine_code(kernel, element):
-    """Of the kernel's loop; several cases have one kernel."""
+    """Return the machine code of the kernel's loop; several cases share a kernel."""
     loop = kernel.py_func
-    if kernel.kind in NESTED:  # by itself, for beside the loops for a single column it could hide
+    if kernel.kind in NESTED:  # alone: the loop for a single column could vectorize in its place
         loop = generate(kernel.kind, NESTED[kernel.kind], kernel.body, body=function(kernel.body))
     return compiled(loop, kernel.types(element))
 
 
+def marked(name):
+    """Return the case, marked long (CI only) if memory bounds its speed, which then depends less on vectorization."""
+    return pytest.param(name, marks=[pytest.mark.long] * (CASES[name].limit == "memory"))
+
+
 @pytest.mark.parametrize("kind", [0, 1])  # which of its element types
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", map(marked, CASES))
 @pytest.mark.in_turn("kind")
 def test_vectorized(name, kind, widest):
     case, kernel = CASES[name], CASES[name].kernel

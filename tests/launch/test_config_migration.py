@@ -43,7 +43,7 @@ def test_what_only_another_strategy_has_is_left_out_in_one_line(config, capsys):
     assert (found.lr, found.seed, found.topology) == (0.25, 3, "ring")
     (line,) = warned(capsys)
     assert line.startswith(
-        f"train-gossip: warning: --config {given[1]}: left out, of another strategy: compress, overlap"
+        f"train-gossip: warning: --config {given[1]}: options of another strategy are left out: compress, overlap"
     )
     assert parse(AllReduceOptions, "train-allreduce", "", given).compress == "bfloat16" and not warned(capsys)
     assert parse(GossipOptions, "train-gossip", "", config(Options, lr=0.5)).lr == 0.5 and not warned(capsys)
@@ -66,7 +66,7 @@ def test_what_no_program_has_is_still_refused(tmp_path):
 def test_the_schedule_of_the_learning_rate_has_two_names(config, capsys, tmp_path):
     given = config(PipelineOptions, schedule="gpipe", lr_schedule="1/t:decay=0.1", microbatches=7)
     assert parse(Options, "train-sequential", "", given).schedule == "1/t:decay=0.1"
-    assert "of another strategy: schedule gpipe, microbatches, chunks" in warned(capsys)[0]
+    assert "are left out: schedule gpipe, microbatches, chunks" in warned(capsys)[0]
     found = parse(PipelineOptions, "train-pipeline", "", config(AllReduceOptions, schedule="step:every=3"))
     assert (found.schedule, found.lr_schedule) == ("1f1b", "step:every=3")
     (tmp_path / "c.yaml").write_text("schedule: naive\n")  # by hand, for a pipeline
@@ -88,7 +88,7 @@ def test_a_run_of_another_strategy_is_named_at_the_start_and_in_a_refusal(tmp_pa
     small = ["--data", "few.h5", "--model", "softmax", "--steps", "2", "--progress", "none"]
     assert ends("train_allreduce", [*small, "--out", "a"]) == (0, "")
     begins = "goes on from a run of train-allreduce (step 2)"
-    ended = f"this was to go on from a run of {begins.partition('of ')[2]}"
+    ended = f"--resume names a run of {begins.partition('of ')[2]}"
     for program, more, refusal in [
         ("train_gossip", ["--lr", "-1"], "--lr must be greater than 0, not -1.0"),
         ("train_local_sgd", ["--batch-size", "7"], "--resume a: that run's batch is 32, not 7"),

@@ -2,8 +2,7 @@
 
 Each case takes one of the programs, gives some of its options values that were picked to hurt, and starts it in this
 process: on one rank, with 20 rows, for one step. Memory is limited to a little more than there is in use, and so is the
-time: nothing may be allocated, or gone through, by a number that nobody has looked at.
-"""
+time: nothing may be allocated, or gone through, by a number that nobody has looked at."""
 
 import importlib
 import math
@@ -28,23 +27,9 @@ from hpcdl.optim import SETTINGS as OPTIMIZERS
 from hpcdl.optim.schedules import SETTINGS as SCHEDULES
 from hpcdl.runs.options import kinds_of
 
-PROGRAMS = [
-    "train_sequential",
-    "train_allreduce",
-    "train_coordinate_descent",
-    "train_federated",
-    "train_pipeline",
-    "train_grid",
-    "train_local_sgd",
-    "train_svrg",
-    "train_sgld",
-    "train_gossip",
-    "train_kmeans",
-    "train_parameter_server",
-    "train_tensor_parallel",
-    "train_model_parallel",
-    "train_fully_sharded",
-]
+TRAIN = """sequential allreduce coordinate_descent federated pipeline grid local_sgd svrg sgld gossip kmeans
+    parameter_server tensor_parallel model_parallel fully_sharded"""
+PROGRAMS = [f"train_{name}" for name in TRAIN.split()]
 MANY = ["1e20", "100000000000000000000", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 5000]
 BAD = ["", "-1", "nan", "inf", "-inf", "1e308", "-1e308", "1e-200", "5e-324", "0x10", "null", "half", "1\n2", "\ud800"]
 FEW = ["0", "1", "2", "3", "0.5", " 1", "1_0", "٣"]
@@ -63,27 +48,13 @@ def specs(settings):
 
 
 WIDTHS = st.lists(NUMBERS, min_size=1, max_size=3).map(lambda drawn: "mlp:" + ",".join(drawn))
-DEEP = st.sampled_from(
-    ["mlp:99999999999", "gpt:layers=99999999", "gpt:layers=99999999,width=4", "gpt:heads=3", "gpt:width=8,heads=2"]
-)
-STRAGGLERS = st.sampled_from(
-    ["0:2", "0:inf", "0:1e308", "0:nan", "0:", "1:2", "-1:2", "random:2:2", "random:0:2", "0:0.5"]
-)
+GPTS = ["gpt:layers=99999999", "gpt:layers=99999999,width=4", "gpt:heads=3", "gpt:width=8,heads=2"]
+DEEP = st.sampled_from(["mlp:99999999999", *GPTS])
+STRAGGLERS = ["0:2", "0:inf", "0:1e308", "0:nan", "0:", "1:2", "-1:2", "random:2:2", "random:0:2", "0:0.5"]
 GRAPHS = ["torus:0x0", "torus:1x1", "torus:1e20x1", "random-regular:degree=-1", "erdos-renyi:p=nan", "erdos-renyi:p=-1"]
 GRIDS = st.tuples(st.sampled_from(["data", "pipeline", "tensor", ""]), NUMBERS).map("=".join)
-FUNCTIONS = [
-    "..:x",
-    ":",
-    ".:x",
-    "a..b:x",
-    "os:path",
-    "os:nothing",
-    "this is:no",
-    "json.nothing:x",
-    "ring",
-    "auto",
-    "tree",
-]
+FUNCTIONS = ["..:x", ":", ".:x", "a..b:x", "os:path", "os:nothing", "this is:no", "json.nothing:x"]
+PARTITIONS = ["shards", "dirichlet", "column", "iid", "by-label"]
 FIELDS = {
     "model": specs(MODELS) | WIDTHS | DEEP | st.sampled_from([*MODELS]),
     "optimizer": specs(OPTIMIZERS),
@@ -91,14 +62,12 @@ FIELDS = {
     "lr_schedule": specs(SCHEDULES),
     "server_optimizer": specs(OPTIMIZERS | SERVERS),
     "outer": specs(OPTIMIZERS) | st.just("average"),
-    "partition": st.tuples(st.sampled_from(["shards", "dirichlet", "column", "iid", "by-label"]), NUMBERS).map(
-        ":".join
-    ),
+    "partition": st.tuples(st.sampled_from(PARTITIONS), NUMBERS).map(":".join),
     "augment": NUMBERS.map("shift:{}".format) | st.just("flip"),
-    "straggler": STRAGGLERS,
+    "straggler": st.sampled_from(STRAGGLERS),
     "topology": st.sampled_from(GRAPHS) | NUMBERS.map("random-regular:degree={}".format),
     "grid": GRIDS,
-    "allreduce": st.sampled_from(FUNCTIONS),
+    "allreduce": st.sampled_from([*FUNCTIONS, "ring", "auto", "tree"]),
     "out": PATHS,
     "resume": PATHS,
     "draw": st.sampled_from(["graph.txt", "/proc/graph.png"]),
@@ -169,13 +138,9 @@ def arguments(folder, program, given, filed, text):
     if filed:
         (folder / "c.yaml").write_text(yaml.safe_dump(filed))
         options["config"] = str(folder / "c.yaml")
-    switches = [
-        f"--{dashed(name)}" if name in SWITCHES else f"--{dashed(name)}={value}" for name, value in options.items()
-    ]
-    return switches
+    return [f"--{dashed(name)}" + f"={value}" * (name != "servers_on_workers") for name, value in options.items()]
 
 
-SWITCHES = {"servers_on_workers"}
 ROUNDS = {"train_federated", "train_coordinate_descent"}
 
 

@@ -1,22 +1,18 @@
-"""What --help shows, and what a program makes of an option that it does not have."""
+"""What --help shows; what a program makes of an option that it does not have is in tests/refusals.py."""
 
 import dataclasses
 
 import pytest
 
-from hpcdl.errors import UsageError
 from hpcdl.launch.help import GROUPS, OTHERS_SAY, described
 from hpcdl.launch.option_parser import parse
 from hpcdl.runs.options import COMMON, Options, option
-from hpcdl.scripts import prepare_data
 
 
 @dataclasses.dataclass(frozen=True)
 class Own(Options):
     """Twice.
-
-    A docstring of a dataclass is shown to nobody.
-    """
+    A docstring of a dataclass is shown to nobody."""
 
     width: int = option(1, "how wide one-peer is, in words that go on beyond a line of a narrow terminal")
 
@@ -73,33 +69,3 @@ def test_every_common_option_has_its_group():
 
 def test_a_narrow_terminal_and_no_command():
     assert described("Say it. And more\nof it.", 40) == "Say it.\n\nAnd more of it."
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["cvs", "a", "b"], "text, libsvm, synthetic) (did you mean 'csv'?)"),
-        (["text", "a", "b", "--level", "bytes"], "(did you mean 'byte'?)"),
-        (["csv", "a", "b", "--delimeter", ";"], "unrecognized arguments: --delimeter ; (did you mean '--delimiter'?)"),
-    ],
-)
-def test_of_subcommands(capsys, arguments, words):
-    with pytest.raises(SystemExit) as caught:
-        prepare_data.main(arguments)
-    said = capsys.readouterr().err
-    assert caught.value.code == 2 and words.replace("'", "") in said.replace("'", "") and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        ("--batch_per_rnk=3", "(did you mean '--batch-per-rank'?)"),
-        ("--iterations", "(did you mean '--steps'?)"),
-        ("--microbatches", "(an option of train-grid and train-pipeline)"),
-        ("--zzz", "--zzz"),
-    ],
-)
-def test_what_is_near(given, words):
-    with pytest.raises(UsageError, match=r"^unrecognized arguments: ") as caught:
-        parse(Own, "train-own", "", [given])
-    assert str(caught.value).endswith(words)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,25 +42,17 @@ def fails(comm, folder, train=all_reduce.train, check=None, **options):
     return end.failed
 
 
-@pytest.fixture
-def shared(mpi_tmpdir):
-    """A folder of all ranks."""
-    return Path(mpi_tmpdir)
-
-
-def test_after_a_failure_the_ranks_train_as_before(each_group, shared):
-    def body(comm):
-        first = trained(comm, shared)
-        assert "the loss of step" in fails(comm, shared, lr=1e30, model="mlp:8,8", writes=True)
-        assert "--lr" in fails(comm, shared, lr=1e30, model="mlp:8,8", placement="partitioned")
-        assert "no such" in fails(comm, shared, check=refuse)
-        assert "a mistake" in fails(comm, shared, train=mistaken)
-        assert "a mistake" in fails(comm, shared, train=mistaken_in_a_step)
-        assert "may not" in fails(comm, shared, train=refused)
-        assert "it leaves the program, with status 0 (test_isolated_run.py, line " in fails(comm, shared, train=left)
-        np.testing.assert_array_equal(trained(comm, shared), first)
-
-    each_group(body, least=1)
+@pytest.mark.least(1)
+def test_after_a_failure_the_ranks_train_as_before(comm, mpi_tmp_path):
+    first = trained(comm, mpi_tmp_path)
+    assert "the loss of step" in fails(comm, mpi_tmp_path, lr=1e30, model="mlp:8,8", writes=True)
+    assert "--lr" in fails(comm, mpi_tmp_path, lr=1e30, model="mlp:8,8", placement="partitioned")
+    assert "no such" in fails(comm, mpi_tmp_path, check=refuse)
+    assert "a mistake" in fails(comm, mpi_tmp_path, train=mistaken)
+    assert "a mistake" in fails(comm, mpi_tmp_path, train=mistaken_in_a_step)
+    assert "may not" in fails(comm, mpi_tmp_path, train=refused)
+    assert "leaves the program, with status 0 (test_isolated_run.py, line " in fails(comm, mpi_tmp_path, train=left)
+    np.testing.assert_array_equal(trained(comm, mpi_tmp_path), first)
 
 
 def refuse(options, ranks, model):
@@ -92,52 +83,41 @@ def refused(comm, model, data, optimizer, run):
     raise UsageError("this may not be")
 
 
-def test_why_is_left_in_the_folder(each_group, shared):
-    def body(comm):
-        fails(comm, shared, train=mistaken)
-        found = json.loads((shared / isolated_run.FAILED).read_text())
-        assert found["why"].startswith("ZeroDivisionError: a mistake of one's own (test_isolated_run.py, line ")
-        assert "in mistaken" in found["traceback"]
-        comm.Barrier()
-        fails(comm, shared, check=refuse)
-        assert json.loads((shared / isolated_run.FAILED).read_text())["traceback"] is None
-
-    each_group(body, least=1)
-    assert failure(shared / "nowhere") is None
+@pytest.mark.least(1)
+def test_why_is_left_in_the_folder(comm, mpi_tmp_path):
+    fails(comm, mpi_tmp_path, train=mistaken)
+    found = json.loads((mpi_tmp_path / isolated_run.FAILED).read_text())
+    assert found["why"].startswith("ZeroDivisionError: a mistake of one's own (test_isolated_run.py, line ")
+    assert "in mistaken" in found["traceback"] and failure(mpi_tmp_path / "nowhere") is None
+    comm.Barrier()
+    fails(comm, mpi_tmp_path, check=refuse)
+    assert json.loads((mpi_tmp_path / isolated_run.FAILED).read_text())["traceback"] is None
 
 
 @pytest.mark.mpi(min_size=2)
-def test_where_some_ranks_fail_later_than_others_all_meet(each_group, shared):
+def test_where_some_ranks_fail_later_than_others_all_meet(comm, mpi_tmp_path):
     def late(comm, model, data, optimizer, run):
         if comm.rank == 0:
             raise TrainingError("as all ranks know")
         raise ZeroDivisionError("each by itself")
 
-    def body(comm):
-        assert fails(comm, shared, train=late) == "as all ranks know"
-
-    each_group(body)
+    assert fails(comm, mpi_tmp_path, train=late) == "as all ranks know"
 
 
 @pytest.mark.mpi(min_size=2)
-def test_trainings_run_beside_each_other(each_group, shared):
-    def body(comm):
-        parts = [1, comm.size - 1]
-        seen = []
+def test_trainings_run_beside_each_other(comm, mpi_tmp_path):
+    parts = [1, comm.size - 1]
+    seen = []
 
-        def start(part, ours):
-            seen.append((part, ours.size))
-            if part == 1:
-                raise_together = training(mistaken)
-                return attempt(ours, raise_together, Options(**SMALL), shared / f"{part}")
-            return attempt(ours, training(all_reduce.train), Options(**SMALL), shared / f"{part}")
+    def start(part, ours):
+        seen.append((part, ours.size))
+        train = mistaken if part == 1 else all_reduce.train
+        return attempt(ours, training(train), Options(**SMALL), mpi_tmp_path / f"{part}")
 
-        ends = side_by_side(comm, parts, start)
-        assert ends[0] == Outcome("finished") and "a mistake" in ends[1].failed
-        assert seen == [(int(comm.rank > 0), parts[int(comm.rank > 0)])]
-        assert side_by_side(comm, [1], lambda part, ours: Outcome("alone")) == [Outcome("alone")]  # others nap
-
-    each_group(body)
+    ends = side_by_side(comm, parts, start)
+    assert ends[0] == Outcome("finished") and "a mistake" in ends[1].failed
+    assert seen == [(int(comm.rank > 0), parts[int(comm.rank > 0)])]
+    assert side_by_side(comm, [1], lambda part, ours: Outcome("alone")) == [Outcome("alone")]  # others nap
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ KINDS = {"trials": int, "out": str, "at_once": bool}
     ],
 )
 def test_words_are_divided(text, own, line, spaces):
-    found = divided(shlex.split(text), KINDS, ("space",))
-    assert (found.own, found.line, found.several["space"]) == (own, line, spaces)
+    assert divided(shlex.split(text), KINDS, ("space",)) == (own, line, {"space": spaces})
 
 
 def test_a_value_that_is_missing():

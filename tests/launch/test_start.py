@@ -12,7 +12,6 @@ import pytest
 from hpcdl.launch import start
 from hpcdl.programs import files, script
 from hpcdl.strategies.description import SAME
-from hpcdl.strategies.sequential import STRATEGY
 
 HEAVY = ("numba", "mpi4py.MPI", "h5py", "torch")
 IMPORTED = "import json, sys; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
@@ -38,7 +37,9 @@ def test_help_imports_nothing_heavy(alone):
 
 
 def test_the_list_imports_neither_numpy_nor_a_program(alone):
-    code = "from hpcdl import cli\ncli.main(['--help'])\n" + IMPORTED.format(heavy=(*HEAVY, "numpy", "ast", "argparse"))
+    code = "from hpcdl import cli\ncli.main(['--help'])\n" + IMPORTED.format(
+        heavy=(*HEAVY, "mpi4py", "numpy", "ast", "argparse")
+    )
     code += "\nprint([name for name in sys.modules if name.startswith('hpcdl.scripts.')])"
     assert shown("-c", code).stdout.splitlines()[-2:] == ["[]", "[]"]
 
@@ -70,10 +71,10 @@ def test_signals_are_taken_over_before_mpi_starts(monkeypatch):
     monkeypatch.setattr(start.signals, "install", lambda: order.append("signals"))
     monkeypatch.setattr(start, "start", lambda status: order.append(f"MPI, else {status}"))
     monkeypatch.setattr("hpcdl.comm.failure.install", lambda: order.append("the end of all"))
-    start.begin("try", STRATEGY.options_class, "", ["--epochs", "1"])
+    start.start_mpi()
     assert order == ["signals", "MPI, else 2", "the end of all"]
     order.clear()
-    start.begin("try", STRATEGY.options_class, "", [], stoppable=False, status=1)
+    start.start_mpi(stoppable=False, status=1)
     assert order == ["MPI, else 1", "the end of all"]
 
 

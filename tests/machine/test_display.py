@@ -25,25 +25,16 @@ def shown(monkeypatch, terminal, mode="auto", rank=0):
     return out.getvalue(), display.mode
 
 
-def test_a_bar_on_a_terminal(monkeypatch):
+def test_a_bar_on_a_terminal_lines_elsewhere_and_others_are_silent(monkeypatch):
     text, mode = shown(monkeypatch, True)
     assert mode == "bar" and "loss 1.2500" in text and "1,234 ex/s" in text
+    assert shown(monkeypatch, False) == ("epoch 1\n", "lines")
+    assert shown(monkeypatch, True, rank=1) == shown(monkeypatch, True, mode="none") == ("", "none")
 
 
-def test_plain_lines_without_one(monkeypatch):
-    text, mode = shown(monkeypatch, False)
-    assert mode == "lines" and text == "epoch 1\n"
-
-
-def test_other_ranks_and_none_are_silent(monkeypatch):
-    assert shown(monkeypatch, True, rank=1) == ("", "none")
-    assert shown(monkeypatch, True, mode="none") == ("", "none")
-
-
-def test_the_launchers_output_decides(launch, tmp_path):
-    program = tmp_path / "p.py"
-    program.write_text("from hpcdl.machine.display import terminal\nprint(terminal())\n")
-    assert launch(1, program, check=0).stdout.split() == ["None"]  # its output is a pipe
+def test_the_launchers_output_decides(launch):
+    program = "from hpcdl.machine.display import terminal; print(terminal())"
+    assert launch(1, "-c", program, check=0).stdout.split() == ["None"]  # its output is a pipe
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -6,38 +6,7 @@ import re
 import pytest
 
 from hpcdl.machine import facts
-from hpcdl.machine.threads import threads
-
-MOUNTS = """/dev/sda / ext4 rw 0 0
-server:/home /home nfs4 rw 0 0
-tmpfs /home/ann/with\\040space tmpfs rw 0 0
-old /scratch ext4 rw 0 0
-mds@tcp:/scratch /scratch lustre rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    "folder, kind",
-    [
-        ("/usr/lib", "ext4"),
-        ("/home/ann/cache", "nfs4"),
-        ("/homes", "ext4"),
-        ("/home/ann/with space/cache", "tmpfs"),
-        ("/scratch/ann", "lustre"),  # mounted over another one
-        ("/", "ext4"),
-    ],
-)
-def test_the_file_system_of_a_folder(tmp_path, folder, kind):
-    (tmp_path / "mounts").write_text(MOUNTS)
-    assert facts.file_system(folder, tmp_path / "mounts") == kind
-    assert facts.file_system(folder, tmp_path / "nowhere") == ""
-
-
-def test_a_link_is_followed(tmp_path):
-    (tmp_path / "mounts").write_text(f"/dev/sda / ext4 rw 0 0\nserver:/ {tmp_path.resolve()}/far nfs rw 0 0\n")
-    (tmp_path / "far").mkdir()
-    (tmp_path / "near").symlink_to("far")
-    assert facts.file_system(str(tmp_path / "near"), tmp_path / "mounts") == "nfs"
+from hpcdl.machine.threads import BLAS, Threads
 
 
 def test_what_killed_jobs_left(tmp_path):
@@ -65,15 +34,6 @@ def test_the_compile_cache(tmp_path, monkeypatch):
     assert "directory" in facts.compile_cache(str(tmp_path / "file" / "cache"))[2].lower()
 
 
-def test_the_cache_is_where_numba_says():
-    from hpcdl.kernels import shared
-
-    kernel = shared.arrived
-    kernel.compile("int64")
-    folder, _, problem = facts.compile_cache(kernel._cache.cache_path)
-    assert problem == "" and any(name.startswith("shared.arrived") for name in os.listdir(folder))
-
-
 def test_names_of_libraries():
     assert facts.library_name("MPICH Version:      5.0.2\nMPICH Release date: x") == "MPICH 5.0.2"
     assert facts.library_name("Open MPI v5.0.11, package: Open MPI user, ident\0") == "Open MPI v5.0.11"
@@ -85,14 +45,14 @@ def test_room():
     assert facts.free("/nowhere") is None
 
 
-@pytest.mark.parametrize("name", facts.BLAS)
+@pytest.mark.parametrize("name", BLAS)
 def test_the_variable_that_says_how_many_threads(world, monkeypatch, name):
-    for each in facts.BLAS:
+    for each in BLAS:
         monkeypatch.delenv(each, raising=False)
     assert facts.quick_facts(world).variable == ""
     monkeypatch.setenv(name, "3")
     seen = facts.quick_facts(world)
-    assert (seen.variable, seen.blas) == (name, 3) and threads(world) == 3
+    assert (seen.variable, seen.blas) == (name, 3) and Threads(world).now == 3
 
 
 def test_looking_around(world):

@@ -20,17 +20,10 @@ def made(cores=2, siblings=1, nodes=1):
     """A machine with caches of 32 KiB, 1 MiB and 8 MiB, the last for all."""
     numbers = range(cores * siblings)
     processors = [Processor(n, n % cores, 0, n % cores * nodes // cores) for n in numbers]
-    caches = [
-        Cache(level, size, frozenset(range(k, len(numbers), cores)))
-        for level, size in ((1, 32 << 10), (2, 1 << 20))
-        for k in range(cores)
-    ]
-    return MachineTopology(
-        "made", "", processors, [*caches, Cache(3, 8 << 20, frozenset(numbers))], {0: 1 << 30}, [*numbers]
-    )
-
-
-# -- what the loops do -----------------------------------------------------------------------------------------------
+    own = [frozenset(range(k, len(numbers), cores)) for k in range(cores)]
+    caches = [Cache(level, size, shared) for level, size in ((1, 32 << 10), (2, 1 << 20)) for shared in own]
+    caches.append(Cache(3, 8 << 20, frozenset(numbers)))
+    return MachineTopology("made", "", processors, caches, {0: 1 << 30}, [*numbers])
 
 
 def test_multiply_add_takes_its_steps():
@@ -39,9 +32,8 @@ def test_multiply_add_takes_its_steps():
     wanted = np.array([1.0, -2.0, 0.0])
     for _ in range(2 * probes.DEPTH):
         wanted = wanted * 0.5 + 1.0
-    assert (
-        np.allclose(x, wanted, rtol=1e-12) and probes.multiply_add_source().count("v * factor + addend") == probes.DEPTH
-    )
+    assert np.allclose(x, wanted, rtol=1e-12)
+    assert probes.multiply_add_source().count("v * factor + addend") == probes.DEPTH
 
 
 def test_streams():
@@ -91,30 +83,19 @@ def test_a_time_is_that_of_a_round():
     assert RoundTime(2e-9, 1e-9).nanoseconds(2) == {"nanoseconds": 1.0, "nanoseconds_best": 0.5}
 
 
-def test_numbers_of_threads():
+def test_numbers_of_threads_and_a_pair_for_each_relation():
     assert [thread_counts(n) for n in (1, 2, 3, 6, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 6], [1, 2, 4, 8]]
-
-
-def test_a_pair_for_each_relation():
     assert pairs(made(2, 2)) == [(0, 1), (0, 2)]  # one cache; siblings
     assert pairs(made(1)) == []
-
-
-# -- sizes -----------------------------------------------------------------------------------------------------------
 
 
 def test_working_sets_stay_where_they_are_meant_to():
     found = made(4)
     memory = hardware_memory.memory_size(found)
     assert memory == max(64 << 20, 4 * (8 << 20))
-    assert hardware_memory.places(found, [0]) == [
-        ("L1", 16 << 10),
-        ("L2", 512 << 10),
-        ("L3", 4 << 20),
-        ("memory", memory),
-    ]
-    shared = hardware_memory.places(found, [0, 1, 2, 3])
-    assert shared == [("L1", 16 << 10), ("L2", 512 << 10), ("L3", 1 << 20), ("memory", memory // 4)]
+    own = [("L1", 16 << 10), ("L2", 512 << 10)]
+    assert hardware_memory.places(found, [0]) == [*own, ("L3", 4 << 20), ("memory", memory)]
+    assert hardware_memory.places(found, [0, 1, 2, 3]) == [*own, ("L3", 1 << 20), ("memory", memory // 4)]
     siblings = hardware_memory.places(made(2, 2), [0, 2])
     assert siblings[0] == ("L1", 8 << 10)
 
@@ -130,9 +111,6 @@ def test_no_room(monkeypatch):
         hardware_memory.bandwidth("read", "float32", 1 << 16, [0], [0], SHORT)
 
 
-# -- the report ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def rows():
     """Of this machine, quickly, without the arithmetic, which has a test of its own."""
@@ -143,13 +121,15 @@ def rows():
         return [row for part in ("machine", "memory", "cores") for row in hardware.PARTS[part](found, SHORT)], found
 
 
-def test_rows_of_the_machine(rows):
+def test_rows_of_the_machine_and_between_its_cores(rows):
     made, found = rows
-    kinds = [row["what"] for row in made]
+    kinds, cores = [row["what"] for row in made], len(found.one_per_core())
     assert kinds[:3] == ["processor", "processors", "cores"] and kinds.count("node") == len(found.nodes())
-    (cores,) = hardware.rows_of_kind(made, "cores")
-    assert cores["usable"] == len(found.one_per_core())
+    assert [row["usable"] for row in hardware.rows_of_kind(made, "cores")] == [cores]
     assert kinds.count("cache") == len({cache.level for cache in found.caches})
+    assert kinds.count("cache line") == len(pairs(found))
+    assert [row["threads"] for row in hardware.rows_of_kind(made, "barrier")] == thread_counts(cores)[1:]
+    assert [row["threads"] for row in hardware.rows_of_kind(made, "lock")] == thread_counts(cores)
 
 
 def test_rows_of_the_memory(rows):
@@ -162,14 +142,6 @@ def test_rows_of_the_memory(rows):
     types = hardware.rows_of_kind(made, "types")
     assert {row["dtype"] for row in types} == {"float64", "float32", "bfloat16", "float16"}
     assert len(hardware.rows_of_kind(made, "numa")) == (len(found.nodes()) if len(found.nodes()) > 1 else 0)
-
-
-def test_rows_between_cores(rows):
-    made, found = rows
-    cores = len(found.one_per_core())
-    assert len(hardware.rows_of_kind(made, "cache line")) == len(pairs(found))
-    assert [row["threads"] for row in hardware.rows_of_kind(made, "barrier")] == thread_counts(cores)[1:]
-    assert [row["threads"] for row in hardware.rows_of_kind(made, "lock")] == thread_counts(cores)
 
 
 def arithmetic_rows():
@@ -218,15 +190,20 @@ def test_a_working_set_that_is_divided(monkeypatch):
     each = (1 << 20) * 3 // 4  # of the second cache, for the third is shared
     assert asked == [("read", 4 * each, [0]), ("read", each, [0, 1, 2, 3])]
     assert (row["cache"], row["speed_up"], row["speed_up_best"]) == ("L2", 16.0, 4.0)
-    assert tables([row])[0].cells[1] == ["3 MiB, each of 4 has its part in its L2", "10.0", "160.0", "16.00", "4.00"]
+    assert tables([row])[0].cells[1] == [
+        "3 MiB, each of 4 threads has its part in its L2",
+        "10.0",
+        "160.0",
+        "16.00",
+        "4.00",
+    ]
     assert hardware_memory.divided(made(1), SHORT) == []
 
 
 def test_remote_memory_of_two_nodes(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        hardware_memory, "bandwidth", lambda *args: asked.append(args[3:5]) or {"gigabytes_per_second": 1.0}
-    )
+    speed = {"gigabytes_per_second": 1.0}
+    monkeypatch.setattr(hardware_memory, "bandwidth", lambda *args: asked.append(args[3:5]) or speed)
     found = hardware_memory.remote(made(4, nodes=2), SHORT)
     assert [(row["from_node"], row["of_node"]) for row in found] == [(0, 0), (0, 1)]
     assert asked == [([0], [0]), ([0], [2])]

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.machine import hardware_arithmetic
-from hpcdl.machine.hardware_arithmetic import CHAINS, Level, arithmetic, levels, measure_in_process, widths
+from hpcdl.machine.hardware_arithmetic import CHAINS, Level, arithmetic, levels, measure_in_process
 from hpcdl.machine.topology import MachineTopology, Processor, from_sys
 
 X86 = llvmlite.binding.get_process_triple().startswith("x86_64")
@@ -52,11 +52,6 @@ def test_levels_are_those_that_the_processor_has(monkeypatch):
     assert [level.name for level in levels()] == ["scalar", "SSE", "AVX2"]
     monkeypatch.setattr(llvmlite.binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
     assert [level.name for level in levels()] == ["scalar", "native"]
-
-
-def test_machine_code_is_read():
-    code = "\tvfmadd213ps %zmm1, %zmm2, %zmm0\n\tmulps\t%xmm1, %xmm0\n\taddss %xmm1, %xmm0\n\tvmovups %ymm0, (%rax)"
-    assert widths(code) == {"scalar": 1, "128": 1, "256": 0, "512": 1}
 
 
 def test_what_a_user_tells_numba_is_left_out(monkeypatch):

@@ -28,17 +28,10 @@ def test_occupancy(threads, registers, shared, part):
     assert occupancy(threads, registers, shared, H100) == part
 
 
-class Array:
+def array(size):
     """Of a GPU; its address is its size, so that calls tell it."""
-
-    def __init__(self, size):
-        self.data = SimpleNamespace(ptr=size, copy_from_device_async=lambda *args: None)
-
-    def set(self, host):
-        pass
-
-    def get(self, out):
-        pass
+    data = SimpleNamespace(ptr=size, copy_from_device_async=lambda *args: None)
+    return SimpleNamespace(data=data, set=lambda host: None, get=lambda out: None)
 
 
 @pytest.fixture
@@ -56,7 +49,7 @@ def device():
         runtime=SimpleNamespace(getDeviceProperties=lambda index: about),
     )
     made = SimpleNamespace(xp=SimpleNamespace(cuda=cuda), index=0, called=called)
-    made.zeros = lambda size, dtype: Array(size)
+    made.zeros = lambda size, dtype: array(size)
     made.pinned = lambda size, dtype: np.empty(size, dtype)
     return made
 

@@ -1,74 +1,50 @@
 """Threads of the matrix products: a share of the cores that are shared."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from threadpoolctl import threadpool_info
 
 from hpcdl.machine import threads as machine
-from hpcdl.machine.threads import Threads, threads
+from hpcdl.machine.threads import Threads
 
 
-class Node:
-    """A communicator of so many ranks, with these cores each."""
-
-    def __init__(self, cores):
-        self.cores = cores
-
-    def Split_type(self, kind):
-        return self
-
-    def allgather(self, mine):
-        return self.cores
-
-    def Free(self):
-        pass
-
-    def allreduce(self, mine, op):
-        return max(mine, self.halved)
-
-    halved = 0  # what another rank has found
+def ranks_with(cores, halved=0):
+    """A communicator of ranks with these cores each; halved: what another rank has found."""
+    node = SimpleNamespace(allgather=lambda mine: cores, Free=lambda: None)
+    node.allreduce = lambda mine, op: max(mine, halved)
+    node.Split_type = lambda kind: node
+    return node
 
 
-class Left:
-    """What a look at the load finds, one after the other."""
-
-    def __init__(self, *found):
-        self.found = list(found)
-
-    def available(self, ranks):
-        return self.found.pop(0)
-
-    def measure(self, ranks, min_seconds):
-        return self.found.pop(0)
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in (*machine.BLAS, "SLURM_JOB_ID", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def alone_on_four(monkeypatch):
     """A function: the threads of a rank on four cores, of which others leave so many, look after look."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
 
     def made(*found, ranks=1, halved=0):
-        monkeypatch.setattr(machine, "load", Left(*found))
-        node = Node([list(range(4))] * ranks)
-        node.halved = halved
-        return Threads(node)
+        looks = iter(found)
+        load = SimpleNamespace(available=lambda ranks: next(looks), measure=lambda ranks, min_seconds: next(looks))
+        monkeypatch.setattr(machine, "load", load)
+        return Threads(ranks_with([list(range(4))] * ranks, halved))
 
     return made
 
 
 @pytest.mark.parametrize(
-    "mine, others, wanted",
-    [(range(8), 0, 8), (range(8), 3, 2), (range(2), 6, 1), ([3], 0, 1), (range(8, 16), 1, 4)],
+    "mine, others, wanted", [(range(8), 0, 8), (range(8), 3, 2), (range(2), 6, 1), ([3], 0, 1), (range(8, 16), 1, 4)]
 )
 def test_the_cores_are_shared_by_those_that_have_the_same(mine, others, wanted, monkeypatch):
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(mine))
     apart = [[100, 101]]  # a rank with other cores takes nothing away
-    assert threads(Node([list(mine)] * (1 + others) + apart)) == wanted
+    assert Threads(ranks_with([list(mine)] * (1 + others) + apart)).now == wanted
 
 
 @pytest.mark.parametrize(
@@ -84,20 +60,13 @@ def test_the_cores_are_shared_by_those_that_have_the_same(mine, others, wanted, 
 )
 def test_of_a_shared_node_only_what_is_allotted(slurm, quota, wanted, monkeypatch, tmp_path):
     """Two ranks, both bound to eight cores, on a node that others use, too."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "SLURM_JOB_ID", "SLURM_CPUS_ON_NODE"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(machine, "QUOTA", tmp_path / "cpu.max")
     if quota:
         (tmp_path / "cpu.max").write_text(quota + "\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    assert threads(Node([list(range(8))] * 2)) == wanted
-
-
-def test_the_user_decides(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert threads(Node([[0]])) == 3
+    assert Threads(ranks_with([list(range(8))] * 2)).now == wanted
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,8 @@ def tree(root, nodes=2, cores=2, siblings=2):
             write(f"cpu/cpu{number}/topology/thread_siblings_list", twins)
             write(f"cpu/cpu{number}/topology/physical_package_id", node)
             kinds = [(1, "Data", "32K", twins), (1, "Instruction", "64K", twins), (2, "Unified", "1M", twins)]
-            for index, (level, kind, size, shared) in enumerate(
-                [*kinds, (3, "Unified", "12M", ",".join(map(str, own)))]
-            ):
+            kinds.append((3, "Unified", "12M", ",".join(map(str, own))))
+            for index, (level, kind, size, shared) in enumerate(kinds):
                 for name, value in {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}.items():
                     write(f"cpu/cpu{number}/cache/index{index}/{name}", value)
     (root / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Made Here 9000\n")
@@ -75,9 +74,8 @@ def test_both_sources_tell_the_same(tmp_path, shape):
     assert (files.source, tool.source) == ("/sys", "hwloc")
     assert files.model == tool.model == "Made Here 9000"
     assert files.processors == tool.processors and len(files.processors) == shape[0] * shape[1] * shape[2]
-    assert files.caches == tool.caches and files.memory == tool.memory == {
-        k: 1024 * (1000 + k) for k in range(shape[0])
-    }
+    memory = {k: 1024 * (1000 + k) for k in range(shape[0])}
+    assert files.caches == tool.caches and files.memory == tool.memory == memory
 
 
 @pytest.fixture
@@ -97,10 +95,7 @@ def test_a_machine_with_siblings_and_nodes(smt):
     assert Cache(3, 12 << 20, frozenset({2, 3, 6, 7})) in smt.caches and len(smt.caches) == 4 + 4 + 2
     assert smt.relation(0, 4) == "SMT siblings of one core" and smt.relation(0, 1) == "cores with one L3 cache"
     assert smt.relation(0, 2) == "cores of two packages"
-
-
-def test_only_usable_processors_count(smt):
-    smt.usable = [1, 2, 6]
+    smt.usable = [1, 2, 6]  # only these count
     assert smt.cores() == {1: [1], 2: [2, 6]} and smt.one_per_core() == [1, 2] and smt.siblings() == [2, 6]
 
 

@@ -1,4 +1,4 @@
-"""Cutting layers into parts: against every cut there is, and what becomes of the loss."""
+"""Cutting layers into parts: compared with every possible cut; the loss goes with the last layer."""
 
 import itertools
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_models import make_batch
 
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
@@ -19,7 +20,7 @@ def largest(costs, ranges):
 
 
 def every_cut(n, parts):
-    """All ways to cut range(n) into so many parts, none of them empty."""
+    """Yield all ways to cut range(n) into `parts` nonempty parts."""
     for inner in itertools.combinations(range(1, n), parts - 1):
         yield [range(a, b) for a, b in itertools.pairwise((0, *inner, n))]
 
@@ -34,18 +35,11 @@ def test_no_cut_has_a_smaller_largest_part(costs, data):
     assert largest(costs, found) == min(largest(costs, cut) for cut in every_cut(len(costs), parts))
 
 
-def test_by_hand():
-    assert [list(each) for each in balanced([3, 1, 1, 2, 2, 4], 3)] == [[0, 1], [2, 3, 4], [5]]
-    assert balanced([7.5], 1) == [range(0, 1)]
-    assert balanced([0, 0, 0], 3) == [range(0, 1), range(1, 2), range(2, 3)]  # none is empty
-    assert balanced([1, 1, 1, 100], 2) == [range(0, 3), range(3, 4)]
-
-
 def test_costs_are_parameters():
     model = make_model("mlp:8,5", (4,), 3)
     assert parameter_costs(model) == [4 * 8 + 8, 8 * 5 + 5, 5 * 3 + 3]
     costs = parameter_costs(make_model(GPT, (6,), 10))
-    assert costs[0] == 10 * 8 + 6 * 8 and costs[-1] == 10 * 8  # the head works with the table, tied as it is
+    assert costs[0] == 10 * 8 + 6 * 8 and costs[-1] == 10 * 8  # the head uses the tied table
     assert costs[1:-1] == [4 * 64 + 6 * 8, 8 * 64 + 7 * 8] * 2 + [2 * 8]
 
 
@@ -68,24 +62,20 @@ def test_costs_of_ones_own():
     assert cut_layers(model, 2, [1, 1, 1, 9]) == [range(0, 3), range(3, 5)]
 
 
-class NoLayers:
-    """A model of one's own."""
-
-
 def test_refusals():
     model = make_model("mlp:8,5", (4,), 3)
-    message = r"^4 stages need as many layers, and the model has 3 \(dense1, dense2, dense3\); take fewer stages$"
+    message = r"^4 stages are more than the model's 3 layers \(dense1, dense2, dense3\); take fewer stages$"
     with pytest.raises(UsageError, match=message):
         cut_layers(model, 4)
-    with pytest.raises(UsageError, match="needs one that is made of them"):
-        cut_layers(NoLayers(), 1)
+    with pytest.raises(UsageError, match="and this model lists none"):
+        cut_layers(object(), 1)
 
 
 @pytest.mark.parametrize(
     ("spec", "tokens"), [("softmax", False), ("mlp:8,5,activation=gelu", False), (GPT, True), (f"{GPT},head=own", True)]
 )
-def test_measured_costs(spec, tokens, make_batch):
-    """One for each layer but the loss; the batch stays as it is, and all buffers are given back."""
+def test_measured_costs(spec, tokens):
+    """There is a cost for each layer except the loss; the batch is unchanged, and all buffers are given back."""
     model = make_model(spec, (6,), 10)
     batch = make_batch(5, 6, 10, "float32", tokens=tokens)
     x, y = batch.x.copy(), batch.y.copy()

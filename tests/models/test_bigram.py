@@ -13,7 +13,7 @@ from hpcdl.models.bigram import Bigram
 
 
 class Rows:
-    """A split that lies in two arrays."""
+    """A split of two arrays, x and y."""
 
     def __init__(self, x, y):
         self.x, self.y, self.examples = np.array(x, np.float32), np.array(y), len(y)

@@ -1,10 +1,11 @@
-"""Every model: its gradient against finite differences and an independent reference, and what a strategy relies on."""
+"""Every model: its gradient against finite differences and a plain reference; the properties that strategies need."""
 
 import itertools
 import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
+import plain_models as reference
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ CASES = {  # spec -> (classes, the reference's loss, its activation)
     "mlp:5": (0, "squared", "relu"),
     "mlp:3,activation=tanh": (0, "squared", "tanh"),
     "logistic": (2, "logistic", "none"),
+    "svm": (2, "hinge", "none"),
     "softmax": (3, "softmax", "none"),
     "mlp:4": (3, "softmax", "relu"),
     "mlp:7,4,6": (4, "softmax", "relu"),
@@ -36,19 +38,14 @@ def spec(request):
     return request.param
 
 
-@pytest.fixture(scope="session")
-def batch_for(make_batch):
-    """batch_for(spec, rows, dtype, seed=0): a batch that the model can read."""
-
-    def make(spec, rows, dtype, seed=0):
-        classes, kind, _ = CASES[spec]
-        return make_batch(rows, FEATURES, classes, dtype, seed, tokens=kind == "gpt")
-
-    return make
+def batch_for(spec, rows, dtype, seed=0):
+    """Return a batch for the model `spec`."""
+    classes, kind, _ = CASES[spec]
+    return reference.make_batch(rows, FEATURES, classes, dtype, seed, tokens=kind == "gpt")
 
 
 def build(spec, dtype, seed=0):
-    """The model and a parameter vector whose biases are not zero."""
+    """Return the model and a parameter vector whose biases are not zero."""
     model = make_model(spec, (FEATURES,), CASES[spec][0], dtype)
     parameters = model.initialize(Random(seed))
     parameters += 0.1 * np.random.default_rng(seed).standard_normal(model.size).astype(dtype)
@@ -65,7 +62,7 @@ def part(batch, rows):
     return SimpleNamespace(x=batch.x[rows], y=batch.y[rows])
 
 
-def test_gradient_against_central_differences(spec, batch_for):
+def test_gradient_against_central_differences(spec):
     model, parameters = build(spec, "float64")
     batch = batch_for(spec, 6, "float64")
     _, gradient = gradient_of(model, parameters, batch)
@@ -81,9 +78,9 @@ def test_gradient_against_central_differences(spec, batch_for):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rows", [0, 1, 2, 33])
+@pytest.mark.parametrize("rows", [0, 1, 33])
 @pytest.mark.parametrize("spec", DENSE)
-def test_loss_and_gradient_against_reference(spec, rows, dtype, batch_for, reference):
+def test_loss_and_gradient_against_reference(spec, rows, dtype):
     _, kind, activation = CASES[spec]
     model, parameters = build(spec, dtype)
     batch = batch_for(spec, rows, dtype)
@@ -97,18 +94,7 @@ def test_loss_and_gradient_against_reference(spec, rows, dtype, batch_for, refer
         np.testing.assert_allclose(view, by_name[name], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], err_msg=name)
 
 
-def test_gradient_is_added(spec, batch_for):
-    model, parameters = build(spec, "float64")
-    batch = batch_for(spec, 6, "float64")
-    _, alone = gradient_of(model, parameters, batch)
-    before = np.random.default_rng(1).standard_normal(model.size)
-    gradient, kept = before.copy(), parameters.copy()
-    model.loss_and_gradient(parameters, batch, gradient)
-    np.testing.assert_allclose(gradient, before + alone, rtol=1e-13, atol=1e-13)
-    np.testing.assert_array_equal(parameters, kept)
-
-
-def test_zero_rows(spec, batch_for):
+def test_zero_rows(spec):
     model, parameters = build(spec, "float32")
     empty = batch_for(spec, 0, "float32")
     gradient, slices = np.full(model.size, 7, "float32"), []
@@ -121,7 +107,7 @@ def test_zero_rows(spec, batch_for):
 
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(0, 20), cuts=st.lists(st.integers(0, 20), max_size=4), data=st.data())
-def test_parts_of_a_batch_add_up(rows, cuts, data, batch_for):
+def test_parts_of_a_batch_add_up(rows, cuts, data):
     spec = data.draw(st.sampled_from(list(CASES)))
     model, parameters = build(spec, "float64")
     batch = batch_for(spec, rows, "float64", seed=rows)
@@ -136,7 +122,7 @@ def test_parts_of_a_batch_add_up(rows, cuts, data, batch_for):
     assert score == pytest.approx(model.evaluate(parameters, batch)[1], rel=1e-12)
 
 
-def test_on_ready_gives_final_slices_last_layer_first(spec, batch_for):
+def test_on_ready_gives_final_slices_last_layer_first(spec):
     model, parameters = build(spec, "float64")
     batch = batch_for(spec, 6, "float64")
     gradient, seen = np.ones(model.size), []
@@ -149,35 +135,35 @@ def test_on_ready_gives_final_slices_last_layer_first(spec, batch_for):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_evaluate_and_predict_agree_with_the_loss(spec, dtype, batch_for):
+def test_evaluate_and_predict_agree_with_the_loss(spec, dtype):
     classes, kind, _ = CASES[spec]
     model, parameters = build(spec, dtype)
     batch = batch_for(spec, 40, dtype)
     loss, _ = gradient_of(model, parameters, batch)
     total, score = model.evaluate(parameters, batch)
     prediction = model.predict(parameters, batch.x)
-    assert total == loss
-    assert prediction.dtype == dtype
+    assert total == loss and prediction.dtype == dtype
+    assert prediction.shape == ((40, classes) if kind in ("softmax", "gpt") else (40,))
     if kind == "softmax":
-        assert prediction.shape == (40, classes)
         np.testing.assert_allclose(prediction.sum(axis=1), 1, rtol=1e-6)
         assert score == (prediction.argmax(axis=1) == batch.y).sum()
         assert -np.log(prediction[np.arange(40), batch.y]).sum() == pytest.approx(loss, rel=1e-5)
     elif kind == "gpt":  # of the last token; test_gpt.py looks at all of them
-        assert prediction.shape == (40, classes)
         np.testing.assert_allclose(prediction.sum(axis=1), 1, rtol=1e-6)
         assert 0 < score < 40
+    elif kind == "hinge":  # it predicts classes
+        z = batch.x @ parameters[:FEATURES] + parameters[FEATURES]
+        np.testing.assert_array_equal(prediction, z > 0)
+        assert score == (prediction == batch.y).sum() and loss > 0
     elif kind == "logistic":
-        assert prediction.shape == (40,)
         assert score == ((prediction > 0.5) == batch.y).sum()
         assert -np.log(np.where(batch.y, prediction, 1 - prediction)).sum() == pytest.approx(loss, rel=1e-5)
     else:
-        assert prediction.shape == (40,)
         assert score == pytest.approx(((prediction - batch.y) ** 2).sum(), rel=1e-5)
         assert total == score / 2
 
 
-def test_a_prediction_is_not_overwritten_later(spec, batch_for):
+def test_a_prediction_is_not_overwritten_later(spec):
     model, parameters = build(spec, "float64")
     batch = batch_for(spec, 8, "float64")
     prediction = model.predict(parameters, batch.x)
@@ -187,34 +173,18 @@ def test_a_prediction_is_not_overwritten_later(spec, batch_for):
     np.testing.assert_array_equal(prediction, kept)
 
 
-def test_micro_batches_in_flight(spec, batch_for):
-    """Several forwards before the first backward, as in a pipeline, give the same gradient."""
-    model, parameters = build(spec, "float64")
-    batch = batch_for(spec, 9, "float64")
-    _, whole = gradient_of(model, parameters, batch)
-    gradient = np.zeros_like(whole)
-    w, g, flying = model.views(parameters), model.views(gradient), []
-    for rows in (slice(0, 4), slice(4, 5), slice(5, 9)):
-        x, kept = batch.x[rows], []
-        for layer, tensors in zip(model.layers[:-1], w, strict=False):
-            x, saved = layer.forward(tensors, x, model.group)
-            kept.append(saved)
-        kept.append(model.layers[-1].forward((), x, model.group, model.targets(part(batch, rows)))[1])
-        flying.append(kept)
-    for kept in flying:
-        dy = None
-        for layer, tensors, saved, into in reversed(list(zip(model.layers, w, kept, g, strict=True))):
-            dy = layer.backward(tensors, saved, dy, into, model.group)
-        assert dy is None  # nobody needs the gradient by the examples
-    np.testing.assert_allclose(gradient, whole, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("activation", ["tanh", "gelu"])
-def test_steady_state_allocates_nothing_big(activation, make_batch):
-    model = make_model(f"mlp:64,activation={activation}", (200,), 10, "float64")
+@pytest.mark.parametrize(
+    ("spec", "classes", "least"),
+    [
+        ("mlp:64,activation=gelu", 10, 37 * 10 * 8 + 16 * 2**10),  # the smallest activation; the weight has 100 KiB
+        ("gpt:layers=2,width=32,heads=2,context=200", 40, 37 * 200 * 32 * 8),
+    ],
+)
+def test_steady_state_allocates_nothing_big(spec, classes, least):
+    model = make_model(spec, (200,), classes, "float64")
     parameters = model.initialize(Random(0))
     gradient = np.zeros_like(parameters)
-    batches = [make_batch(rows, 200, 10, "float64") for rows in (64, 37)]
+    batches = [reference.make_batch(rows, 200, classes, "float64", tokens=spec.startswith("gpt")) for rows in (64, 37)]
 
     def step():
         for batch in batches:
@@ -222,30 +192,30 @@ def test_steady_state_allocates_nothing_big(activation, make_batch):
             model.evaluate(parameters, batch)
 
     step()
+    assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)  # all is given back
+    held = len(model.pool.bases)
     tracemalloc.start()
     try:
-        for _ in range(3):
-            step()
+        step()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 37 * 10 * 8 + 16 * 2**10  # the smallest activation has 37 x 10 x 8 bytes, the weight 100 KiB
+    assert len(model.pool.bases) == held and peak < least
 
 
 @pytest.mark.parametrize("spec", DENSE)
-def test_nan_is_not_hidden(spec, batch_for):
+def test_nan_is_not_hidden(spec):
     classes = CASES[spec][0]
     model, parameters = build(spec, "float32")
     batch = batch_for(spec, 4, "float32")
     batch.x[2] = np.nan
     loss, gradient = gradient_of(model, parameters, batch)
-    assert np.isnan(loss)
-    assert np.isnan(gradient).any()
+    assert np.isnan(loss) and np.isnan(gradient).any()
     total, score = model.evaluate(parameters, batch)
     assert np.isnan(total)
     rest = part(batch, [0, 1, 3])
     assert np.isnan(score) if classes == 0 else score == model.evaluate(parameters, rest)[1]
-    assert np.isnan(model.predict(parameters, batch.x)[2]).all()
+    assert spec == "svm" or np.isnan(model.predict(parameters, batch.x)[2]).all()  # a class is a number
 
 
 def test_initial_values_depend_on_seed_and_name_only():
@@ -280,8 +250,8 @@ def read_only(array):
     return array
 
 
-@pytest.mark.parametrize("spec", ["linear", "logistic", "mlp:4", "gpt:layers=1,width=6,heads=2,context=7"])
-def test_arrays_that_do_not_fit(spec, batch_for):
+@pytest.mark.parametrize("spec", ["linear", "logistic", "mlp:4", list(CASES)[-2]])
+def test_arrays_that_do_not_fit(spec):
     model, parameters = build(spec, "float64")
     good = batch_for(spec, 6, "float64")
     gradient = np.zeros_like(parameters)
@@ -314,10 +284,8 @@ def test_arrays_that_do_not_fit(spec, batch_for):
     assert (gradient == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("spec", "largest"), [("logistic", 1), ("softmax", 2), ("gpt:layers=1,width=6,heads=2,context=7", 3)]
-)
-def test_label_outside_of_the_classes(spec, largest, batch_for):
+@pytest.mark.parametrize(("spec", "largest"), [("logistic", 1), ("softmax", 2), (list(CASES)[-2], 3)])
+def test_label_outside_of_the_classes(spec, largest):
     model, parameters = build(spec, "float64")
     batch = batch_for(spec, 6, "float64")
     for label in (-1, largest + 1):
@@ -328,8 +296,8 @@ def test_label_outside_of_the_classes(spec, largest, batch_for):
             model.evaluate(parameters, batch)
 
 
-def test_on_a_device_all_that_is_given_lies_there(spec, gpu, batch_for):
-    """Initial values are the same bits; an array on the other device is refused, for a kernel would read elsewhere."""
+def test_on_a_device_all_that_is_given_lies_there(spec, gpu):
+    """Initial values have the same bits; an array on another device is refused, as a kernel would read other memory."""
     classes = CASES[spec][0]
     model = make_model(spec, (FEATURES,), classes, "float64", gpu)
     batch, here = batch_for(spec, 4, "float64"), make_model(spec, (FEATURES,), classes, "float64")

@@ -1,9 +1,10 @@
-"""What a linear model is made of: with it a loss and a gradient are put together as the model itself has them."""
+"""The form of a linear model: loss and gradient computed from it are those of the model."""
 
 import math
 
 import numpy as np
 import pytest
+from plain_models import loss_of, make_batch
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.linear import HINGE, LOGISTIC, SOFTMAX, SQUARED
@@ -11,18 +12,7 @@ from hpcdl.models import make_model
 from hpcdl.models.linear_form import linear_form
 from hpcdl.random import Random
 
-
-def losses(kind, z, y):
-    """The loss of one row of outputs, and its slope by each of them."""
-    sign = 2 * y - 1
-    if kind == SOFTMAX:
-        p = np.exp(z) / np.exp(z).sum()
-        return -math.log(p[y]), p - np.eye(len(z))[y]
-    if kind == LOGISTIC:
-        return np.log1p(np.exp(-sign * z[0])), 1 / (1 + np.exp(-z)) - y
-    if kind == HINGE:
-        return max(0, 1 - sign * z[0]), np.array([-sign if sign * z[0] < 1 else 0])
-    return ((z - y) ** 2).sum() / 2, z - y
+NAMES = {SQUARED: "squared", LOGISTIC: "logistic", HINGE: "hinge", SOFTMAX: "softmax"}  # in plain_models.py
 
 
 @pytest.mark.parametrize(
@@ -36,25 +26,18 @@ def losses(kind, z, y):
         ("softmax", 4, (), SOFTMAX),
     ],
 )
-def test_loss_and_gradient_from_single_coordinates(spec, classes, outputs, kind, make_batch):
+def test_loss_and_gradient_from_single_coordinates(spec, classes, outputs, kind):
     model, batch = make_model(spec, (5,), classes, "float64", outputs=outputs), make_batch(7, 5, classes, "float64")
     if outputs:
         batch.y = np.random.default_rng(1).standard_normal((7, *outputs))
     form = linear_form(model, "this")
     assert form == (kind, 5, math.prod(outputs) if outputs else classes if kind == SOFTMAX else 1)
     w = model.initialize(Random(0)) + 0.1
-    gradient, wanted, total = np.zeros(model.size), np.zeros(model.size), 0.0
-    for x, y in zip(batch.x, batch.y, strict=True):
-        z = [
-            w[form.features * form.outputs + k] + sum(x[j] * w[j * form.outputs + k] for j in range(form.features))
-            for k in range(form.outputs)
-        ]
-        loss, slopes = losses(kind, np.array(z), y)
-        total += loss
-        for k in range(form.outputs):
-            wanted[form.features * form.outputs + k] += slopes[k]
-            for j in range(form.features):
-                wanted[j * form.outputs + k] += x[j] * slopes[k]
+    x, gradient, wanted = np.c_[batch.x, np.ones(7)], np.zeros(model.size), np.zeros(model.size)  # x of the bias is 1
+    places = [np.arange(form.features + 1) * form.outputs + k for k in range(form.outputs)]  # of an output's parameters
+    total, slopes = loss_of(NAMES[kind], np.stack([x @ w[place] for place in places], axis=1), batch.y)
+    for place, slope in zip(places, slopes.T, strict=True):
+        wanted[place] = x.T @ slope
     assert model.loss_and_gradient(w, batch, gradient) == pytest.approx(total, rel=1e-12)
     np.testing.assert_allclose(gradient, wanted, rtol=1e-12, atol=1e-12)
 

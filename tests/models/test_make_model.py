@@ -45,57 +45,49 @@ def test_settings_of_a_gpt():
 
 
 @pytest.mark.parametrize(
-    ("spec", "features", "message"),
+    ("spec", "classes", "how", "message"),
     [
-        ("gpt", (8, 8), "'gpt' reads sequences of tokens, not examples of 8 x 8; try --data text"),
-        (
-            "gpt",
-            (65,),
-            "sequences have 65 tokens, the model's context is 64; take gpt:context=65, or make shorter ones",
-        ),
-        ("gpt:width=10", (8,), "width 10 cannot be divided evenly among 4 heads"),
-        ("gpt:layers=0", (8,), "layers must be 1 or more, not 0"),
-        ("gpt:width=0", (8,), "width must be 1 or more, not 0"),
-        ("gpt:heads=-1", (8,), "heads must be 1 or more, not -1"),
-        ("gpt:context=0", (8,), "context must be 1 or more, not 0"),
-        ("gpt:head=loose", (8,), "unknown head of a gpt 'loose'.* known: own, tied"),
-        ("gpt:depth=3", (8,), "no setting 'depth'"),
-        ("gpt:64", (8,), "no setting '64'"),
-        ("gpt:layers=x", (8,), "x"),
+        ("gpt", 50, {"features": (8, 8)}, "'gpt' reads sequences of tokens, not examples of 8 x 8; try --data text"),
+        ("gpt", 50, {"features": (65,)}, "sequences have 65 tokens, the model's context is 64; take gpt:context=65"),
+        ("gpt:width=10", 50, {"features": (8,)}, "width 10 cannot be divided evenly among 4 heads"),
+        ("gpt:layers=0", 50, {"features": (8,)}, "layers must be 1 or more, not 0"),
+        ("gpt:width=0", 50, {"features": (8,)}, "width must be 1 or more, not 0"),
+        ("gpt:heads=-1", 50, {"features": (8,)}, "heads must be 1 or more, not -1"),
+        ("gpt:context=0", 50, {"features": (8,)}, "context must be 1 or more, not 0"),
+        ("gpt:head=loose", 50, {"features": (8,)}, "unknown head of a gpt 'loose'.* known: own, tied"),
+        ("gpt:depth=3", 50, {"features": (8,)}, "no setting 'depth'"),
+        ("gpt:64", 50, {"features": (8,)}, "no setting '64'"),
+        ("gpt:layers=x", 50, {"features": (8,)}, "x"),
+        ("gpt", 0, {}, "'gpt' is a classifier, the data has no classes"),
+        ("gpt", 1, {}, "'gpt' needs data with at least 2 classes, not 1"),
+        ("mpl", 10, {}, r"unknown model 'mpl' \(did you mean 'mlp'\?\); known: gpt, linear, logistic, mlp, softmax"),
+        ("", 10, {}, "unknown model ''"),
+        ("mlp:0", 10, {}, "positive whole number, not '0'"),
+        ("mlp:64,-3", 10, {}, "positive whole number, not '-3'"),
+        ("mlp:1.5", 10, {}, "positive whole number, not '1.5'"),
+        ("mlp:tanh", 10, {}, "positive whole number, not 'tanh'"),
+        ("mlp:activation=tan", 10, {}, r"unknown activation 'tan' \(did you mean 'tanh'\?\)"),
+        ("mlp:width=3", 10, {}, "no setting 'width'"),
+        ("softmax:10", 10, {}, "no setting '10'"),
+        ("linear", 10, {}, "'linear' is for regression, the data has 10 classes"),
+        ("logistic", 3, {}, "'logistic' is for 2 classes, the data has 3"),
+        ("logistic", 0, {}, "'logistic' is a classifier, the data has no classes"),
+        ("softmax", 0, {}, "'softmax' is a classifier, the data has no classes"),
+        ("softmax", 1, {}, "'softmax' needs data with at least 2 classes, not 1"),
+        ("mlp:4", 1, {}, "'mlp' needs data with at least 2 classes, not 1"),
+        ("mlp", 0, {"loss": "hubert"}, r"unknown loss 'hubert' \(did you mean 'huber'\?\)"),
+        ("mlp", 0, {"loss": "huber:delta=0"}, "delta must be a finite number greater than 0"),
+        ("mlp", 0, {"loss": "huber:delta=nan"}, "delta must be a finite number greater than 0"),
+        ("mlp", 3, {"loss": "huber"}, "loss 'huber' is for regression; the data has 3 classes"),
+        ("mlp", 3, {"text": True}, "'mlp' takes quantities, and the data are the tokens of a text; take gpt"),
+        ("softmax", 3, {"text": True}, "take gpt"),
+        ("gpt", 3, {"sparse": True}, "reads sequences of tokens, and the data are sparse rows; take softmax"),
     ],
 )
-def test_wrong_gpts(spec, features, message):
+def test_wrong_specs(spec, classes, how, message):
     with pytest.raises(UsageError, match=message) as caught:
-        make_model(spec, features, 50)
+        make_model(spec, **{"features": (3,), "classes": classes} | how)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("spec", "classes", "message"),
-    [
-        ("gpt", 0, "'gpt' is a classifier, the data has no classes"),
-        ("gpt", 1, "'gpt' needs data with at least 2 classes, not 1"),
-        ("mpl", 10, r"unknown model 'mpl' \(did you mean 'mlp'\?\); known: gpt, linear, logistic, mlp, softmax"),
-        ("", 10, "unknown model ''"),
-        ("mlp:0", 10, "positive whole number, not '0'"),
-        ("mlp:64,-3", 10, "positive whole number, not '-3'"),
-        ("mlp:1.5", 10, "positive whole number, not '1.5'"),
-        ("mlp:tanh", 10, "positive whole number, not 'tanh'"),
-        ("mlp:activation=tan", 10, r"unknown activation 'tan' \(did you mean 'tanh'\?\)"),
-        ("mlp:width=3", 10, "no setting 'width'"),
-        ("softmax:10", 10, "no setting '10'"),
-        ("linear", 10, "'linear' is for regression, the data has 10 classes"),
-        ("logistic", 3, "'logistic' is for 2 classes, the data has 3"),
-        ("logistic", 0, "'logistic' is a classifier, the data has no classes"),
-        ("softmax", 0, "'softmax' is a classifier, the data has no classes"),
-        ("softmax", 0, "'softmax' is a classifier, the data has no classes"),
-        ("softmax", 1, "'softmax' needs data with at least 2 classes, not 1"),
-        ("mlp:4", 1, "'mlp' needs data with at least 2 classes, not 1"),
-    ],
-)
-def test_wrong_specs(spec, classes, message):
-    with pytest.raises(UsageError, match=message):
-        make_model(spec, (3,), classes)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "single precision", None.__class__])

@@ -1,4 +1,4 @@
-"""hpcdl/models/model.py: what a model can do, as it declares or as its members show."""
+"""The abilities of a model, as declared or as its members show them; wrappers of models."""
 
 import pytest
 

@@ -1,13 +1,14 @@
-"""Parts of models, by layers, within layers, and both: together they are the whole model, and its gradient.
+"""Parts of models, by layers, within layers, and both: together they compute the whole model's loss and gradient.
 
-Ranks that share layers are threads here, each with its own model; what stands between them is a group in memory.
-"""
+Ranks that share layers are threads here, each with its own model; `ThreadGroup` is the group between them."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 
 import numpy as np
 import pytest
+from plain_models import make_batch
 
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
@@ -34,7 +35,7 @@ CASES = MLPS | GPTS
 
 
 class Meeting:
-    """Where the threads of a group meet: each hands in an array, and has those of all."""
+    """The meeting of a group's threads: each passes an array, and gets the arrays of all."""
 
     def __init__(self, size):
         self.size, self.given, self.barrier = size, [None] * size, threading.Barrier(size, timeout=30)
@@ -43,28 +44,16 @@ class Meeting:
         self.given[rank] = array.copy()
         self.barrier.wait()
         found = list(self.given)
-        self.barrier.wait()  # nobody hands in the next one before all have these
+        self.barrier.wait()  # no thread passes its next array before all have these
         return found
 
 
 class ThreadGroup:
-    """Megatron's operators among threads. Counts them; what was handed in and not handed back is spoilt."""
+    """Megatron's operators among threads; records their names, and fills an array with NaN that it replaces."""
 
     def __init__(self, meeting, rank, sequence):
         self.meeting, self.rank, self.size, self.sequence = meeting, rank, meeting.size, sequence
         self.asked = []
-
-    def f(self, x, pool):
-        return self.gather(x, pool, "f")
-
-    def g_backward(self, dy, pool):
-        return self.gather(dy, pool, "g_backward")
-
-    def g(self, y, pool):
-        return self.sum(y, pool, "g")
-
-    def f_backward(self, dx, pool):
-        return self.sum(dx, pool, "f_backward")
 
     def all_reduce(self, array, op="sum"):
         self.asked.append(op)
@@ -93,9 +82,12 @@ class ThreadGroup:
             pool.give(array)
         return own
 
+    f, g_backward = partialmethod(gather, name="f"), partialmethod(gather, name="g_backward")
+    g, f_backward = partialmethod(sum, name="g"), partialmethod(sum, name="f_backward")
+
 
 def together(size, sequence, body):
-    """[body(rank, group), ...] of `size` threads; where one fails the others do not wait for it."""
+    """Return [body(rank, group), ...] of `size` threads; if one fails, the others do not wait for it."""
     meeting = Meeting(size)
 
     def run(rank):
@@ -115,25 +107,23 @@ def together(size, sequence, body):
 
 
 def build(spec, dtype="float64"):
-    """The model and parameters whose biases are not zero; the same in every thread."""
+    """Return the model, and parameters whose biases are not zero; the same in every thread."""
     model = make_model(spec, (LENGTH,), CASES[spec], dtype)
     noise = 0.2 * np.random.default_rng(0).standard_normal(model.size)
     return model, (model.initialize(Random(0)) + noise).astype(dtype)
 
 
-@pytest.fixture(scope="session")
-def batch_for(make_batch):
-    """batch_for(spec, rows)"""
-    return lambda spec, rows: make_batch(rows, LENGTH, CASES[spec], "float64", tokens=spec in GPTS)
+def batch_for(spec, rows):
+    return make_batch(rows, LENGTH, CASES[spec], "float64", tokens=spec in GPTS)
 
 
 def places(piece):
-    """The numbers of a piece's elements in the whole vector, (blocks, length), from the definition."""
+    """Return the numbers of a piece's elements in the whole vector, (blocks, length), from the definition."""
     return piece.start + piece.stride * np.arange(piece.blocks)[:, None] + np.arange(piece.length)
 
 
 def own(part, whole):
-    """What of a whole vector this part has."""
+    """Return the vector of this part, from the whole vector."""
     vector = np.full(part.size, np.nan)
     for piece, _ in part.pieces():
         vector[piece.local : piece.local + piece.size] = whole[places(piece)].ravel()
@@ -141,14 +131,14 @@ def own(part, whole):
 
 
 def stages_of(model, stages, chunks, share=(0, 1), group=None):
-    """The parts of a model by layers, each with so many chunks, in turns; and which (part, chunk) comes after which."""
+    """Return the model's stages, each with `chunks` chunks in turn, and all (stage, chunk) in the order of layers."""
     ranges = cut_layers(model, stages * chunks)
     parts = [ModelPart(model, ranges[stage::stages], share, group) for stage in range(stages)]
     return parts, [(parts[number % stages], number // stages) for number in range(len(ranges))]
 
 
 def chain(model, parameters, batch, stages, chunks, share=(0, 1), group=None):
-    """Forward through all parts and back; the loss, and (part, its gradient) of each."""
+    """Run forward through all parts, then backward; return the loss, and (part, its gradient) of each part."""
     parts, order = stages_of(model, stages, chunks, share, group)
     gradients = [np.zeros(part.size) for part in parts]
     weights = {
@@ -166,15 +156,13 @@ def chain(model, parameters, batch, stages, chunks, share=(0, 1), group=None):
     for part, chunk in reversed(order):
         dy = part.backward(weights[id(part)], in_flight.pop(), dy, part.numbers[chunk])
     assert dy is None
-    assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)  # nothing is lent any more
+    assert sum(map(len, model.pool.free.values())) == len(model.pool.bases)  # all buffers are given back
     return loss, list(zip(parts, gradients, strict=True))
 
 
 def added_up(size, ranks, sequence):
-    """The whole gradient from those of the parts.
-
-    Copies add to what they are copies of. What ranks have alike is alike, or, with sequence parallelism, a summand.
-    """
+    """Return the whole gradient from those of the parts. The gradient of a copy is added to that of its tensor.
+    Replicated tensors have equal gradients on all ranks, but summands with sequence parallelism."""
     total = np.zeros(size)
     for found in ranks:
         for part, gradient in found:
@@ -190,7 +178,7 @@ def added_up(size, ranks, sequence):
 
 
 def whole(spec, batch):
-    """Loss and gradient of the model as one."""
+    """Return loss and gradient of the whole model."""
     model, parameters = build(spec)
     gradient = np.zeros(model.size)
     return model.loss_and_gradient(parameters, batch, gradient), gradient
@@ -203,7 +191,7 @@ def assert_close(found, wanted):
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (2, 1), (3, 1), (2, 2), (1, 3)])
 @pytest.mark.parametrize("spec", [FOUR, *GPTS])
-def test_by_layers(spec, stages, chunks, rows, batch_for):
+def test_by_layers(spec, stages, chunks, rows):
     batch, (model, parameters) = batch_for(spec, rows), build(spec)
     loss, found = chain(model, parameters, batch, stages, chunks)
     expected, gradient = whole(spec, batch)
@@ -211,14 +199,13 @@ def test_by_layers(spec, stages, chunks, rows, batch_for):
     assert_close(added_up(model.size, [found], False), gradient)
 
 
-CUTS = [(spec, parts, False) for spec in CASES for parts in (2, 4)] + [
-    (spec, parts, True) for spec in GPTS for parts in (1, 2, 4)
-]
+CUTS = [(spec, parts, False) for spec in CASES for parts in (2, 4)]
+CUTS += [(spec, parts, True) for spec in GPTS for parts in (1, 2, 4)]
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize(("spec", "parts", "sequence"), CUTS)
-def test_within_layers(spec, parts, sequence, rows, batch_for):
+def test_within_layers(spec, parts, sequence, rows):
     batch = batch_for(spec, rows)
 
     def body(rank, group):
@@ -239,12 +226,12 @@ def test_within_layers(spec, parts, sequence, rows, batch_for):
     for where in gradients[0][0][0].replicated() if not sequence else ():
         name = next(t.name for t in gradients[0][0][0].layout.tensors.values() if t.slice == where)
         alike = [part.layout.view(vector, name) for ((part, vector),) in gradients]
-        assert all((each == alike[0]).all() for each in alike), name  # to the bit, so that no message keeps them so
+        assert all((each == alike[0]).all() for each in alike), name  # to the bit: no message keeps them equal
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize(("spec", "sequence"), [(FOUR, False), *((spec, s) for spec in GPTS for s in (0, 1))])
-def test_by_layers_and_within(spec, sequence, stages, chunks, batch_for):
+def test_by_layers_and_within(spec, sequence, stages, chunks):
     batch = batch_for(spec, 3)
     expected, gradient = whole(spec, batch)
 
@@ -257,7 +244,7 @@ def test_by_layers_and_within(spec, sequence, stages, chunks, batch_for):
     assert_close(added_up(len(gradient), gradients, sequence), gradient)
 
 
-def test_messages_of_a_block(batch_for):
+def test_messages_of_a_block():
     """Four sums a block (g, f_backward), one each of the embedding and the head, two of the loss."""
     spec = "gpt:layers=2,width=8,heads=4,context=8"
 
@@ -275,18 +262,16 @@ def test_messages_of_a_block(batch_for):
 
 
 def cuts_of(model, stages, chunks, parts):
-    """All parts of a model that is cut both ways."""
     return [part for share in range(parts) for part in stages_of(model, stages, chunks, (share, parts))[0]]
 
 
+EACH = [(1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 1), (3, 1, 2), (2, 2, 4)]
 BOTH = [
-    (spec, *cut) for spec in (FOUR, *GPTS) for cut in [(1, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 1), (3, 1, 2), (2, 2, 4)]
-] + [
     ("softmax", 1, 1, 2),
     ("mlp:8", 2, 1, 4),
-    ("mlp:8,5,activation=tanh", 1, 1, 4),
-    ("mlp:8,5,activation=tanh", 3, 1, 2),
+    *(("mlp:8,5,activation=tanh", *cut) for cut in ((1, 1, 4), (3, 1, 2))),
 ]
+BOTH += [(spec, *cut) for spec in (FOUR, *GPTS) for cut in EACH]
 
 
 @pytest.mark.parametrize(("spec", "stages", "chunks", "parts"), BOTH)
@@ -310,7 +295,7 @@ def test_pieces_cover_the_vector_once_and_hold_its_initial_values(spec, stages, 
 
 @pytest.mark.parametrize(("spec", "stages", "chunks", "parts"), BOTH)
 def test_units(spec, stages, chunks, parts):
-    """They follow each other; what several parts have alike lies at the same place of units of the same size."""
+    """Units follow each other; a tensor of several parts lies at the same place in units of the same size."""
     model = make_model(spec, (LENGTH,), CASES[spec])
     places = {}
     for part in cuts_of(model, stages, chunks, parts):
@@ -334,7 +319,7 @@ def test_units(spec, stages, chunks, parts):
 
 
 def test_units_of_layers():
-    """One for each layer with tensors, where none is tied or cut unevenly."""
+    """There is one unit for each layer with tensors, if no tensor is tied or cut unevenly."""
     part = ModelPart(build("mlp:8,5,activation=tanh")[0])
     assert part.units() == [where for _, where in part.layout.layer_slices]
     part = ModelPart(build("mlp:8,5,activation=tanh")[0], share=(1, 2))  # 3 classes: weight and bias are cut unevenly
@@ -342,7 +327,7 @@ def test_units_of_layers():
     assert sizes == [8 * 4 + 4, 4 * 5 + 5, 5 * 1, 1]
 
 
-def test_a_part_of_all_is_the_model(batch_for):
+def test_a_part_of_all_is_the_model():
     spec = "gpt:layers=1,width=8,heads=4,context=9"
     model, parameters = build(spec)
     part, batch = ModelPart(model), batch_for(spec, 3)
@@ -353,47 +338,24 @@ def test_a_part_of_all_is_the_model(batch_for):
     assert part.rows_at_once == model.rows_at_once and part.sequences
 
 
-@pytest.mark.parametrize(("spec", "sequence"), [(FOUR, False), *((spec, s) for spec in GPTS for s in (False, True))])
-def test_input_shapes(spec, sequence):
-    """What the layer before makes, for every layer by itself, the loss too."""
-
-    def body(rank, group):
-        model, parameters = build(spec)
-        part = ModelPart(model, [range(i, i + 1) for i in range(len(model.layers))], (rank, 2), group)
-        weights, x = FlatWeights(part, own(part, parameters)), np.zeros((3, LENGTH))
-        for i in range(len(model.layers) - 1):
-            x, _ = part.forward(weights, x, part.numbers[i])
-            assert part.input_shape(i + 1, 3) == x.shape
-
-    together(2, sequence, body)
-
-
 def test_replicated():
     model, _ = build("gpt:layers=1,width=8,heads=4,context=9")
     part = ModelPart(model, share=(2, 4))
     names = [t.name for t in part.layout.tensors.values() if t.slice in part.replicated()]
     ends = ("position", "norm.gain", "norm.bias", "out.bias", "down.bias")
     assert names == [name for name in model.layout.tensors if name.endswith(ends)]
-    assert {name: part.axes[name] for name in part.axes if name not in names} == {
-        "embedding.token": 0,
-        "block1.attention.qkv.weight": 2,
-        "block1.attention.qkv.bias": 1,
-        "block1.attention.out.weight": 0,
-        "block1.mlp.up.weight": 1,
-        "block1.mlp.up.bias": 0,
-        "block1.mlp.down.weight": 0,
-    }
+    cut = {"attention.qkv.weight": 2, "attention.qkv.bias": 1, "attention.out.weight": 0}
+    cut |= {"mlp.up.weight": 1, "mlp.up.bias": 0, "mlp.down.weight": 0}
+    wanted = {"embedding.token": 0} | {f"block1.{name}": axis for name, axis in cut.items()}
+    assert {name: axis for name, axis in part.axes.items() if name not in names} == wanted
     assert part.layout.tensors["block1.attention.qkv.weight"].shape == (8, 3, 2)
 
 
-class NoLayers:
-    """A model of one's own."""
-
-    layout = None
+THREE = make_model("gpt:layers=1,width=6,heads=3,context=9", (8,), 5)
 
 
 class Sequence:
-    """A group that shares the tokens, as far as a part asks before it computes."""
+    """A group with sequence parallelism, with the members that a part reads before it computes."""
 
     rank, size, sequence = 0, 3, True
 
@@ -401,30 +363,22 @@ class Sequence:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ModelPart(NoLayers()), "cuts the model by its layers: it needs one that is made of them"),
-        (
-            lambda: ModelPart(build("gpt:layers=1,width=8,heads=4,context=9")[0], share=(0, 3)),
-            "heads 4 cannot .* 3 ranks",
-        ),
-        (
-            lambda: ModelPart(build("mlp:8")[0], share=(0, 3)),
-            "a hidden layer's width 8 cannot .* choose a multiple of 3",
-        ),
+        (lambda: ModelPart(object()), "cuts the model by its layers, and this model lists none"),
+        (lambda: ModelPart(build(next(iter(GPTS)))[0], share=(0, 3)), "heads 4 cannot .* 3 ranks"),
+        (lambda: ModelPart(build("mlp:8")[0], share=(0, 3)), "a hidden layer's width 8 cannot .* a multiple of 3"),
         (
             lambda: ModelPart(make_model("logistic", (4,), 2), share=(0, 2)),
-            "Logistic has outputs .* add a hidden layer",
+            "outputs of the loss Logistic; add a hidden layer",
         ),
-        (lambda: ModelPart(make_model("linear", (4,), 0), share=(1, 2)), "Squared has outputs that ranks cannot share"),
-        (lambda: ModelPart(build("mlp:8")[0], share=(0, 2), group=Sequence()), "needs a model gpt"),
+        (
+            lambda: ModelPart(make_model("linear", (4,), 0), share=(1, 2)),
+            "ranks cannot share the outputs of the loss Squared",
+        ),
+        (lambda: ModelPart(build("mlp:8")[0], share=(0, 2), group=Sequence()), "take --model gpt"),
+        (lambda: ModelPart(THREE, share=(0, 3), group=Sequence()), "3 ranks cannot share sequences of 8 tokens evenly"),
     ],
 )
 def test_refusals(make, message):
     with pytest.raises(UsageError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-def test_sequences_that_cannot_be_shared_evenly():
-    model = make_model("gpt:layers=1,width=6,heads=3,context=9", (8,), 5)
-    with pytest.raises(UsageError, match="3 ranks cannot share sequences of 8 tokens evenly"):
-        ModelPart(model, share=(0, 3), group=Sequence())

@@ -1,4 +1,4 @@
-"""Buffers are lent once at a time, used again, and kept in bounded number."""
+"""A buffer is lent once at a time and reused, and the number of buffers is bounded."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every model that takes sparse rows computes on them what it computes on the dense rows of the same."""
+"""Every model that takes sparse rows computes on them what it computes on the same rows as a dense array."""
 
 from types import SimpleNamespace
 
@@ -11,22 +11,13 @@ from hpcdl.models import make_model
 from hpcdl.random import Random
 
 FEATURES = 9
-CASES = [
-    ("linear", 0, {}),
-    ("linear", 0, {"outputs": (3,)}),
-    ("linear", 0, {"loss": "huber:delta=0.5"}),
-    ("logistic", 2, {}),
-    ("svm", 2, {}),
-    ("softmax", 4, {}),
-    ("mlp:6", 3, {}),
-    ("mlp:6,5,activation=tanh", 3, {}),
-    ("mlp:1", 0, {}),
-    ("mlp:6,activation=gelu", 0, {"outputs": (2,), "loss": "huber"}),
-]
+CASES = [("linear", 0, {}), ("linear", 0, {"outputs": (3,)}), ("linear", 0, {"loss": "huber:delta=0.5"})]
+CASES += [("logistic", 2, {}), ("svm", 2, {}), ("softmax", 4, {}), ("mlp:6", 3, {}), ("mlp:1", 0, {})]
+CASES += [("mlp:6,5,activation=tanh", 3, {}), ("mlp:6,activation=gelu", 0, {"outputs": (2,), "loss": "huber"})]
 
 
 def batches(rows, classes, outputs=(), dtype="float64", **_):
-    """A batch, and the same with x sparse: views of larger rows, of which some have no element."""
+    """Return a batch, and the same with x sparse: a view of a larger CSR, of which some rows have no element."""
     random = np.random.default_rng(rows)
     x = (random.standard_normal((rows + 5, FEATURES)) * (random.random((rows + 5, FEATURES)) < 0.3)).astype(dtype)
     x[3:5] = x[:, 2] = 0
@@ -52,7 +43,7 @@ def test_as_on_the_dense_rows(spec, classes, options, rows, dtype, tolerance):
 
 
 def test_features_that_no_row_has_are_not_read():
-    """NaN there changes nothing: a parameter server's worker holds only what its batch touches."""
+    """NaN there changes nothing: a parameter server's worker holds only the parameters that its batch needs."""
     model = make_model("softmax", (FEATURES,), 3, "float64")
     _, sparse = batches(20, 3)
     w, gradient = model.initialize(Random(0)), np.zeros(model.size)
@@ -68,8 +59,3 @@ def test_rows_that_do_not_fit_are_refused():
     narrow = make_model("softmax", (FEATURES,), 3, "float32")
     with pytest.raises(UsageError, match="x is a float64 array"):
         narrow.predict(narrow.initialize(Random(0)), sparse.x)
-
-
-def test_models_that_read_something_else_are_refused():
-    with pytest.raises(UsageError, match="'gpt' reads sequences of tokens, and the data are sparse rows; take softmax"):
-        make_model("gpt", (FEATURES,), 3, sparse=True)

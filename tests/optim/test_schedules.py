@@ -98,6 +98,6 @@ def test_wrong_settings(spec, lr, message):
     "spec", ["step:factor=1e308,every=1e-9", "step:every=1e308", "cosine:warmup=1e308", "1/t:decay=1e308"]
 )
 def test_settings_beyond_all_steps_give_a_rate_at_each(spec):
-    """Infinite, too: a run whose rate is says so itself."""
+    """The rate may be infinite; a run with such a rate reports it."""
     rate = make_schedule(spec, LR, STEPS, EPOCH, BATCH)
     assert all(rate(step) >= 0 for step in range(0, STEPS, 7))

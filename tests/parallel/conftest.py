@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from paths import places
 
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
@@ -30,10 +31,6 @@ def gpt():
         random = np.random.default_rng(seed)
         x, y = random.integers(0, VOCABULARY, (count, LENGTH)), random.integers(0, VOCABULARY, count)
         return Batch(x.astype(float), y, count, epoch=0, step=0, index=np.arange(count))
-
-    def places(piece):
-        """The numbers of the elements of a piece in the whole vector."""
-        return np.add.outer(piece.start + piece.stride * np.arange(piece.blocks), np.arange(piece.length)).reshape(-1)
 
     return SimpleNamespace(tied=TIED, own=f"{TIED},head=own", made=made, rows=rows, places=places)
 

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.grid import Grid
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
-from hpcdl.parallel.pipelined import PipelineGroups, pipelined, place_layers
+from hpcdl.parallel.pipelined import pipelined, place_layers
 from hpcdl.runs import Options, Run
 
 FEATURES, CLASSES = 5, 3
@@ -29,23 +28,6 @@ def run(world):
 def examples(features=FEATURES, classes=CLASSES):
     x = np.zeros((20, features), int)
     return from_arrays(x, np.arange(20) % classes, classes=classes, dtype="float64")
-
-
-def test_one_pipeline_of_all_ranks_whose_ends_share_a_group(each_group):
-    def body(bare):
-        comm = Communicator(bare, "ring")
-        groups = PipelineGroups(comm)
-        assert groups.pipeline is comm and groups.tensor is None and (groups.data.rank, groups.data.size) == (0, 1)
-        if comm.size == 1 or 0 < comm.rank < comm.size - 1:
-            assert groups.ends is None
-        else:
-            assert (groups.ends.size, groups.ends.rank) == (2, int(comm.rank > 0))
-        groups.free()
-        assert groups.data.mpi == MPI.COMM_NULL and (groups.ends is None or groups.ends.mpi == MPI.COMM_NULL)
-        assert comm.mpi != MPI.COMM_NULL
-        comm.free()
-
-    each_group(body)
 
 
 @pytest.mark.parametrize("balance", ["parameters", "measured"])
@@ -69,20 +51,23 @@ def test_who_reports_losses_and_what_is_summed(axis, sequence, run, world):
     if axis == "one" and sequence:
         pytest.skip("no layer is shared")
     model, data, p = make_model(GPT, (12,), 7, "float64"), examples(12, 7), world.size
-    groups = PipelineGroups(run.comm) if axis == "one" else Grid(run.comm, **{axis: p})
-    held, stage = pipelined(run, model, data, run.make_optimizer(model, data, 0), groups, sequence=sequence, zero=1)
+    grid = None if axis == "one" else Grid(run.comm, **{axis: p})
+    held, stage = pipelined(run, model, data, run.make_optimizer(model, data, 0), grid, sequence=sequence, zero=1)
+    copies, ends = (grid.data, grid.ends) if grid else (*run.groups, None)[:2]
     assert world.allgather(held.reports_loss) == {
         "one": [rank == p - 1 for rank in range(p)],
         "pipeline": [rank == p - 1 for rank in range(p)],
         "tensor": [rank == 0 for rank in range(p)],
         "data": [True] * p,
     }.get(axis)
-    assert held.part is stage.part and held.computing is stage and held.share == (groups.data.rank, groups.data.size)
+    assert held.part is stage.part and held.computing is stage and held.share == (copies.rank, copies.size)
     summed = {id(group): sum(view.size for view in views) for group, views in held.summed}
-    wanted = {id(groups.ends): 7 * 12} if groups.ends is not None else {}
+    wanted = {id(ends): 7 * 12} if ends is not None else {}
+    assert ends is None or (ends.size, ends.rank) == (2, int(world.rank > 0))
     if sequence:
         own = sum(view.size for part in held.part.replicated() for view in held.shards.gradients_of(part))
-        wanted[id(groups.tensor)] = own
+        wanted[id(grid.tensor)] = own
         assert own > 0
     assert summed == wanted
-    groups.free()
+    for each in [grid] if grid else run.groups:
+        each.free()

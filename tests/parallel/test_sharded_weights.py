@@ -1,11 +1,9 @@
 """Layers gathered one by one: which are there when, that their gradient is summed once, and that nothing stays."""
 
-import numpy as np
 import pytest
 
 from hpcdl.models.layered import FlatWeights
 from hpcdl.parallel.sharded_weights import ShardedWeights, weights_of
-from hpcdl.random import Random
 
 
 def test_weights_are_flat_where_parameters_and_gradient_are_whole(hold):
@@ -55,19 +53,3 @@ def test_the_gradient_of_a_layer_is_gone_before_the_next_has_one(stage, hold, gp
     assert max(seen) == 8 * max(held.weights.lengths) > 0
     held.weights.finish()
     assert held.shards.memory.now["gradients"] == held.shards.gradient.nbytes
-
-
-@pytest.mark.parametrize("stage", [2, 3])
-def test_gradients_of_several_batches_add_up(stage, hold, gpt, world):
-    """Each is summed over the ranks when it is final; what a rank owns is the sum of all."""
-    held, model = hold(stage), gpt.made()
-    w, gradient = model.initialize(Random(0)), np.zeros(model.size)
-    held.zero_gradient()
-    for turn in range(2):
-        held.forward_backward(gpt.rows(2, turn * world.size + world.rank))
-        for rank in range(world.size):
-            model.loss_and_gradient(w, gpt.rows(2, turn * world.size + rank), gradient)
-    held.weights.finish()
-    for piece, _ in held.shards.pieces:
-        mine = held.shards.gradient[piece.local : piece.local + piece.size]
-        assert np.abs(mine - gradient[gpt.places(piece)]).max(initial=0) < 1e-12

@@ -43,20 +43,14 @@ class Pipeline:
             self.comm, self.part, FlatWeights(self.part, self.parameters, self.gradient), self.model, recompute
         )
 
-    def wanted(self, batch):
-        """Loss and this rank's part of the gradient, of the whole model."""
-        gradient = np.zeros(self.model.size)
-        loss = self.model.loss_and_gradient(self.model.initialize(Random(0)), batch, gradient)
-        return loss, np.concatenate(
-            [gradient[piece.start : piece.start + piece.size] for piece, _ in self.part.pieces()]
-        )
-
     def check(self, loss, batch):
         """Hold loss and gradient against those of the model on one rank; nothing is left in flight."""
-        wanted, gradient = self.wanted(batch)
+        gradient = np.zeros(self.model.size)
+        wanted = self.model.loss_and_gradient(self.model.initialize(Random(0)), batch, gradient)
+        mine = np.concatenate([gradient[each.start : each.start + each.size] for each, _ in self.part.pieces()])
         last = self.comm.rank == self.comm.size - 1
         assert loss == (pytest.approx(wanted, rel=1e-12) if last else 0)
-        assert np.abs(self.gradient - gradient).max(initial=0) < 1e-12
+        assert np.abs(self.gradient - mine).max(initial=0) < 1e-12
         assert not self.stage.in_flight and not self.stage.leaving and not activity.in_flight
         assert self.memory.now["activations"] == 0
         self.gradient[:] = 0
@@ -64,71 +58,30 @@ class Pipeline:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-def test_the_stages_together_are_the_model(schedule, recompute, each_group):
-    def body(comm):
-        if schedule == "interleaved" and comm.size == 1:
-            return
-        parts = 2 if schedule == "interleaved" else 1
-        pipeline, batch, m = Pipeline(comm, recompute, parts), rows(13), 2 * comm.size
-        for _ in range(2):
-            actions = list(actions_of(schedule, comm.size, comm.rank, m, parts))
-            pipeline.check(pipeline.stage.run(actions, batch.split(m)), batch)
-        spans = pipeline.stage.spans
-        assert [span.action for span in spans] == actions
-        assert all(a.start <= a.stop <= b.start for a, b in itertools.pairwise(spans))
-        pipeline.comm.free()
-
-    each_group(body)
+def test_the_stages_together_are_the_model(schedule, recompute, comm):
+    if schedule == "interleaved" and comm.size == 1:
+        return
+    parts = 2 if schedule == "interleaved" else 1
+    pipeline, batch, m = Pipeline(comm, recompute, parts), rows(13), 2 * comm.size
+    for _ in range(2):
+        actions = list(actions_of(schedule, comm.size, comm.rank, m, parts))
+        pipeline.check(pipeline.stage.run(actions, batch.split(m)), batch)
+    spans = pipeline.stage.spans
+    assert [span.action for span in spans] == actions
+    assert all(a.start <= a.stop <= b.start for a, b in itertools.pairwise(spans))
+    pipeline.comm.free()
 
 
-@pytest.mark.parametrize("count", [0, 1, 9])
-def test_one_batch_that_no_other_accompanies(count, each_group):
-    def body(comm):
-        for parts in (1, 2) if comm.size > 1 else (1,):
-            pipeline, batch = Pipeline(comm, parts=parts), rows(count)
-            pipeline.check(pipeline.stage.forward_backward(batch), batch)
-            assert pipeline.stage.most_in_flight == parts
-            score = pipeline.stage.score(batch)
-            wanted = pipeline.model.evaluate(pipeline.model.initialize(Random(0)), batch)
-            assert score == (pytest.approx(wanted, rel=1e-12) if comm.rank == comm.size - 1 else (0.0, 0.0))
-            assert pipeline.memory.now["activations"] == 0 and not pipeline.gradient.any()
-            pipeline.comm.free()
-
-    each_group(body)
-
-
-def test_micro_batches_of_numbers_beyond_all_tags(each_group):
+def test_micro_batches_of_numbers_beyond_all_tags(comm):
     """Tags are used again, in an order that no two messages in flight share one."""
-
-    def body(comm):
-        pipeline, batch = Pipeline(comm), rows(6)
-        for first in (TAGS // 3 - 1, TAGS - 1, 10**9):
-            numbers = [first + k for k in range(3)]
-            actions = [Action("F", k) for k in numbers] + [Action("B", k) for k in numbers]
-            pipeline.check(pipeline.stage.run(actions, dict(zip(numbers, batch.split(3), strict=True))), batch)
-        pipeline.check(pipeline.stage.forward_backward(batch), batch)
-        assert pipeline.stage.most_in_flight == 3  # at most, though but one was last
-        pipeline.comm.free()
-
-    each_group(body)
-
-
-def test_a_version_that_is_held_serves_the_backward(each_group):
-    """What a micro-batch in flight is told to hold is what its backward takes, as if nothing had been updated."""
-
-    def body(comm):
-        pipeline, batch = Pipeline(comm), rows(6)
-        stage, old = pipeline.stage, FlatWeights(pipeline.part, pipeline.parameters.copy(), pipeline.gradient)
-        stage.begin()
-        loss = stage.forward(0, 0, batch)
-        stage.use(0, old)
-        pipeline.parameters[:] = np.nan
-        stage.backward(0, 0)
-        stage.end()
-        pipeline.check(loss, batch)
-        pipeline.comm.free()
-
-    each_group(body)
+    pipeline, batch = Pipeline(comm), rows(6)
+    for first in (TAGS // 3 - 1, TAGS - 1, 10**9):
+        numbers = [first + k for k in range(3)]
+        actions = [Action("F", k) for k in numbers] + [Action("B", k) for k in numbers]
+        pipeline.check(pipeline.stage.run(actions, dict(zip(numbers, batch.split(3), strict=True))), batch)
+    pipeline.check(pipeline.stage.forward_backward(batch), batch)
+    assert pipeline.stage.most_in_flight == 3  # at most, though but one was last
+    pipeline.comm.free()
 
 
 def test_spans_of_all_stages_on_one_clock(world):
@@ -145,40 +98,36 @@ def test_spans_of_all_stages_on_one_clock(world):
     pipeline.comm.free()
 
 
-def test_what_was_done(each_group):
+def test_what_was_done(comm):
     """Of all steps the seconds from first start to last end and those computing; what warms up is no step, and of a
     long one the last spans are kept."""
-
-    def body(comm):
-        pipeline, batch = Pipeline(comm), rows(6)
-        stage = pipeline.stage
-        stage.warm_up(batch)
-        assert stage.done == (0, 0) and pipeline.gradient.any()
-        seconds = busy = 0.0
-        for m in (2, 3):
-            stage.run(actions_of("1f1b", comm.size, comm.rank, m), batch.split(m))
-            spans = list(stage.spans)
-            assert len(spans) == 2 * m
-            seconds += spans[-1].stop - spans[0].start
-            busy += sum(span.stop - span.start for span in spans)
-            assert stage.done == pytest.approx((seconds, busy))
-        stage.begin(shown=2)
-        for number in range(3):
-            stage.forward(number, 0, batch)
-            stage.backward(number, 0)
-            if number == 0:
-                started = stage.spans[0].start
-        stage.end(apart_seconds=1.0)
+    pipeline, batch = Pipeline(comm), rows(6)
+    stage = pipeline.stage
+    stage.warm_up(batch)
+    assert stage.done == (0, 0) and pipeline.gradient.any()
+    seconds = busy = 0.0
+    for m in (2, 3):
+        stage.run(actions_of("1f1b", comm.size, comm.rank, m), batch.split(m))
         spans = list(stage.spans)
-        assert [span.action for span in spans] == [Action("F", 2), Action("B", 2)]
-        assert stage.done.seconds == pytest.approx(seconds + spans[-1].stop - 1.0 - started)
-        done = stage.done
-        stage.begin()
-        stage.end()
-        assert stage.done == done  # nothing was done
-        pipeline.comm.free()
-
-    each_group(body)
+        assert len(spans) == 2 * m
+        seconds += spans[-1].stop - spans[0].start
+        busy += sum(span.stop - span.start for span in spans)
+        assert stage.done == pytest.approx((seconds, busy))
+    stage.begin(shown=2)
+    for number in range(3):
+        stage.forward(number, 0, batch)
+        stage.backward(number, 0)
+        if number == 0:
+            started = stage.spans[0].start
+    stage.end(apart_seconds=1.0)
+    spans = list(stage.spans)
+    assert [span.action for span in spans] == [Action("F", 2), Action("B", 2)]
+    assert stage.done.seconds == pytest.approx(seconds + spans[-1].stop - 1.0 - started)
+    done = stage.done
+    stage.begin()
+    stage.end()
+    assert stage.done == done  # nothing was done
+    pipeline.comm.free()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.errors import UsageError
-from hpcdl.parameter_server.clocks import Clocks, Delay, Horizon
+from hpcdl.parameter_server.clocks import Clocks, Horizon
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.store_messages import ENDED, NO_STEP, Push
 
@@ -35,9 +35,7 @@ def push_of(client, clock=0, seen=0, version=0):
 
 class Play:
     """A store without values: clients that pull, compute, and push; what each of them has pulled is kept.
-
-    `pulled` has, for each pull that was answered: client, clock, step, the store's clock; `applied` the pushes.
-    """
+    `pulled` has, for each pull that was answered: client, clock, step, the store's clock; `applied` the pushes."""
 
     def __init__(self, clients, consistency, start=0, lead=None):
         self.clocks = Clocks(range(clients), consistency, start, lead)
@@ -77,7 +75,7 @@ class Play:
             self.counted.append(step)
 
     def close(self, client):
-        self.clocks.closed(client)
+        self.clocks.open.discard(client)
         self.end_steps()
 
     def able(self):
@@ -100,9 +98,6 @@ class Play:
             client = able[number % len(able)]
             (self.pull if self.at[client] is None else self.push)(client)
         return True
-
-
-# -- any order -------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -243,9 +238,6 @@ def test_subscribers_are_sent_what_they_need(clients, bound, start, every, limit
         assert able
 
 
-# -- by hand ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_stores_clock():
     """Of the slowest open client; when all have closed, of the fastest; under async the pushes."""
     clocks, loose = Clocks([3, 5], Consistency("ssp", 2), 7), Clocks([3, 5], ASYNC, 7)
@@ -254,7 +246,7 @@ def test_the_stores_clock():
         each.pushed(push_of(5, 8, 7))
     assert (clocks.of_store, loose.of_store) == (7, 9)
     for client in (3, 5):
-        clocks.closed(client)
+        clocks.open.discard(client)
         assert clocks.of_store == 9
     assert list(clocks.complete()) == [7, 8] and not list(clocks.complete())
 
@@ -264,21 +256,10 @@ def test_a_push_from_parameters_that_are_too_old_is_refused(bound):
     clocks = Clocks([4], Consistency("ssp", bound))
     for clock in range(bound + 1):
         clocks.pushed(push_of(4, clock, 0))
-    words = f"rank 4 pushed at clock {bound + 1} what it computed from parameters of clock 0: more than {bound} behind"
+    words = f"rank 4 pushed at clock {bound + 1} values computed from parameters of clock 0: more than {bound} behind"
     with pytest.raises(UsageError, match=words):
         clocks.pushed(push_of(4, bound + 1, 0))
     assert clocks.of_client[4] == clocks.pushes == bound + 1
-
-
-def test_what_an_update_is_told():
-    """For which step, the clock or, under async, the version; how stale: in clocks, or (as where a round is delayed) in
-    versions, of which each update makes one."""
-    told = []
-    for consistency in (Consistency("ssp", 4), ASYNC, BSP):
-        clocks, late = Clocks([0], consistency, 1), push_of(0, clock=5, seen=2, version=1)
-        clocks.applied([push_of(0, 3, 1, 1)])
-        told.append((clocks.described(late).step, clocks.described(late).staleness, clocks.version))
-    assert told == [(5, 3, 2), (2, 1, 2), (5, 1, 2)]
 
 
 def test_what_subscribers_are_told():
@@ -307,12 +288,3 @@ def test_when_subscribers_are_sent_to():
                 clocks.broadcast_at = clocks.of_store
                 found.append(clocks.of_store)
     assert found == [5, 8, 5, 6, 7, 8, 9]
-
-
-@given(st.integers(0, 4), st.lists(st.integers(), max_size=9))
-def test_a_delay(versions, updates):
-    """Each is due when so many have come after it; what is left comes in the same order."""
-    delay = Delay(versions)
-    due = [list(delay.enter(update)) for update in updates]
-    assert due == [updates[i - versions : i - versions + 1] if i >= versions else [] for i in range(len(updates))]
-    assert [*itertools.chain(*due), *delay.rest()] == updates and not list(delay.rest())

@@ -1,8 +1,7 @@
 """The simulated all-reduce beside the measured one: the table of docs/scaling.md, of emulated hosts.
 
 The latency is what the ring takes for 4 kB on as many hosts, a step: with what a message costs the processors, which
-the hosts share. The bandwidth is the links' own, 200 Mbit/s.
-"""
+the hosts share. The bandwidth is the links' own, 200 Mbit/s."""
 
 import re
 from pathlib import Path

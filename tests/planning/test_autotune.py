@@ -6,14 +6,10 @@ from hpcdl.launch.command_lines import read_command
 from hpcdl.launch.option_parser import parse
 from hpcdl.planning.autotune import candidates, grid_lines, report
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.strategies.workload import Workload
+from hpcdl.scripts.plan import case_of as read
 
 SHEET = {"cores": 1, "latency": 1e-6, "bandwidth": 1e10, "flops": 1e9, "memory": 1e9, "start": 1e-5}
 MODEL = "--model mlp:64,64,64 --data digits --batch-size 64 --optimizer momentum"
-
-
-def read(text, ranks):
-    return Workload.of(read_command(1, f"-n {ranks}: {text}", {}, ranks), parse)
 
 
 def found(room=1 << 40, ranks=4, **more):
@@ -46,19 +42,15 @@ def test_a_slow_network_prefers_few_bytes():
     stage = [program(each) for each in slow].index
     assert stage("train-fully-sharded --stage 3") > stage("train-allreduce")
     assert same[0].startswith("train-grid") and "pipeline" in same[0]  # activations are less than gradients
-
-
-def test_one_server_is_not_what_is_fast():
-    first, _ = found(bandwidth=1e6)
-    names = [program(each) for each in first]
-    assert names.index("train-allreduce") < names.index("train-parameter-server")
+    one = [program(each) for each in found(bandwidth=1e6)[0]].index
+    assert one("train-allreduce") < one("train-parameter-server")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_its_command_can_be_run(ranks):
     first, refused = found(ranks=ranks)
     said = report(first, refused, ranks, MODEL)
-    start = f"first: mpiexec -n {ranks} hpcdl "
+    start = f"the fastest line: mpiexec -n {ranks} hpcdl "
     assert said[-1].startswith(start) and said[0] == f"{ranks} ranks, {MODEL}"
     for each in first:
         assert read(each.forecast.line, ranks).plan[0] == 64

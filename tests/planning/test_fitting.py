@@ -3,19 +3,11 @@
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.launch.command_lines import read_command
-from hpcdl.launch.option_parser import parse
 from hpcdl.planning.fitting import fits, microbatch_counts, parse_bytes, shapes
 from hpcdl.planning.memory import forecast
-from hpcdl.strategies.workload import Workload
+from hpcdl.scripts.plan import case_of as case
 
 LINE = "train-grid --model gpt:layers=4,width=64,heads=4 --data text --batch-size 32 --optimizer adam"
-
-
-def case(line, ranks):
-    command = read_command(1, f"-n {ranks}: {line}", {}, ranks)
-    strategy = command.training.strategy
-    return Workload(strategy, command.options(parse, "--out=none"), ranks)
 
 
 @pytest.fixture(scope="module")

@@ -1,31 +1,55 @@
-"""Models that are cut: what is foretold is what each rank holds, by schedule and recomputation."""
+"""Models that are cut: what is foretold is what each rank holds, by schedule, recomputation and the stage of ZeRO."""
 
 import pytest
 
-GPT = ["--model", "gpt:layers=2,width=32,heads=4", "--data", "text", "--steps", "3", "--batch-size", "8"]
+GPT = "--model gpt:layers=2,width=32,heads=4 --data text --steps 3 --batch-size 8"
+OWN = GPT.replace("heads=4", "heads=4,head=own").replace("--steps 3", "--steps 12")
+MLP = "--model mlp:64,32,32 --steps 3"
+CASES = [  # ranks, program, options
+    (2, "model-parallel", f"{GPT} --accumulate 2"),
+    (3, "pipeline", GPT),
+    (2, "pipeline", f"{GPT} --schedule interleaved --chunks 2"),
+    (3, "pipeline", f"{OWN} --schedule pipedream"),  # which stashes weights
+    (2, "tensor-parallel", f"{GPT} --sequence-parallel"),
+    (2, "tensor-parallel", MLP),
+    (3, "fully-sharded", f"{GPT} --stage 2 --accumulate 2"),
+    (3, "fully-sharded", f"{GPT} --stage 3 --optimizer adam"),
+    (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 3"),
+    (4, "grid", f"{GPT} --grid pipeline=2,tensor=2 --sequence-parallel --average"),
+    (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),
+]
+LONG = [
+    (2, "pipeline", f"{GPT} --schedule gpipe"),
+    (2, "pipeline", f"{GPT} --schedule naive --recompute"),
+    (2, "tensor-parallel", f"{GPT} --optimizer adam"),
+    (3, "fully-sharded", f"{GPT} --stage 1"),
+    (3, "fully-sharded", f"{GPT} --stage 3 --gather broadcast"),
+]
+LONG = [pytest.param(*each, marks=pytest.mark.long) for each in LONG]
 
 
-@pytest.mark.parametrize(
-    "ranks, program, more",
-    [
-        (2, "train-model-parallel", ["--accumulate", "2"]),
-        (3, "train-pipeline", []),
-        pytest.param(2, "train-pipeline", ["--schedule", "gpipe"], marks=pytest.mark.long),
-        pytest.param(2, "train-pipeline", ["--schedule", "naive", "--recompute"], marks=pytest.mark.long),
-        (2, "train-pipeline", ["--schedule", "interleaved", "--chunks", "2"]),
-        pytest.param(2, "train-tensor-parallel", ["--optimizer", "adam"], marks=pytest.mark.long),
-        (2, "train-tensor-parallel", ["--sequence-parallel"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_gpt(foretold, ranks, program, more):
-    foretold(ranks, program, *GPT, *more)
+@pytest.mark.parametrize("ranks, program, options", [*CASES, *LONG])
+def test_a_run_holds_what_is_foretold(foretold, ranks, program, options):
+    foretold(ranks, f"train-{program}", *options.split())
 
 
 def test_outputs_that_are_made_anew_stay_until_they_have_left(foretold):
-    foretold(2, "train-pipeline", *GPT, "--schedule", "gpipe", "--recompute", at_most=True)
+    foretold(2, "train-pipeline", *GPT.split(), "--schedule", "gpipe", "--recompute", at_most=True)
 
 
-def test_pipedream_stashes_weights(foretold):
-    own = [each.replace("heads=4", "heads=4,head=own") for each in GPT]
-    foretold(3, "train-pipeline", *own, "--schedule", "pipedream", "--steps", "12")
+NET = """from torch import nn
+
+
+def net(features, classes, width=24):
+    layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, classes)]
+    return nn.Sequential(nn.Flatten(), *layers)
+"""
+
+
+@pytest.mark.parametrize("program", ["train-allreduce", "train-pipeline", "train-fully-sharded"])
+def test_modules_of_pytorch(foretold, tmp_path, monkeypatch, program):
+    pytest.importorskip("torch")
+    (tmp_path / "planned_net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    foretold(2, program, "--model", "torch:planned_net:net", "--steps", "3")

@@ -2,74 +2,60 @@
 
 import pytest
 
-from hpcdl.planning.memory import rank_memory
+from hpcdl.planning.memory import forecast
 from hpcdl.strategies.parameter_server import STRATEGY, ServerOptions
 from hpcdl.strategies.workload import Workload
 
-FEW = "--steps", "3"
+ONE_COPY = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # of the digits' mlp, in bytes
+CASES = [  # ranks, program, options
+    (1, "sequential", "--steps 3 --optimizer adam --dtype float64"),
+    (2, "allreduce", "--steps 3 --model mlp:64,32,activation=gelu --accumulate 3"),
+    (3, "allreduce", "--steps 3 --data-servers 1"),
+    (2, "svrg", "--steps 50 --snapshot random"),
+    (3, "sgld", "--steps 3 --chains 2 --model softmax"),
+    (3, "local-sgd", "--steps 4 --sync-every 2 --outer nesterov"),
+    (2, "parameter-server", "--steps 5 --consistency async"),
+    (2, "parameter-server", "--steps 5 --consistency ssp --staleness 2 --broadcast-every 3 --optimizer sgd"),
+    (2, "federated", "--clients 20 --rounds 2 --late 0.2 --server-optimizer fedyogi"),
+    (2, "hogwild", "--steps 2 --optimizer adagrad --threads 2"),
+    (2, "hogwild", "--steps 2 --join servers"),
+    (1, "hogwild", "--steps 2 --threads 2 --exchange-every 100"),
+    (4, "gossip", "--steps 6 --topology exponential"),
+    (4, "gossip", "--steps 6 --method detag --optimizer sgd"),
+    (4, "gossip", "--steps 6 --method defacto --topology hypercube"),
+]
+LONG = [
+    (2, "hogwild", "--steps 2 --optimizer adagrad --shared"),
+    (2, "hogwild", "--steps 2 --optimizer adagrad --join gossip"),
+    (4, "gossip", "--steps 6 --method dpsgd --topology one-peer"),
+    (4, "gossip", "--steps 6 --method gradient-tracking"),
+    (2, "allreduce", "--steps 3 --compress bfloat16 --average"),
+    (2, "allreduce", "--steps 3 --overlap --model softmax"),
+    (2, "svrg", "--steps 50 --model softmax --method saga"),
+    (1, "svrg", "--steps 1 --model softmax --threads 2"),
+    (2, "parameter-server", "--steps 5 --consistency ssp --staleness 2"),
+]
+LONG = [pytest.param(*each, marks=pytest.mark.long) for each in LONG]
 
 
-@pytest.mark.parametrize(
-    "ranks, program, options",
-    [
-        (1, "train-sequential", [*FEW, "--optimizer", "adam", "--dtype", "float64"]),
-        (2, "train-allreduce", [*FEW, "--model", "mlp:64,32,activation=gelu", "--accumulate", "3"]),
-        pytest.param(2, "train-allreduce", [*FEW, "--compress", "bfloat16", "--average"], marks=pytest.mark.long),
-        pytest.param(2, "train-allreduce", [*FEW, "--overlap", "--model", "softmax"], marks=pytest.mark.long),
-        (2, "train-svrg", ["--steps", "50", "--snapshot", "random"]),
-        pytest.param(
-            2, "train-svrg", ["--steps", "50", "--model", "softmax", "--method", "saga"], marks=pytest.mark.long
-        ),
-        pytest.param(1, "train-svrg", ["--steps", "1", "--model", "softmax", "--threads", "2"], marks=pytest.mark.long),
-        (3, "train-sgld", [*FEW, "--chains", "2", "--model", "softmax"]),
-        (3, "train-local-sgd", ["--steps", "4", "--sync-every", "2", "--outer", "nesterov"]),
-        (3, "train-allreduce", [*FEW, "--data-servers", "1"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_data_parallel(foretold, ranks, program, options):
-    foretold(ranks, program, *options)
+@pytest.mark.parametrize("ranks, program, options", [*CASES, *LONG])
+def test_a_run_holds_what_is_foretold(foretold, ranks, program, options):
+    foretold(ranks, f"train-{program}", *options.split())
 
 
-@pytest.mark.parametrize(
-    "more", [["--servers", "1"], ["--servers", "2", "--optimizer", "adam"], ["--servers-on-workers"]], ids=" ".join
-)
+def test_pairs_hold_what_is_on_its_way(foretold):
+    foretold(2, "train-gossip", "--steps", "60", "--method", "adpsgd", late=ONE_COPY)
+
+
+@pytest.mark.parametrize("more", ["--servers 1", "--servers 2 --optimizer adam", "--servers-on-workers"])
 def test_servers_in_rounds(foretold, more):
-    one_copy = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # of the digits' mlp
-    foretold(3, "train-parameter-server", "--steps", "5", *more, late=one_copy)
+    foretold(3, "train-parameter-server", "--steps", "5", *more.split(), late=ONE_COPY)
 
 
 def test_slices_of_12_values_on_5_servers(rows_file):
     options = ServerOptions(data=rows_file(), model="softmax", servers=5, optimizer="momentum")
     case = Workload(STRATEGY, options, 6)
-    assert [rank_memory(case, rank)[0].peak["optimizer"] for rank in range(6)] == [12, 12, 8, 8, 8, 0]
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--consistency", "async"],
-        pytest.param(["--consistency", "ssp", "--staleness", "2"], marks=pytest.mark.long),
-        ["--consistency", "ssp", "--staleness", "2", "--broadcast-every", "3", "--optimizer", "sgd"],
-    ],
-    ids=" ".join,
-)
-def test_servers_without_rounds_send_one_worker_one_copy(foretold, more):
-    foretold(2, "train-parameter-server", "--steps", "5", *more)
-
-
-def test_federated_clients(foretold):
-    foretold(2, "train-federated", "--clients", "20", "--rounds", "2", "--late", "0.2", "--server-optimizer", "fedyogi")
-
-
-@pytest.mark.parametrize("locking", [["--threads", "2"], ["--shared"], ["--join", "gossip"]], ids=" ".join)
-def test_hogwild(foretold, locking):
-    foretold(2, "train-hogwild", "--steps", "2", "--optimizer", "adagrad", *locking)
-
-
-def test_hogwild_with_replicas_and_on_servers(foretold):
-    foretold(1, "train-hogwild", "--steps", "2", "--threads", "2", "--exchange-every", "100")
-    foretold(2, "train-hogwild", "--steps", "2", "--join", "servers")
+    assert [rank.bytes["optimizer"] for rank in forecast(case)] == [12, 12, 8, 8, 8, 0]
 
 
 def test_coordinate_descent(foretold, rows_file):

@@ -65,17 +65,13 @@ def test_95_of_100_intervals_hold_the_truth(written, weak):
     def truth(p):
         return 2 * p / (p - 0.1 * (p - 1)) if weak else 2 * (0.1 + 0.9 / p)
 
+    def step(p):
+        return truth(p) * (1 + 0.02 * random.standard_normal())
+
     for _ in range(turns):
-        folders = written(
-            [1, 2, 4, 8, 16],
-            lambda p: truth(p) * (1 + 0.02 * random.standard_normal()),
-            lambda p: 16 * p if weak else 64,
-        )
-        (size,) = scaling(folders, 1).predicted
-        base = scaling(folders, 1).sizes[0].step
-        another = truth(32) * (1 + 0.02 * random.standard_normal())
-        low, high = size.interval
-        held += low <= (32 if weak else 1) * base / another <= high
+        found = scaling(written([1, 2, 4, 8, 16], step, lambda p: 16 * p if weak else 64), 1)
+        low, high = found.predicted[0].interval
+        held += low <= (32 if weak else 1) * found.sizes[0].step / step(32) <= high
     assert 0.85 * turns <= held <= turns
 
 
@@ -114,20 +110,19 @@ def test_lost_seconds_go_where_the_summary_says(written):
 
 def test_bad_input(written, tmp_path):
     good = written([1, 2], lambda p: 1 / p)
+    for name, more, words in (
+        ("model", {"model": "gpt"}, "differ in model"),
+        ("batch", {"batch": lambda p: 100}, "one --batch-size"),
+        ("lacks", {"seconds": None}, "lacks seconds; train again"),
+        ("none", {"steps": 0}, "took no step"),
+        ("broken", {"idle_seconds_per_rank": [None] * 4}, "the seconds of some ranks"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            scaling([*good, *written([4], lambda p: 1, name=name, **more)])
     with pytest.raises(UsageError, match="at least two numbers of ranks"):
         scaling(good[:1])
     with pytest.raises(UsageError, match="is no folder of a run"):
         scaling([*good, tmp_path / "nowhere"])
-    with pytest.raises(UsageError, match="differ in model"):
-        scaling([*good, *written([4], lambda p: 1, name="other", model="gpt")])
-    with pytest.raises(UsageError, match="one --batch-size"):
-        scaling([*good, *written([4], lambda p: 1, lambda p: 100, name="batch")])
-    with pytest.raises(UsageError, match="lacks what a plan needs: seconds"):
-        scaling([*good, *written([4], lambda p: 1, name="lacks", seconds=None)])
-    with pytest.raises(UsageError, match="without a step"):
-        scaling([*good, *written([4], lambda p: 1, name="none", steps=0)])
-    with pytest.raises(UsageError, match="what each rank spent"):
-        scaling([*good, *written([4], lambda p: 1, name="broken", idle_seconds_per_rank=[None] * 4)])
     (good[0] / "summary.json").write_text("{")
     with pytest.raises(UsageError, match="is no JSON"):
         scaling(good)

@@ -8,21 +8,17 @@ import pytest
 
 import hpcdl.strategies
 from hpcdl.errors import UsageError
-from hpcdl.launch.command_lines import read_command
-from hpcdl.launch.option_parser import parse
 from hpcdl.planning import memory
-from hpcdl.planning.compute_time import slowest
+from hpcdl.planning.compute_time import StepParts, slowest
 from hpcdl.planning.cut_time import messages
 from hpcdl.planning.dry_run import cut_of
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup
-from hpcdl.planning.parts import StepParts
-from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import calibrate_start, exposed_seconds, forecast_step, program_name
 from hpcdl.planning.surveying import rows_of, small_line
 from hpcdl.runs.options import Options
+from hpcdl.scripts.plan import case_of as read
 from hpcdl.strategies.description import Strategy
-from hpcdl.strategies.workload import Workload
 
 L, B, A = 1e-5, 1e8, 1e9  # seconds, bytes a second, bytes added a second
 SHEET = {"cores": 1, "latency": L, "bandwidth": B, "adding": A, "flops": 1e10, "memory": 1e10, "start": 0}
@@ -37,10 +33,6 @@ SECTION = {"ranks": 1, "nodes": 1, "models": [MEASURED]}
 
 def machine(**more):
     return Machine.of(SHEET | {"measured": [SECTION]} | more)
-
-
-def read(line, ranks):
-    return Workload.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
 
 
 def case(line, ranks):
@@ -80,11 +72,9 @@ def test_what_was_measured_on_as_many_ranks_stands_above_theory():
     assert found.messages == pytest.approx(1e-3 + K - 1000)
     assert parts("train-allreduce --allreduce ring", 3, measured=[SECTION, curve]).messages < 1
     two = {"ranks": 2, "nodes": 2, "collectives": {"auto": {1: 1e-3}, "elsewhere": {1: 2e-3, 10**9: 2e-3}}}
-    layers = [
-        parts(f"train-tensor-parallel --allreduce {name}", 2, measured=[SECTION, two]) for name in ("auto", "ring")
-    ]
-    assert layers[0].messages == pytest.approx(3 * 2e-3)  # activations lie in no window
-    assert layers[1].messages < layers[0].messages
+    lines = [f"train-tensor-parallel --allreduce {name}" for name in ("auto", "ring")]
+    auto, ring = (parts(line, 2, measured=[SECTION, two]).messages for line in lines)
+    assert auto == pytest.approx(3 * 2e-3) and ring < auto  # activations lie in no window
 
 
 def test_buckets_pass_beside_the_backward_pass():
@@ -187,16 +177,13 @@ def test_the_stages_of_zero_send_what_they_should():
     found = parts("train-fully-sharded --stage 1 --batch-size 8", 4)
     assert found.messages == pytest.approx(2 * 3 * (L + K / 4 / B) + 3 * K / 4 / A)  # all are under way at once
     group, by_layer = RankGroup(machine(), 4), parts("train-fully-sharded --stage 3 --batch-size 8", 4)
-    assert by_layer.messages == pytest.approx(
-        sum(group.reduce_scatter(n) if name == "reduce_scatter" else group.all_gather(n) for name, n in sent(3))
-    )
+    assert by_layer.messages == pytest.approx(sum(getattr(group, name)(n) for name, n in sent(3)))
     assert found.compute == pytest.approx(1e-4 * 2 + UPDATE / 4)
 
 
 def test_tensor_parallelism_counts_its_all_reduces():
     of = "train-tensor-parallel --model gpt:layers=3,width=16,heads=2 --data text --batch-size 4"
-    command = read_command(1, f"-n 2: {of}", {}, 2)
-    told = Workload.of(command, parse)
+    told = read(of, 2)
     said = messages(told, 0, cut_of(told))["tensor"]
     block = 4 * 64 * 16 * 4  # rows, tokens, width, bytes
     assert sum(bytes == block for _, bytes in said) == 4 * 3 + 2
@@ -228,6 +215,7 @@ def test_theory_where_nothing_was_measured():
     work = 2 * 32 * (64 * 32 + 32 * 32 * 2 + 32 * 10) * 3 / 1e10  # three products of each layer
     assert found.parts.compute == pytest.approx(work, rel=0.5)
     assert forecast_step(case("train-sequential", 1), machine()).exact
+    assert StepParts(0, 0, 0, 0, 0, 0, 1).rate == math.inf
 
 
 STRATEGIES = [
@@ -268,17 +256,6 @@ def test_a_strategy_without_a_forecast_is_refused():
 
 
 def test_layers_that_were_not_measured_are_refused():
-    with pytest.raises(UsageError, match="measured layer by layer"):
+    with pytest.raises(UsageError, match="not measured one by one"):
         bare = {n: {"draw": 0, "gradient": 1e-3} for n in (1, 64)}
         parts("train-pipeline", 2, measured=[SECTION | {"models": [MEASURED | {"rows": bare}]}])
-
-
-def test_parts():
-    found = StepParts(4.0, 2.0, 1.0, 0.5, 0.5, 3.0, 16)
-    assert (
-        found.seconds == 8
-        and found.rate == 2
-        and found.per_worker(2).seconds == 4
-        and found.per_worker(2).examples == 16
-    )
-    assert StepParts(0, 0, 0, 0, 0, 0, 1).rate == math.inf and ANSWER.endswith(" ")

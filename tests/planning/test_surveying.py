@@ -6,26 +6,20 @@ import subprocess
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.launch.command_lines import read_command
-from hpcdl.launch.option_parser import parse
 from hpcdl.planning import forecast_error
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import forecast_step
-from hpcdl.planning.surveying import ON_ONE_NODE, machine_of, small_line, survey
-from hpcdl.strategies.workload import Workload
-
-
-def read(text, ranks):
-    return Workload.of(read_command(1, f"-n {ranks}: {text}", {}, ranks), parse)
+from hpcdl.planning.surveying import ON_ONE_NODE, small_line, survey
+from hpcdl.scripts.plan import case_of as read
 
 
 class Ranks:
     """Ranks that answer by what a machine of these numbers would measure; a step of each program takes 5 ms."""
 
-    def __init__(self, nodes=1):
-        self.jobs, self.nodes = {}, nodes
+    def __init__(self, nodes=1, bandwidth=1e9):
+        self.jobs, self.nodes, self.near = {}, nodes, [1e-6, bandwidth]
 
     def __call__(self, ranks, arguments):
         job = json.loads(arguments[-1])
@@ -40,7 +34,7 @@ class Ranks:
             models.append(told | {"optimizer": of.options.optimizer, "update": 1e-6, "rows": each})
         section = {"ranks": ranks, "nodes": self.nodes, "collectives": collectives, "programs": {}, "models": models}
         measured = {"section": section, "cores": 2, "adding": 1e9, "flops": 1e9, "memory": 1e9, "late": 1e-5 * ranks}
-        measured |= {"progress": 0.5 if ranks > 1 else None, "near": [1e-6, 1e9] if ranks > 1 else None}
+        measured |= {"progress": 0.5 if ranks > 1 else None, "near": self.near if ranks > 1 else None}
         measured |= {"far": [5e-5, 1e8] if self.nodes > 1 else None}
         answer = {"measured": measured, "runs": [[4e-3, 5e-3, 9e-3] for _ in job["lines"]]}
         return subprocess.CompletedProcess([], 0, f"{ANSWER}{{}}\n[0] {ANSWER}{json.dumps(answer)}[0]\nend\n", "")
@@ -84,23 +78,16 @@ def test_links_are_those_that_were_measured():
     both = survey(LINES[:2], read, far, 0, lambda text: None)
     assert (both.links.latency, both.links.bandwidth, both.links.ranks_per_node) == (5e-5, 1e8, 1)
     assert both.links.node_latency == 1e-6
-    quick = {2: {"measured": json.loads(json.dumps(machine_answer(1e15)))}}
-    assert machine_of(quick).links.bandwidth == pytest.approx(2 * (1 << 21) / 1e-3)
-
-
-def machine_answer(bandwidth):
-    """What two ranks say of a link so fast."""
-    section = {"ranks": 2, "nodes": 1, "collectives": {"message": {256: 1e-5, 1 << 21: 1e-3}}}
-    about = {"section": section, "cores": 2, "adding": 1e9, "flops": 1e9, "memory": 1e9, "late": 0, "progress": 1}
-    return about | {"near": [1e-6, bandwidth], "far": None}
+    quick = survey(LINES[:1], read, Ranks(bandwidth=1e15), 0, lambda text: None)
+    assert quick.links.bandwidth == pytest.approx(2 * (1 << 21) / 1e-3)
 
 
 def test_what_cannot_be_measured_is_a_line():
-    with pytest.raises(UsageError, match=r"100 ranks are not started on 2 cores .* give --machine"):
+    with pytest.raises(UsageError, match=r"100 ranks are too many .* 2 cores: give .* --machine"):
         survey([("train-allreduce", 100)], read, Ranks(), 2)
 
     idle = Ranks()
-    with pytest.raises(UsageError, match="no time is known of a GPU"):
+    with pytest.raises(UsageError, match="no forecast of the time on a GPU"):
         survey([("train-allreduce --device cuda", 2)], read, idle, 2)
     assert idle.jobs == {}  # before anything is measured
 
@@ -114,10 +101,8 @@ def test_errors_of_a_matrix():
     said = forecast_error.report(found)
     assert said[1].endswith("+10 %") and "it is not finite" in said[2]
     assert said[-1] == "1 line: median error 10 %, 9 of 10 within 10 %"
-    assert (
-        forecast_error.steps_for(told[0], 1e9) == forecast_error.MOST
-        and forecast_error.steps_for(told[0], 1e-9) == forecast_error.FEWEST
-    )
+    steps = [forecast_error.steps_for(told[0], seconds) for seconds in (1e9, 1e-9)]
+    assert steps == [forecast_error.MOST, forecast_error.FEWEST]
 
 
 SHEET = {"cores": 2, "latency": 1e-5, "bandwidth": 1e9, "flops": 1e10, "memory": 1e10, "start": 1e-4}

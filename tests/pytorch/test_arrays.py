@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from hpcdl.errors import UsageError  # noqa: E402
-from hpcdl.torch.arrays import all_back, array_to_fill, array_to_send, memory_of  # noqa: E402
+from hpcdl.errors import UsageError
+from hpcdl.torch.arrays import array_to_fill, array_to_send, memory_of
 
 
 def test_a_contiguous_tensor_is_its_own_array():
@@ -38,11 +37,3 @@ def test_a_strided_tensor_is_copied_and_taken_back():
     assert array_to_send(torch.tensor([1 + 2j]).conj()).tolist() == [1 - 2j]
     with pytest.raises(UsageError, match="dense"):
         array_to_fill(torch.eye(2).to_sparse())
-
-
-def test_all_back():
-    done = []
-    assert all_back(None, None) is None
-    all_back(None, lambda: done.append(1))()
-    all_back(lambda: done.append(2), None, lambda: done.append(3))()
-    assert done == [1, 2, 3]

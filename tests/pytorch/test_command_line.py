@@ -5,10 +5,7 @@ import sys
 
 import pytest
 import yaml
-
-torch = pytest.importorskip("torch")
-
-from in_process import ends  # noqa: E402
+from in_process import ends
 
 NETS = """
 from torch import nn
@@ -20,11 +17,11 @@ def small(features, classes, width=3):
 TRUST = ["--trust", "a"]  # the run of the fixture
 MODEL = ["--model", "torch:nets_of_commands:small,width=4", "--progress", "none"]
 SHORT = [*MODEL, "--epochs", "1", "--batch-size", "128"]
+MANY = ["--epochs", "1", "--batch-size", "256"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("commands")
     (folder / "nets_of_commands.py").write_text(NETS)
     with pytest.MonkeyPatch.context() as patch:
@@ -51,36 +48,43 @@ def test_programs_that_train_take_a_module_and_a_rule(folder, program, more):
 
 
 def test_federated_with_a_rule_of_the_servers(folder):
-    told = [
-        "--rounds",
-        "2",
-        "--clients",
-        "8",
-        "--fraction",
-        "0.5",
-        "--server-optimizer",
-        "torch:Adam",
-        "--server-lr",
-        "0.01",
-    ]
-    assert ends("train_federated", [*MODEL, *told, "--optimizer", "torch:SGD", "--out", "f"]) == (0, "")
+    told = "--rounds 2 --clients 8 --fraction 0.5 --server-optimizer torch:Adam --server-lr 0.01 --optimizer torch:SGD"
+    assert ends("train_federated", [*MODEL, *told.split(), "--out", "f"]) == (0, "")
 
 
 def test_a_run_goes_on_and_repeats_from_its_options(folder):
     """The optimizer's vectors are in its checkpoint; config.yaml names model and rule."""
-    told = yaml.safe_load((folder / "a/config.yaml").read_text())
-    assert told["optimizer"] == "torch:AdamW,betas=(0.9,0.95)" and told["model"] == MODEL[1]
+    config = yaml.safe_load((folder / "a/config.yaml").read_text())
+    assert config["optimizer"] == "torch:AdamW,betas=(0.9,0.95)" and config["model"] == MODEL[1]
     assert ends("train_allreduce", ["--config", "a/config.yaml", *TRUST, "--out", "again", *MODEL[2:]]) == (0, "")
     one, other = (json.loads((folder / each / "summary.json").read_text()) for each in ("a", "again"))
     assert one["test_loss"] == other["test_loss"]
-    assert ends("train_gossip", ["--config", "a/config.yaml", *TRUST, "--epochs", "2", "--out", "g", *MODEL[2:]]) == (
-        0,
-        "",
-    )
+    told = ["--config", "a/config.yaml", *TRUST, "--epochs", "2", "--out", "g", *MODEL[2:]]
+    assert ends("train_gossip", told) == (0, "")
     assert ends("train_allreduce", ["--resume", "a", *TRUST, "--epochs", "2", "--out", "longer", *MODEL[2:]]) == (0, "")
     assert json.loads((folder / "longer/summary.json").read_text())["epochs"] == 2
     status, said = ends("train_allreduce", ["--resume", "a", *TRUST, "--epochs", "2", "--optimizer", "torch:Adam"])
     assert status == 2 and "optimizer is torch:AdamW,betas=(0.9,0.95), not torch:Adam" in said
+
+
+def test_a_search_over_it(folder):
+    """Settings of the module and rules of PyTorch's are values like others."""
+    models, rules = f"model={MODEL[1][:-8]}|{MODEL[1]}", "optimizer=torch:AdamW,betas=(0.9,0.95)|momentum"
+    told = ["--space", models, "--space", rules, "--method", "grid", *MANY, "--out", "found"]
+    assert ends("search", ["train-allreduce", *told])[0] == 0
+    assert len([*(folder / "found").glob("trials/*/*/summary.json")]) == 4
+
+
+def test_an_ensemble_of_it(folder):
+    told = ["--members", "2", "--model", MODEL[1], *MANY, "--out", "many"]
+    assert ends("train_ensemble", ["train-allreduce", *told])[0] == 0
+    assert ends("evaluate", ["many", "--trust", "many", "--json", "many.json"])[0] == 0
+
+
+@pytest.mark.long
+def test_compared(folder):
+    told = ["train-sequential", "train-allreduce", "--model", MODEL[1], *MANY, "--out", "c"]
+    assert ends("compare", told)[0] == 0
 
 
 def test_runs_are_scored_predicted_and_reported(folder):

@@ -2,13 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from hpcdl.strategies import fully_sharded, grid, model_parallel, pipeline  # noqa: E402
+from hpcdl.strategies import fully_sharded, grid, model_parallel, pipeline
 
 pytestmark = pytest.mark.four
-torch.set_num_threads(1)
-
 CNN = "torch:cut_nets:cnn"
 ADAM = "adam:eps=0.001"
 

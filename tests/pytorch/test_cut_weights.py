@@ -1,16 +1,11 @@
 """A module cut by layers: its weights where several stages share them, where they move, and where they are gone."""
 
 import pytest
+from strategies.test_pipeline import simulate, stages_of
 
-torch = pytest.importorskip("torch")
-
-from strategies.test_pipeline import simulate, stages_of  # noqa: E402
-
-from hpcdl.strategies import fully_sharded, pipeline  # noqa: E402
+from hpcdl.strategies import fully_sharded, pipeline
 
 pytestmark = pytest.mark.four
-torch.set_num_threads(1)
-
 CNN = "torch:cut_nets:cnn"
 
 

@@ -5,15 +5,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
+from in_process import ends
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-torch = pytest.importorskip("torch")
-
-from in_process import ends  # noqa: E402
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate  # noqa: E402
-
-from hpcdl.data import from_arrays, open_data  # noqa: E402
-from hpcdl.errors import LoneError, UsageError  # noqa: E402
-from hpcdl.torch import from_dataset  # noqa: E402
+from hpcdl.data import from_arrays
+from hpcdl.errors import LoneError, UsageError
+from hpcdl.torch import from_dataset
 
 ROWS = 29
 
@@ -159,17 +157,17 @@ class Untold(NoLength):
         (NoLength(), {}, "NoLength has no examples, or does not say how many"),
         (Images(0), {}, "has no examples"),
         (Untold(), {}, "give from_dataset(..., classes=N)"),
-        (Untold(), {"classes": 3, "validation": 0.5}, "validation goes by the labels: Untold has none that are known"),
-        (Images(), {"classes": 2}, "its targets go from 0 to 2, and classes is 2"),
-        (Images(), {"augment": "flip"}, "--augment: the examples of a Dataset are changed by its transforms"),
-        (Images(), {"standardize": True}, "--standardize: the examples of a Dataset are changed by its transforms"),
-        (Images(), {"workers": -1}, "workers is 0 or more, not -1"),
-        (Images(), {"workers": 1, "collate_fn": lambda each: default_collate(each)}, "the data set cannot be pickled"),
+        (Untold(), {"classes": 3, "validation": 0.5}, "validation goes by the labels of all rows: give Untold"),
+        (Images(), {"classes": 2}, "targets go from 0 to 2, and there are 2 classes"),
+        (Images(), {"augment": "flip"}, "--augment: a Dataset of PyTorch changes examples by its own transforms"),
+        (Images(), {"standardize": True}, "--standardize: a Dataset of PyTorch changes examples by its own transforms"),
+        (Images(), {"workers": -1}, "workers=-1: give 0 or more processes"),
+        (Images(), {"workers": 1, "collate_fn": lambda each: default_collate(each)}, "cannot pickle the data set"),
         (Images(bad=(0, broken)), {}, "the first example of Images cannot be made: OSError: the disk is gone"),
-        (Images(bad=(0, torch.ones(2, 3))), {}, "examples should be (x, y), and are made a Tensor"),
+        (Images(bad=(0, torch.ones(2, 3))), {}, "collated examples must be (x, y), and are a Tensor"),
         (Images(bad=(0, (object(), 0))), {}, "the first example of Images cannot be made: TypeError: default_collate"),
-        (Images(bad=(0, (torch.full((2, 3), float("nan")), 0))), {}, "an example holds what is not finite"),
-        (Images(), {"partition": "column:a"}, "partition 'column:a' is read from a file"),
+        (Images(bad=(0, (torch.full((2, 3), float("nan")), 0))), {}, "an example holds NaN or an infinite number"),
+        (Images(), {"partition": "column:a"}, "partition 'column:a': Images has no columns"),
     ],
 )
 def test_what_is_no_such_data_set_is_refused_in_a_line(dataset, options, words):
@@ -182,7 +180,7 @@ def test_what_is_no_such_data_set_is_refused_in_a_line(dataset, options, words):
     ("bad", "words"),
     [
         (broken, "an example of Images cannot be made: OSError: the disk is gone (test_dataset.py, line"),
-        ((torch.ones(2, 3), 7), "a label is 7 or 7, of 3 classes"),
+        ((torch.ones(2, 3), 7), "labels are integers below 3, not 7 to 7"),
         ((torch.ones(3, 2), 1), "an example has shape (3, 2), and the first one (2, 3)"),
     ],
 )
@@ -219,13 +217,7 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     federated = ["--clients", "4", "--rounds", "2", "--partition", "dirichlet:1", "--out", "b"]
     assert ends("train_federated", [*told[:-2], *federated]) == (0, "")
     status, said = ends("train_hogwild", [*told, "--model", "logistic"])
-    assert status == 2 and "this needs its training rows in memory, and a Dataset makes them" in said
+    assert status == 2 and "this needs all training rows in memory, and a Dataset of PyTorch makes" in said
     status, said = ends("train_allreduce", [*told, "--placement", "streamed"])
     assert status == 2 and "it needs placement shared" in said
     sys.modules.pop("my_dataset", None)
-
-
-def test_an_option_that_the_data_refuse(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="augment"):
-        from_dataset(Images()).reopened(augment="shift:1")
-    assert open_data("digits").scales is None

@@ -1,18 +1,13 @@
 """Dropout follows the row, the step and the layer's name, whoever computes it; evaluation draws nothing."""
 
-# ruff: noqa: E402 - PyTorch may be missing
-
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from torch import nn
 
 from hpcdl.random import Random
 from hpcdl.torch.dropout_rng import ALPHA, CHANNELS, ELEMENTS, ModuleRandom
 
-torch.set_num_threads(1)
 LAYERS = [*ELEMENTS, *CHANNELS]
 IMAGES = {nn.Dropout1d: (6, 5, 4), nn.Dropout3d: (6, 5, 2, 3, 2)}
 

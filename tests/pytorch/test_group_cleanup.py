@@ -4,14 +4,12 @@ import contextlib
 import time
 
 import pytest
+import torch
 from mpi4py import MPI
+from torch import distributed as dist
 
-torch = pytest.importorskip("torch")
-
-from torch import distributed as dist  # noqa: E402
-
-from hpcdl.errors import UsageError  # noqa: E402
-from hpcdl.torch import group_cleanup  # noqa: E402
+from hpcdl.errors import UsageError
+from hpcdl.torch import group_cleanup
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 LIMIT = 2048  # communicators that MPICH has; Open MPI has more

@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from hpcdl.errors import UsageError  # noqa: E402
+from hpcdl.errors import UsageError
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 
@@ -55,5 +53,5 @@ def test_bad_input(group, rank):
         CompressState("float17")
     gloo = group.new_group(backend="gloo")
     state = CompressState("float16", gloo)
-    with pytest.raises(UsageError, match="process groups of the backend hpcdl"):
+    with pytest.raises(UsageError, match="process group of the backend hpcdl"):
         compress_hook(state, None)

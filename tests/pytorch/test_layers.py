@@ -2,25 +2,22 @@
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
-torch = pytest.importorskip("torch")
-
-from hpcdl.checkpoint.checkpoint_file import Checkpoint  # noqa: E402
-from hpcdl.comm import Communicator  # noqa: E402
-from hpcdl.data import Batch  # noqa: E402
-from hpcdl.memory import Memory  # noqa: E402
-from hpcdl.models import make_model  # noqa: E402
-from hpcdl.models.layered import FlatWeights  # noqa: E402
-from hpcdl.models.part import ModelPart  # noqa: E402
-from hpcdl.parallel.cut_model import broadcast_initial_values  # noqa: E402
-from hpcdl.random import Random  # noqa: E402
-from hpcdl.strategies import fully_sharded, pipeline, sequential  # noqa: E402
-from hpcdl.torch import TorchModel  # noqa: E402
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.comm import Communicator
+from hpcdl.data import Batch
+from hpcdl.memory import Memory
+from hpcdl.models import make_model
+from hpcdl.models.layered import FlatWeights
+from hpcdl.models.part import ModelPart
+from hpcdl.parallel.cut_model import broadcast_initial_values
+from hpcdl.random import Random
+from hpcdl.strategies import fully_sharded, pipeline, sequential
+from hpcdl.torch import TorchModel
 
 pytestmark = pytest.mark.four
-torch.set_num_threads(1)
-
 CNN = "torch:cut_nets:cnn"
 NORMED = "torch:cut_nets:normed"
 

@@ -1,18 +1,14 @@
 """The lines of docs/torch.md that use a module as a library."""
 
-# ruff: noqa: E402 - PyTorch may be missing
-
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from hpcdl.data import open_data
 
-torch.set_num_threads(1)
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
 
 

@@ -4,11 +4,10 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from hpcdl.errors import UsageError  # noqa: E402
-from hpcdl.optim import make_optimizer, vectors_of  # noqa: E402
+from hpcdl.errors import UsageError
+from hpcdl.optim import make_optimizer, vectors_of
 
 SIZE, STEPS = 23, 12
 OURS = {
@@ -142,17 +141,17 @@ def test_a_fused_loop_is_taken_where_there_is_one():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("torch:LBFGS", "it computes the loss several times in a step"),
-        ("torch:Muon", "it takes matrices"),
+        ("torch:LBFGS", "LBFGS computes the loss several times in a step"),
+        ("torch:Muon", "Muon needs matrices"),
         ("torch:Adafactor", "rows and columns"),
         ("torch:SparseAdam", "sparse gradients"),
         ("torch:AdamV", "unknown optimizer of torch.optim 'AdamV' (did you mean 'Adam'?)"),
         ("torch:Optimizer", "unknown optimizer of torch.optim"),
         ("torch:", "unknown optimizer of torch.optim"),
-        ("torch:AdamW,lr=0.1", "lr is said by --lr and --schedule"),
-        ("torch:AdamW,weight_decay=0.1", "weight_decay is said by --weight-decay"),
-        ("torch:AdamW,beta=0.1", "there is no setting 'beta'; it takes amsgrad, betas, eps, fused"),
-        ("torch:SGD,maximize=True", "there is no setting 'maximize'"),
+        ("torch:AdamW,lr=0.1", "leave out lr, and set it by --lr and --schedule"),
+        ("torch:AdamW,weight_decay=0.1", "leave out weight_decay, and set it by --weight-decay"),
+        ("torch:AdamW,beta=0.1", "AdamW has no setting 'beta'; its settings: amsgrad, betas, eps, fused"),
+        ("torch:SGD,maximize=True", "SGD has no setting 'maximize'"),
         ("torch:AdamW,betas=3", "optimizer 'torch:AdamW,betas=3': "),
         ("torch:AdamW,betas=(2,3)", "Invalid beta parameter at index 0: 2"),
         ("torch:AdamW,0.9", "a setting is written NAME=VALUE, not '0.9'"),

@@ -4,15 +4,11 @@ import re
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from hpcdl.errors import UsageError  # noqa: E402
-from hpcdl.models import make_model  # noqa: E402
-from hpcdl.models.balance import cut_layers, parameter_costs  # noqa: E402
-from hpcdl.models.part import ModelPart  # noqa: E402
-from hpcdl.strategies import pipeline, tensor_parallel  # noqa: E402
-
-torch.set_num_threads(1)
+from hpcdl.errors import UsageError
+from hpcdl.models import make_model
+from hpcdl.models.balance import cut_layers, parameter_costs
+from hpcdl.models.part import ModelPart
+from hpcdl.strategies import pipeline, tensor_parallel
 
 CNN = "torch:cut_nets:cnn"
 
@@ -27,7 +23,7 @@ def test_a_stage_without_parameters_goes_with_the_one_before():
     assert [layer.output_shape(7, None) for layer in model.layers[:4]] == [(7, 4, 2, 3)] * 2 + [(7, 8), (7, 6)]
     assert list(ModelPart(model).layout.tensors) == list(model.layout.tensors) == list(model.module.state_dict())
     assert sum(parameter_costs(model)) == model.size
-    with pytest.raises(UsageError, match=re.escape("9 stages need as many layers, and the model has 8 (1, 2, 5, 9")):
+    with pytest.raises(UsageError, match=re.escape("9 stages are more than the model's 8 layers (1, 2, 5, 9")):
         cut_layers(model, 9)
 
 
@@ -43,11 +39,11 @@ def test_a_tied_tensor_lies_with_the_layer_that_has_its_name():
 @pytest.mark.parametrize(
     "kind, words",
     [
-        ("none", "module of PyTorch's that is an nn.Sequential, or has a method stages() that lists its parts"),
-        ("other", "its stages, one after the other, do not make what its forward makes"),
-        ("few", "its parameter one.weight is in none of its stages, which are all that is cut"),
-        ("text", "its stages() has a str in it, and should list parts of it"),
-        ("raising", "its stages() raises KeyError: 'where'"),
+        ("none", "PyTorch module that is an nn.Sequential or has a method stages() that lists its parts"),
+        ("other", "the module's stages, run in sequence, return another output than its forward"),
+        ("few", "the module's parameter one.weight is in none of its stages; put it into one"),
+        ("text", "the module's stages() lists a str, not only parts of the module"),
+        ("raising", "the module's stages() raises KeyError: 'where'"),
     ],
 )
 def test_a_module_that_is_no_chain(kind, words, follow, world):
@@ -58,6 +54,6 @@ def test_a_module_that_is_no_chain(kind, words, follow, world):
 
 @pytest.mark.mpi(min_size=2)
 def test_tensor_parallelism_is_for_other_models(follow, world):
-    with pytest.raises(UsageError, match="tensor parallelism is hpcdl's own models' alone") as found:
+    with pytest.raises(UsageError, match="tensor parallelism is for hpcdl's own models") as found:
         follow(world, tensor_parallel.train, None, CNN, steps=1)
     assert "\n" not in str(found.value)

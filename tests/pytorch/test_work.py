@@ -5,12 +5,10 @@ import time
 from datetime import timedelta
 
 import pytest
+import torch
+from torch import distributed as dist
 
-torch = pytest.importorskip("torch")
-
-from torch import distributed as dist  # noqa: E402
-
-from hpcdl.torch.work import DONE, engine  # noqa: E402
+from hpcdl.torch.work import DONE, engine
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 LONG = 1 << 16  # elements, in several pieces

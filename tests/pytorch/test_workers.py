@@ -7,11 +7,10 @@ import sys
 import time
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from hpcdl.errors import UsageError  # noqa: E402
-from hpcdl.torch.workers import Workers  # noqa: E402
+from hpcdl.errors import UsageError
+from hpcdl.torch.workers import Workers
 
 
 def where(number):
@@ -58,7 +57,7 @@ class Moved:
 
 
 def test_one_that_cannot_make_the_function_says_why():
-    with pytest.raises(UsageError, match="anew: ModuleNotFoundError: No module named 'nowhere"):
+    with pytest.raises(UsageError, match="unpickle the data set: ModuleNotFoundError: No module named 'nowhere"):
         Workers(Moved(), 1).all([(1,)])
 
 
@@ -70,7 +69,7 @@ def test_one_that_is_gone_is_told():
 
 
 def test_what_cannot_be_pickled_is_told():
-    with pytest.raises(UsageError, match="workers=2: the data set cannot be pickled"):
+    with pytest.raises(UsageError, match="workers=2 cannot pickle the data set"):
         Workers(lambda: 0, 2)
 
 

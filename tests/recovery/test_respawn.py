@@ -24,7 +24,7 @@ def test_where_nothing_is_started_those_that_are_left_go_on_alone(caplog):
         assert respawn.brought_back(left, 2) is left
     ((program, arguments, number, _),) = left.asked
     assert number == 2 and [program, *arguments][1:] == list(respawn.sys.orig_argv[1:])
-    assert "no rank is brought back" in caplog.text and not respawn.mixed
+    assert "no lost rank is replaced" in caplog.text and not respawn.mixed
 
 
 def test_a_rank_of_a_launcher_is_not_new():

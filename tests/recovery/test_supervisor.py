@@ -21,8 +21,6 @@ ROOT = Path(__file__).parents[2]
 STANDIN = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-import numpy as np
-from hpcdl.checkpoint.checkpoint_file import Checkpoint, rotate
 plan, starts, run = Path("plan"), Path("starts"), Path("run")
 first, *rest = plan.read_text().splitlines()
 plan.write_text("\\n".join(rest))
@@ -35,6 +33,8 @@ last = None
 for word in first.split("; "):
     what, _, value = word.partition(" ")
     if what == "save":
+        import numpy as np
+        from hpcdl.checkpoint.checkpoint_file import Checkpoint, rotate
         rotate(run, 2, Checkpoint({"parameters": np.ones(3)}, {"step": int(value)}), last)
         last = int(value)
         (run / "metrics.jsonl").write_text(json.dumps({"step": last + 1}) + "\\n")
@@ -85,9 +85,8 @@ def test_what_is_started_again_and_from_where(supervise):
         "the job ended with status 1 after step 11 or later",
         "the job ended with status 137 (SIGKILL) after step 21 or later",
     ]
-    assert said[0].endswith(
-        "restart 1 of 3 in 0 s, 2 left, from the beginning, as nothing was saved (what there was is in run-try-1)"
-    )
+    where = "from the beginning, as nothing was saved (its files are now in run-try-1)"
+    assert said[0].endswith(f"restart 1 of 3 in 0 s, 2 left, {where}")
     assert said[2].endswith("restart 3 of 3 in 0 s, 0 left, from step 20 (run/checkpoint.h5)")
     assert Path("run-try-1", "config.yaml").exists() and Checkpoint.read(Path("run")).attributes["step"] == 30
 
@@ -105,9 +104,9 @@ def test_a_status_of_0_before_the_runs_end_is_a_failure(supervise):
 def test_restarts_and_progress_are_limited(supervise):
     status, said, starts = supervise(*["save 10; exit 7"] * 5, restarts=9, no_progress=2)
     assert (status, len(starts)) == (7, 2)
-    assert said[-1].endswith("given up: 2 failures in a row, and no step more was saved (--no-progress)")
+    assert said[-1].endswith("given up: 2 failures in a row without another step saved (--no-progress)")
     status, said, starts = supervise("exit 7", "save 20; exit 8", restarts=1, told=["--resume=run"])
-    assert (status, len(starts)) == (8, 2) and said[-1].endswith("given up: --restarts 1 are used up")
+    assert (status, len(starts)) == (8, 2) and said[-1].endswith("given up: all --restarts 1 are used")
 
 
 def test_the_pause_doubles_until_the_run_moves_on(supervise, monkeypatch):
@@ -128,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over(supervise):
 def test_where_no_checkpoint_is_whole_it_gives_up(supervise):
     status, said, starts = supervise("save 10; damage checkpoint.h5; kill")
     assert (status, len(starts)) == (137, 1)
-    assert said[-1].endswith("given up: no checkpoint in run is whole (--keep 2 keeps the one before)")
+    assert said[-1].endswith("given up: all checkpoints in run are damaged (--keep 2 or more keeps older ones)")
 
 
 def test_what_others_have_left_is_neither_gone_on_with_nor_set_aside(supervise):
@@ -150,9 +149,8 @@ def test_faults_on_purpose_are_kept_when_it_begins_anew(supervise):
 def test_a_job_without_news_is_ended(supervise, monkeypatch):
     """Its last news are long ago as soon as it waits."""
     waits = Path("waits")
-    monkeypatch.setattr(
-        Supervisor, "_last_news", lambda self: 0.0 if waits.exists() and waits.unlink() is None else time.time()
-    )
+    news = lambda self: 0.0 if waits.exists() and waits.unlink() is None else time.time()  # noqa: E731
+    monkeypatch.setattr(Supervisor, "_last_news", news)
     status, said, starts = supervise("save 10; wait", "end 10", stalled=0.1)
     assert status == 0 and len(starts) == 2
     assert said[0] == "no news in run for 0.1 s: the job is ended (--stalled)"
@@ -165,7 +163,7 @@ def test_a_launcher_that_outlives_its_ranks_is_ended_with_what_it_leaves(supervi
     own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     status, said, starts = supervise("save 10; leave a process; wait", "end 10")
     assert status == 0 and len(starts) == 2
-    assert said[0] == "its ranks have let go of run for 0 s: the launcher, still there, is ended"
+    assert said[0] == "its ranks released run 0 s ago: the launcher, which still runs, is ended"
     assert "status 143 (SIGTERM)" in said[1] and not Path("/proc", Path("left").read_text()).exists()
     assert own.poll() is None
     own.kill()
@@ -240,7 +238,7 @@ def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-@pytest.mark.parametrize("words, said", [("mpiexec -n 2", "the job has 2"), ("mpiexec", "it does not say how many")])
+@pytest.mark.parametrize("words, said", [("mpiexec -n 2", "which is 2"), ("mpiexec", "which is not given")])
 def test_min_ranks_needs_ranks_to_lower(words, said):
     with pytest.raises(UsageError, match=said):
         Supervisor(JobLine.read([*words.split(), "hpcdl", "train-svrg", "--out", "run"]), min_ranks=3)

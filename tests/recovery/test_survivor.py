@@ -1,42 +1,28 @@
 """What survivors go on from: whoever is furthest hands its state over, and the steps are those of one run."""
 
-import json
-
 import numpy as np
 import pytest
 from mpi4py import MPI
+from small_legs import Failed, options_of, rows
+from written_runs import evaluations, steps
 
+from hpcdl.checkpoint.state import PerRank
 from hpcdl.comm import Communicator
-from hpcdl.data import from_arrays
 from hpcdl.errors import AgreedError
 from hpcdl.models import for_data
 from hpcdl.recovery.survivor import Survivor
 from hpcdl.runs import agreement
 from hpcdl.runs.context import RunContext
-from hpcdl.runs.options import Options
 from hpcdl.runs.run import Run
 from hpcdl.strategies import all_reduce
 
 pytestmark = pytest.mark.four
-OPTIONS = {"epochs": 3, "batch_size": 13, "dtype": "float64", "allreduce": "ring", "progress": "none", "out": "none"}
-
-
-class Failed(Exception):
-    """In the place of what MPI raises."""
-
-
-def rows():
-    random = np.random.default_rng(4)
-    x, y = random.standard_normal((29, 6)), random.integers(0, 3, 29)
-    return from_arrays(x, y, x[:11], y[:11], dtype="float64")
 
 
 def train(bare, survivor, fails_after=None, boundary=False, change=None, **more):
     """A leg on the ranks of `bare`, which fails after a step: before its boundary, or after it; returns the run.
-
-    change: called with the run before it begins.
-    """
-    options = Options(**OPTIONS | more)
+    change: called with the run before it begins."""
+    options = options_of(**{"epochs": 3} | more)
     context = RunContext(survivor=survivor)
     data = rows()
     model, run = for_data("mlp:5", data, "float64"), Run(Communicator(bare, "ring", ends_job=False), options, context)
@@ -90,21 +76,18 @@ def test_the_furthest_rank_hands_over(optimizer, more, world):
     comm.Free()
 
 
-def lines_of(folder):
-    """Of metrics.jsonl (step, loss) of each step, and of each evaluation, in the order of the file."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    names = {True: "train_loss", False: "test_loss"}
-    return [[(each["step"], each[names[of]]) for each in lines if ("learning_rate" in each) is of] for of in names]
+def losses_in(folder):
+    """(step, loss) of the lines of steps, and of those of evaluations, in the order of the file."""
+    of_steps = [(line["step"], line["train_loss"]) for line in steps(folder)]
+    return of_steps, [(line["step"], line["test_loss"]) for line in evaluations(folder)]
 
 
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("where", ["before a meeting", "before its lines", "before its scores", "after its scores"])
 @pytest.mark.parametrize("again", [False, True])
 def test_each_step_has_one_line_with_the_loss_of_all_ranks(where, again, world, mpi_tmp_path, monkeypatch):
-    """Rank 0, which writes, is lost after step 5 of 9, between two meetings, or after step 6, an epoch's last.
-
-    again: rank 0 of those that are left is lost, too, before it meets the others.
-    """
+    """Rank 0, which writes, is lost after step 5 of 9, between two meetings, or after step 6, an epoch's last. again:
+    rank 0 of those that are left is lost, too, before it meets the others."""
     if again and world.size < 4:
         pytest.skip("two of 3 ranks that are left")
     monkeypatch.setattr(agreement, "SECONDS", 1e6)  # they meet where an epoch ends
@@ -129,7 +112,7 @@ def test_each_step_has_one_line_with_the_loss_of_all_ranks(where, again, world, 
             scored = run.metrics.evaluated
             run.metrics.evaluated = lambda *told: None if run.comm.rank == 0 and run.step == 6 else scored(*told)
 
-    more = {"out": str(mpi_tmp_path / "left"), "batch_size": 13}
+    more = {"out": str(mpi_tmp_path / "left")}
     wanted = mpi_tmp_path / f"whole{world.rank}"
     train(MPI.COMM_SELF, Survivor(), **more | {"out": str(wanted)})
     step, boundary = (5, False) if where == "before a meeting" else (6, True)
@@ -149,22 +132,12 @@ def test_each_step_has_one_line_with_the_loss_of_all_ranks(where, again, world, 
     else:
         assert train(before, survivor, **more).step == 9
         before.Barrier()
-        found, undisturbed = lines_of(mpi_tmp_path / "left"), lines_of(wanted)
+        found, undisturbed = losses_in(mpi_tmp_path / "left"), losses_in(wanted)
         assert [[step for step, _ in lines] for lines in found] == [[*range(1, 10)], [3, 6, 9]]
         for mine, theirs in zip(found, undisturbed, strict=True):
             assert dict(mine) == pytest.approx(dict(theirs), rel=1e-10)
 
 
 def test_what_only_one_rank_has_is_refused():
-    def tracks(run):
-        from hpcdl.checkpoint.state import PerRank
-
-        run.track("residual", PerRank(np.zeros(3)))
-
-    data, options = rows(), Options(**OPTIONS)
-    context = RunContext(survivor=Survivor())
-    refused = pytest.raises(AgreedError, match="its own residual, which")
-    with Run(Communicator(MPI.COMM_SELF), options, context) as run, refused:
-        tracks(run)
-        model = for_data("mlp:5", data, "float64")
-        all_reduce.train(run.comm, model, data, run.make_optimizer(model, data), run)
+    with pytest.raises(AgreedError, match="its own residual, which"):
+        train(MPI.COMM_SELF, Survivor(), change=lambda run: run.track("residual", PerRank(np.zeros(3))))

@@ -9,6 +9,7 @@ import pytest
 from hpcdl.errors import UsageError
 from hpcdl.reports import comparison, report
 from hpcdl.reports.comparison import Line, run_folder
+from hpcdl.reports.comparison_pictures import measure_of, statistics_of
 from hpcdl.reports.measures import BY_NAME
 from hpcdl.reports.statistics import Statistics
 
@@ -24,21 +25,14 @@ def found(tmp_path):
         for seed in SEEDS:
             path = tmp_path / run_folder(line.folder, seed)
             path.mkdir(parents=True)
-            summary = {
-                "test_accuracy": 0.8 + 0.05 * seed + 0.005 * i,
-                "test_loss": 0.5,
-                "workers": 2,
-                "stopped": "budget",
-            }
-            summary |= {"bytes_sent_per_rank": [1_000_000, 2_000_000 - 500_000 * i]}
+            summary = {"test_accuracy": 0.8 + 0.05 * seed + 0.005 * i, "test_loss": 0.5, "workers": 2}
+            summary |= {"stopped": "budget", "bytes_sent_per_rank": [1_000_000, 2_000_000 - 500_000 * i]}
             (path / "summary.json").write_text(json.dumps(summary))
     failed = {(2, 0): "the loss is not finite", (2, 1): "the loss is not finite"}
-    return comparison.results(tmp_path, LINES, SEEDS, {"accuracy": 0.9}, failed, ABOUT)
+    return comparison.results(tmp_path, LINES, SEEDS, {"accuracy": 0.9}, failed, ABOUT, {})
 
 
-def test_results_have_each_run_and_its_statistics(found, tmp_path):
-    (tmp_path / "results.json").write_text(json.dumps(found))
-    assert comparison.read(tmp_path) == json.loads(json.dumps(found))
+def test_results_have_each_run_and_its_statistics(found):
     first, second, last = found["lines"]
     assert [run["values"]["test_accuracy"] for run in first["runs"]] == pytest.approx([0.8, 0.85, 0.9])
     assert first["statistics"]["test_accuracy"]["difference"] is None
@@ -47,18 +41,14 @@ def test_results_have_each_run_and_its_statistics(found, tmp_path):
     assert of_second["interval"] == pytest.approx((0.005, 0.005)) and of_second["within_noise"] is False
     assert [run["failed"] for run in last["runs"]] == ["the loss is not finite"] * 2 + [None]
     assert last["statistics"]["test_accuracy"]["runs"] == 1
-    assert [each["name"] for each in found["measures"]] == [
-        "test_accuracy",
-        "test_loss",
-        "bytes_per_rank",
-        "bytes_per_worker",
-    ]
+    names = [each["name"] for each in found["measures"]]
+    assert names == ["test_accuracy", "test_loss", "bytes_per_rank", "bytes_per_worker"]
 
 
 def test_a_summary_that_cannot_be_read_is_a_failure(found, tmp_path):
     path = tmp_path / run_folder(LINES[0].folder, 1) / "summary.json"
     path.write_text('{"test_acc')
-    again = comparison.results(tmp_path, LINES, SEEDS, {}, {}, ABOUT)
+    again = comparison.results(tmp_path, LINES, SEEDS, {}, {}, ABOUT, {})
     assert "summary.json" in again["lines"][0]["runs"][1]["failed"]
     assert again["lines"][0]["statistics"]["test_accuracy"]["runs"] == 2
 
@@ -80,9 +70,9 @@ def test_the_table_of_markdown(found):
 def test_table_and_page_say_the_same_of_a_difference(interval, p, within_noise, signed, words):
     measure = BY_NAME["seconds_to_target"]
     found = Statistics(7, 3.0, None, 1.0, interval, within_noise, p, 0 if interval else 2)
-    of_file = json.loads(json.dumps(found._asdict()))  # as results.json has it
-    said, shown = comparison.difference(measure, found), report.statistic(of_file, measure._asdict())
-    assert comparison.sign(measure, found) == signed and said == shown.more
+    told = [json.loads(json.dumps(each._asdict())) for each in (found, measure)]  # as results.json has them
+    said = report.statistic(statistics_of(told[0]), measure_of(told[1])).more
+    assert comparison.sign(measure, found) == signed
     assert said == "+1.00" + " (+0.50 to +1.50)" * bool(interval) + words
 
 
@@ -119,11 +109,3 @@ def test_epochs_that_end_before_the_budget_are_told_of(found):
     assert not any("budget" in said for said in comparison.remarks(found))
     found["lines"][1]["runs"][2]["stopped"] = "finished"
     assert any(said.startswith("line 2: the epochs or steps ended before") for said in comparison.remarks(found))
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"schema_version": 99}'])
-def test_results_that_are_none(tmp_path, text):
-    if text is not None:
-        (tmp_path / "results.json").write_text(text)
-    with pytest.raises(UsageError, match=r"results\.json"):
-        comparison.read(tmp_path)

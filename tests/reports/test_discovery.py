@@ -1,9 +1,7 @@
 """hpcdl/reports/discovery.py: runs and comparisons below folders, each once; folders without any are refused."""
 
-import pytest
 from made_runs import write_comparison, write_run
 
-from hpcdl.errors import UsageError
 from hpcdl.reports.discovery import find
 
 
@@ -26,15 +24,3 @@ def test_what_lies_below_a_folder(tmp_path):
     ]
     assert [path.name for path in found.comparisons] == ["d"]
     assert [path.name for path in find([str(tmp_path / "d" / "1-line" / "seed-0")]).runs] == ["seed-0"]
-
-
-def test_folders_that_are_no_runs_are_refused(tmp_path):
-    write_run(tmp_path / "run", traced=False)
-    (tmp_path / "empty").mkdir()
-    for name, said in (
-        ("empty", "there is no run in or below it"),
-        ("missing", "there is no such folder"),
-        ("run/summary.json", "is a file; give the folder of a run"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            find([str(tmp_path / "run"), str(tmp_path / name)])

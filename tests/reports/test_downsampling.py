@@ -34,15 +34,3 @@ def test_what_is_no_number_is_left_out():
     huge = 10**400
     found = numbers([(1, None), (2, "3"), (huge, 4.5), (True, float("inf"))])
     np.testing.assert_array_equal(found, [[1, np.nan], [2, np.nan], [np.nan, 4.5], [np.nan, np.nan]])
-
-
-def test_memory_goes_with_what_is_drawn():
-    held = {}
-    for count in (1_000, 10_000, 100_000):
-        thinned = Thinned(["step", "loss"])
-        for step in range(count):
-            thinned.add({"step": step, "loss": 0.5})
-        held[count] = thinned.held, len(thinned), len(thinned._buffer)
-        assert 200 < len(thinned) <= 400 and thinned.mean["loss"].tolist() == [0.5] * len(thinned)
-    assert len({held_bytes for held_bytes, _, _ in held.values()}) == 1
-    assert max(left for _, _, left in held.values()) == 0

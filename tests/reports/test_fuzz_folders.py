@@ -1,8 +1,7 @@
 """Whatever the files in a run's folder hold: who reads them tells of it, in a line or on a page, and nothing breaks.
 
 report, watch, export-metrics, postmortem and a run that goes on read configuration, metrics, summary, trace, notes of
-faults, the journal of a search and recordings of the flight recorder, of which each case changes one or two.
-"""
+faults, the journal of a search and recordings of the flight recorder, of which each case changes one or two."""
 
 import json
 import os
@@ -17,7 +16,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
-from hpcdl.comm.progress import activity
+from hpcdl.comm.progress import record_with
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="programs on one rank")
 RUN = "config.yaml", "metrics.jsonl", "summary.json", "started.json", "trace.json", "injected.jsonl"
@@ -106,9 +105,9 @@ def folder(tmp_path_factory):
     assert ends("search", [*line, "--out", str(path / "s")])[0] == 0
     (path / "f" / "flight").mkdir(parents=True)
     comm = Communicator(MPI.COMM_SELF, ends_job=False)
-    activity.flight = FlightRecorder(path / "f" / "flight" / "rank-0000.bin", 0, 1, 50, [comm])
+    record_with(FlightRecorder(path / "f" / "flight" / "rank-0000.bin", 0, 1, 50, [comm]))
     comm.barrier()
-    activity.flight = None
+    record_with(None)
     comm.free()
     return path
 
@@ -131,32 +130,21 @@ RESUME = "train_sequential", "--resume", "{}", "--out", "none", "--steps", "4", 
 READ = [("watch", "{}", "--once"), ("export_metrics", "{}", "--force"), RESUME]
 
 
-@cases(60)
-@given(st.lists(st.tuples(st.sampled_from(RUN), HOW), max_size=2))
-def check_run(folder, changes):
-    ended = read_changed(folder, "a", changes, *READ)
-    assert changes or ended == [0, 0, 0]
+CHECKS = [  # folder, cases, files that are changed, fewest changes, programs
+    ("a", 60, RUN, 0, READ),
+    ("a", 12, RUN, 1, [("report", "{}", "--force")]),
+    ("s", 25, SEARCH, 1, [("search", "--resume", "{}"), ("watch", "{}", "--once")]),
+    ("f", 60, ["flight/rank-0000.bin"], 1, [("postmortem", "{}")]),
+]
 
 
-@cases(12)
-@given(st.lists(st.tuples(st.sampled_from(RUN), HOW), min_size=1, max_size=2))
-def check_report(folder, changes):
-    read_changed(folder, "a", changes, ("report", "{}", "--force"))
+@pytest.mark.parametrize("name, count, files, least, programs", CHECKS)
+def test_who_reads_it_tells_of_it(folder, monkeypatch, name, count, files, least, programs):
+    @cases(count)
+    @given(st.lists(st.tuples(st.sampled_from(files), HOW), min_size=least, max_size=2))
+    def check(changes):
+        ended = read_changed(folder, name, changes, *programs)
+        assert changes or ended == [0] * len(programs)
 
-
-@cases(25)
-@given(st.lists(st.tuples(st.sampled_from(SEARCH), HOW), min_size=1, max_size=2))
-def check_search(folder, changes):
-    read_changed(folder, "s", changes, ("search", "--resume", "{}"), ("watch", "{}", "--once"))
-
-
-@cases(60)
-@given(st.lists(st.tuples(st.just("flight/rank-0000.bin"), HOW), min_size=1, max_size=2))
-def check_recording(folder, changes):
-    read_changed(folder, "f", changes, ("postmortem", "{}"))
-
-
-@pytest.mark.parametrize("check", [check_run, check_report, check_search, check_recording])
-def test_who_reads_it_tells_of_it(folder, monkeypatch, check):
     monkeypatch.chdir(folder)
-    check(folder)
+    check()

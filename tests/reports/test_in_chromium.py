@@ -1,8 +1,7 @@
 """A report as a browser shows it, at desktop and phone width: nothing overflows, and no text lies over another.
 
 Chromium opens a copy of the page in a frame of that width, with a script that measures and writes what it finds into
-the document. Skips where there is no Chromium.
-"""
+the document. Skips where there is no Chromium."""
 
 import html
 import json
@@ -61,12 +60,8 @@ def measured(page, width, folder):
     frame = f'<iframe style="border:0;width:{width}px;height:2000px" srcdoc="{copy}"></iframe><pre id="found"></pre>'
     (folder / "frame.html").write_text(f'<!doctype html><meta charset="utf-8"><body style="margin:0">{frame}</body>')
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += [
-        "--virtual-time-budget=5000",
-        "--window-size=1300,2000",
-        "--dump-dom",
-        f"file://{folder / 'frame.html'}",
-    ]
+    command += ["--virtual-time-budget=5000", "--window-size=1300,2000", "--dump-dom"]
+    command += [f"file://{folder / 'frame.html'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert said and said[1], done.stderr
@@ -77,11 +72,8 @@ def measured(page, width, folder):
 def page(tmp_path_factory):
     """A page of all there is: a comparison with long lines, searches, a pipeline, many ranks, a run without most."""
     folder = tmp_path_factory.mktemp("runs")
-    lines = [
-        "train-allreduce",
-        "train-parameter-server --servers 1 --consistency async",
-        "train-gossip --topology ring",
-    ]
+    lines = ["train-allreduce", "train-parameter-server --servers 1 --consistency async"]
+    lines += ["train-gossip --topology ring"]
     lines += [f"train-local-sgd --sync-every {number}" for number in (2, 4, 8, 16, 32)]
     write_comparison(folder / "compare", lines, seeds=2, failing=(4,))
     pipeline = write_run(folder / "pipeline", strategy="pipeline", steps=3000, seconds=1e5, model=f"mlp:{'64,' * 40}64")
@@ -92,11 +84,8 @@ def page(tmp_path_factory):
     write_journal(folder / "search", trials=40, rungs=3, method="asha", seeds=2, failing=(3, 7))
     events = list(events_of(trials=30, space=[*SPACE, "a-" + 30 * "name-", "x=0.001..123456789"]))
     for trial, event in enumerate(event for event in events if event["event"] == "begin"):
-        event["values"] |= {
-            "model": f"/a/very/long/path/{'x' * 30}:{trial % 7}",
-            "x": 1e7 * trial,
-            f"a-{30 * 'name-'}": trial,
-        }
+        event["values"] |= {"model": f"/a/very/long/path/{'x' * 30}:{trial % 7}", "x": 1e7 * trial}
+        event["values"][f"a-{30 * 'name-'}"] = trial
     write_journal(folder / "another-search", events)
     (folder / "bare").mkdir()
     (folder / "bare" / "config.yaml").write_text("data: digits\n")
@@ -104,7 +93,7 @@ def page(tmp_path_factory):
     return (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.long), 360])
 def test_nothing_overflows_or_overlaps(page, width, tmp_path):
     found = measured(page, width, tmp_path)
     assert found["wide"] == width and found["scroll"] <= width

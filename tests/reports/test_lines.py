@@ -1,7 +1,5 @@
 """hpcdl/reports/lines.py: whole lines are read one by one, others are left out and counted."""
 
-import json
-
 from hpcdl.reports.lines import MetricLines, is_evaluation
 
 
@@ -21,16 +19,6 @@ def test_numbers_beyond_all_floats_are_missing(tmp_path):
     path.write_text("\n".join(texts) + "\n")
     lines = MetricLines(path)
     assert [*lines] == [{"step": 1}, {"step": 2}] and lines.broken == 2
-
-
-def test_a_growing_file_is_followed(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines, whole = MetricLines(path), b"".join(json.dumps({"step": step}).encode() + b"\n" for step in range(9))
-    seen = []
-    for end in (0, 5, 30, 31, 60, len(whole)):  # the writer is in the middle of a line
-        path.write_bytes(whole[:end])
-        seen += [line["step"] for line in lines]
-    assert seen == list(range(9)) and lines.broken == 0
 
 
 def test_an_evaluation_is_told_from_a_step():

@@ -2,13 +2,10 @@
 
 import json
 import math
-import re
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
-from few import write_few
 from made_search import write_journal
 from written_runs import lines_of
 
@@ -16,10 +13,6 @@ from hpcdl import reports
 from hpcdl.errors import UsageError
 from hpcdl.reports.discovery import natural
 from hpcdl.reports.load import runs_of
-
-
-def same(one, other):
-    return set(one) == set(other) and all(np.array_equal(one[k], other[k], equal_nan=True) for k in one)
 
 
 def test_columns_of_a_run(write_run):
@@ -57,16 +50,13 @@ def test_several_runs_with_other_columns(write_run, tmp_path):
     assert next(iter(found)) == "run" and found["run"].tolist() == names
     assert {len(column) for column in found.values()} == {13} and found["step"].dtype == np.int64
     assert np.flatnonzero(~np.isnan(found["round"])).tolist() == [12] and math.isnan(found["train_loss"][12])
-    assert same(without_run(found), without_run(reports.load([tmp_path / "c"])))
+    again = reports.load([tmp_path / "c"])
+    assert [*again] == [*found] and all(np.array_equal(found[k], again[k], equal_nan=k != "run") for k in found)
     some = reports.load([tmp_path / "c/2-a/seed-2", tmp_path / "c/10-b"])
     assert some["run"].tolist() == ["2-a/seed-2", "2-a/seed-2", "10-b/seed-0"]
     assert len(some["epoch"]) == 3 and np.isnan(some["messages"]).all()
-    assert list(runs_of([tmp_path / "c/2-a", tmp_path / "c", tmp_path / "c"])) == [
-        "2-a/seed-0",
-        "2-a/seed-2",
-        "2-a/seed-10",
-        "10-b/seed-0",
-    ]
+    names = [*(f"2-a/seed-{seed}" for seed in (0, 2, 10)), "10-b/seed-0"]
+    assert list(runs_of([tmp_path / "c/2-a", tmp_path / "c", tmp_path / "c"])) == names
 
 
 def test_names_sort_as_people_count():
@@ -100,12 +90,12 @@ def test_no_run_is_refused(tmp_path, write_run):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     for folder, said in (
-        (tmp_path / "empty", r"empty is no run's folder \(metrics\.jsonl is missing\), and there is none below it"),
-        (tmp_path / "nowhere", "nowhere is not there"),
+        (tmp_path / "empty", r"empty is no run's folder \(metrics\.jsonl is missing\), and no folder below it is one"),
+        (tmp_path / "nowhere", "nowhere does not exist"),
         (tmp_path / "file", "file is a file, not the folder of a run"),
-        ([write_run("a"), tmp_path / "nowhere"], "nowhere is not there"),
-        ([], "name the folder of a run"),
-        ("a\0b", "is not there|null"),
+        ([write_run("a"), tmp_path / "nowhere"], "nowhere does not exist"),
+        ([], "give the folder of a run"),
+        ("a\0b", "does not exist|null"),
     ):
         with pytest.raises(UsageError, match=said) as caught:
             reports.load(folder)
@@ -125,40 +115,6 @@ def test_memory_is_that_of_the_columns(tmp_path):
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(found["step"]) == 20_000 and most < 3 * sum(column.nbytes for column in found.values())
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_frames_take_it_as_it_is(library, write_run, tmp_path):
-    frames = pytest.importorskip(library)
-    write_run("c/a")
-    write_run("c/b", [{"step": 1, "round": 1, "train_loss": None, "seconds": 0.5}])
-    for what in ("all", "steps", "evaluations"):
-        table = reports.load(tmp_path / "c", what)
-        frame = frames.DataFrame(table)
-        assert list(frame.columns) == list(table) and len(frame) == len(table["step"])
-        assert re.match(r"(?i)int64", str(frame["step"].dtype))
-        assert same({name: np.asarray(frame[name]) for name in table if name != "run"}, without_run(table))
-        assert list(frame["run"]) == list(table["run"])
-    assert len(frames.DataFrame(reports.load(tmp_path / "c" / "a"))) == 10
-
-
-def without_run(table):
-    return {name: column for name, column in table.items() if name != "run"}
-
-
-@pytest.mark.parametrize("program", ["train_federated", "train_gossip", "train_parameter_server", "train_pipeline"])
-def test_runs_of_strategies(run_on, tmp_path, program):
-    write_few(tmp_path)
-    script = Path(__file__).parents[2] / "scripts" / f"{program}.py"
-    run_on(2, script, "--data", "few.h5", "--model", "mlp:4,4", *few_steps(program), "--out", "a", check=0)
-    found = reports.load(tmp_path / "a")
-    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
-    assert found["step"].tolist() == [line["step"] for line in lines]
-    assert set(found) == {name for line in lines for name in line} and len({*map(len, found.values())}) == 1
-
-
-def few_steps(program):
-    return ["--rounds", "2", "--clients", "3"] if program == "train_federated" else ["--epochs", "2"]
 
 
 def test_the_trials_of_a_search(write_run, tmp_path):

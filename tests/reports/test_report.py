@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,6 +10,7 @@ from made_runs import write_comparison, write_run, write_trace
 
 from hpcdl.errors import UsageError
 from hpcdl.reports import report
+from hpcdl.reports.comparison_pictures import band, read_comparison, results_of
 from hpcdl.reports.report import make
 from hpcdl.reports.run_pictures import pictures_of
 from hpcdl.reports.run_reader import record
@@ -50,15 +50,9 @@ def test_a_run_with_all_that_there_is(tmp_path):
     page, made = page_of(tmp_path)
     assert made.runs == 1 and made.pictures == len(ALL) and made.missing == []
     assert page.tags.count("figure") == len(ALL) and len(page.ids) == len(set(page.ids))
-    for text in (
-        "Loss (mean per example) against steps",
-        "Who sent how much to whom",
-        "4 ranks: python hpcdl",
-        "n1, n2",
-    ):
-        assert text in page.text
-    for name in ("title", "sentence"):
-        assert all(getattr(each, name) for each in pictures_of(record(run)))
+    said = ["Loss (mean per example) against steps", "Who sent how much to whom", "4 ranks: python hpcdl", "n1, n2"]
+    assert all(text in page.text for text in said)
+    assert all(each.title and each.sentence for each in pictures_of(record(run)))
 
 
 def test_it_needs_nothing_from_elsewhere_and_no_script(tmp_path):
@@ -66,9 +60,8 @@ def test_it_needs_nothing_from_elsewhere_and_no_script(tmp_path):
     write_run(tmp_path / "run")
     page, _ = page_of(tmp_path)
     assert not {"script", "link", "iframe", "object", "img"} & set(page.tags)
-    assert not [
-        value for value in page.values if value.startswith(("http", "//", "javascript")) and "w3.org" not in value
-    ]
+    links = [value for value in page.values if value.startswith(("http", "//", "javascript"))]
+    assert all("w3.org" in value for value in links)
     text = (tmp_path / "report.html").read_text()
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     for colour in ("#1a1b1c", "#d9dadb", "#5a5b5c"):  # in which pictures are drawn; only the style may have one
@@ -107,8 +100,6 @@ def test_a_comparison_has_its_lines_in_their_colours_and_says_what_failed(tmp_pa
 
 
 def test_bands_are_over_the_seeds(tmp_path):
-    from hpcdl.reports.comparison_pictures import band
-
     records = [record(write_run(tmp_path / str(seed), steps=50, seed=seed)) for seed in range(3)]
     records.append(record(write_run(tmp_path / "short", steps=40, seed=7, evaluations=2)))  # of another rhythm
     x, mean, low, high = band(records[:3], "seconds", "test_accuracy")
@@ -120,26 +111,17 @@ def test_bands_are_over_the_seeds(tmp_path):
     assert band(records, "bytes", "test_rmse") is None and band([], "step", "test_loss") is None
 
 
-def test_a_mix_is_shown_together_in_colours_and_styles(tmp_path, monkeypatch):
+def test_many_runs_are_shown_together_and_some_with_pictures_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "MOST", 1)
     for number in range(9):
         write_run(tmp_path / f"run-{number}", seed=number, traced=False)
     page, made = page_of(tmp_path)
     assert made.runs == 9 and "Accuracy of each run against time" in page.text
     assert made.missing == [f"{tmp_path}/run-0: no timeline: there is no trace.json: --trace 0"]
-    colours = re.findall(
-        r'<path d="M0 5h27" stroke="(#\w+)" stroke-width="2.4"( stroke-dasharray="[^"]*")?/>',
-        (tmp_path / "report.html").read_text(),
-    )
+    key = r'<path d="M0 5h27" stroke="(#\w+)" stroke-width="2.4"( stroke-dasharray="[^"]*")?/>'
+    colours = re.findall(key, (tmp_path / "report.html").read_text())
     assert len(set(colours)) == 9 and made.pictures == 6 + 14  # of more than seven some are dashed
-
-
-def test_of_many_runs_some_have_pictures_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "MOST", 2)
-    for number in range(4):
-        write_run(tmp_path / f"run-{number}", steps=5, traced=False)
-    page, _ = page_of(tmp_path)
-    assert "Of 4 runs the pictures of the first 2 are shown" in page.text and page.tags.count("section") == 3
+    assert "Of 9 runs the pictures of the first 1 are shown" in page.text and page.tags.count("section") == 2
 
 
 def test_a_thousand_ranks_are_grouped(tmp_path):
@@ -157,28 +139,23 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path):
         del summary[name]
     summary["compute_seconds_per_rank"][1] = None
     (old / "summary.json").write_text(json.dumps(summary))
-    other = write_run(tmp_path / "other")
-    (other / "summary.json").write_text('{"schema_version": 3}')
     cut = write_run(tmp_path / "cut")
     (cut / "trace.json").write_text((cut / "trace.json").read_text()[:2000])
-    (cut / "metrics.jsonl").write_text((cut / "metrics.jsonl").read_text()[:-5])
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.yaml").write_text("data: digits\n")
     page, made = page_of(tmp_path)
-    assert made.runs == 4
+    assert made.runs == 3
     for text in (
         "no matrix of who sent to whom: the summary does not have it (an older version)",
-        "summary.json is of version 3, and version 2 is read: left out",
         "trace.json is cut off or no trace; the ranks before the cut are shown",
-        "the last line is cut off, and left out",
         "no curves: metrics.jsonl: No such file or directory",
-        "What evaluations and checkpoints took is not recorded.",
+        "The time of evaluations and checkpoints is not recorded.",
     ):
         assert text in page.text, text
 
 
 def test_summaries_that_are_odd_do_no_harm(tmp_path):
-    odd = [None, -1.5, "x", [None], {}, [[]], {"a": 1}, [1, "x"], 10**400, True, [float("nan")], [10**400], [{"1": 2}]]
+    odd = [None, -1.5, "x", [None], {}, [[]], {"a": 1}, [1, "x"], 10**400, [float("nan")], [10**400], [{"1": 2}]]
     names = [*json.loads((write_run(tmp_path / "like", steps=1) / "summary.json").read_text())]
     for place, value in enumerate(odd):
         folder = write_run(tmp_path / str(place), steps=1, evaluations=0, traced=False)
@@ -194,21 +171,17 @@ def test_summaries_that_are_odd_do_no_harm(tmp_path):
 def test_results_that_are_odd_do_no_harm(tmp_path, odd):
     folder = write_comparison(tmp_path, ["train-allreduce"], seeds=1)
     found = json.loads((folder / "results.json").read_text())
-    shutil.rmtree(folder / "1-line")
-    for name in found:
-        if name != "schema_version":
-            (folder / "results.json").write_text(json.dumps(found | {name: odd}))
-            page_of(tmp_path)
-    (folder / "results.json").write_text(
-        json.dumps(found | {"lines": [odd], "measures": [{"name": "seconds", "format": odd, "scale": odd}]})
-    )
-    page_of(tmp_path)
+    measure = {"name": "seconds", "format": odd, "scale": odd}
+    for change in [*({name: odd} for name in found), {"lines": [odd], "measures": [measure]}]:
+        (folder / "results.json").write_text(json.dumps(found | change))
+        comparison = read_comparison(folder)
+        assert report.compared(comparison, []) and all(each.title for each in results_of(comparison))
 
 
 def test_of_a_comparison_that_cannot_be_read_the_runs_are_shown(tmp_path):
     write_comparison(tmp_path, ["train-allreduce", "train-gossip"], seeds=1, schema_version=2)
     page, made = page_of(tmp_path)
-    assert "results.json is of version 2, and version 1 is read" in page.text
+    assert "results.json has version 2, but hpcdl reads version 1" in page.text
     assert made.runs == 2 and "Accuracy of each run against steps" in page.text
 
 
@@ -228,36 +201,8 @@ def test_files_of_others_stay(tmp_path):
     files = {path.name for path in pictures.glob("*.svg")}
     assert len(files) == made.pictures and "run-1-run-loss-steps.svg" in files
     (pictures / "run-1-run-loss-steps.svg").write_text("mine")
-    with pytest.raises(UsageError, match=r"run-1-run-loss-steps\.svg is there, and no report has written it"):
+    with pytest.raises(UsageError, match=r"run-1-run-loss-steps\.svg exists, and no report has written it"):
         page_of(tmp_path, run, pictures=pictures, kind="svg")
     page_of(tmp_path, run, pictures=pictures, kind="png")
     page_of(tmp_path, run, pictures=pictures, kind="png")
     assert (pictures / "other.png").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "how, said",
-    [
-        ({"out": "missing/report.html"}, "there is no such folder, or no permission"),
-        ({"out": "report.pdf"}, "the name should end in .html"),
-        ({"pictures": "run/summary.json"}, "is a file; name a folder"),
-        ({"pictures": "/proc/none"}, "cannot be written"),
-    ],
-)
-def test_places_that_cannot_be_written_are_refused_before(tmp_path, how, said):
-    write_run(tmp_path / "run", steps=5, traced=False)
-    how = {name: tmp_path / value for name, value in ({"out": "report.html"} | how).items()}
-    with pytest.raises(UsageError, match=re.escape(said)):
-        make([str(tmp_path)], **how)
-    assert not (tmp_path / "report.html").exists()
-
-
-@pytest.mark.exhaustive
-def test_thirty_runs_of_a_hundred_thousand_steps(tmp_path):
-    for number in range(30):
-        write_run(tmp_path / f"run-{number}", steps=100_000, evaluations=100, seed=number)
-    _, made = page_of(tmp_path)
-    assert made.runs == 30 and made.pictures == 30 * 15 + 6
-    assert (tmp_path / "report.html").stat().st_size < 5_000_000
-    run = record(tmp_path / "run-0")
-    assert run.steps.rows == 100_000 and 200 < len(run.steps) <= 400

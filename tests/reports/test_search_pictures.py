@@ -10,14 +10,14 @@ from fuzz import cases
 from hypothesis import example, given
 from hypothesis import strategies as st
 from made_runs import write_run
-from made_search import events_of, settings_of, write_journal
+from made_search import events_of, settings_of, trials_of, write_journal
 
 from hpcdl.reports import search_pictures
 from hpcdl.reports.figures import drawing, inline
 from hpcdl.reports.report import make
 from hpcdl.reports.search_pictures import pictures_of
 from hpcdl.reports.search_section import searched
-from hpcdl.search.search_log_reader import Trials, read
+from hpcdl.search.search_log_reader import read
 
 OPTIONS = [f"option-{number}" for number in range(1, 6)]
 
@@ -26,16 +26,6 @@ def page_of(folder, **how):
     made = make([str(folder)], folder / "report.html", **how)
     text = (folder / "report.html").read_text()
     return text, " ".join(re.sub(r"<style>.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL).split()), made
-
-
-def trials_of(points, **settings):
-    """A search of so many (values, score), each ended."""
-    found = Trials(settings_of(space=None) | settings)
-    for trial, (values, score) in enumerate(points):
-        key = {"trial": trial, "rung": 0, "seed": 0}
-        found.take({"event": "begin", **key, "values": values, "time": 10.0 * trial})
-        found.take({"event": "end", **key, "score": score, "failed": None, "time": 10.0 * trial + 5})
-    return found
 
 
 def test_what_a_search_shows(tmp_path):
@@ -52,12 +42,12 @@ def test_what_a_search_shows(tmp_path):
         "validation_accuracy (larger is better)",
         "28 of 30 ended, 2 failed",
         "2 trials failed: its loss is not finite (step 17)",
-        "The best 20 of 28 trials with a score. Each is a run in its folder, as trials/",
+        "The best 20 of 28 trials with a score. Each trial is a run, in a folder such as trials/",
         "4 of 2 ranks",
         "Score against momentum:beta",
-        "it was active in",
+        "The option was active in",
         "What each option explains",
-        "before you tell of it, or search with --seeds",
+        "before you report its score, or search with --seeds",
     ):
         assert each in said, each
     assert all(each.title and each.sentence for each in pictures_of(read(tmp_path / "search")))
@@ -70,7 +60,7 @@ def test_rungs_are_shown_where_there_are_some(tmp_path):
     assert found["rungs"].legend[0].label == "3 trials trained to the end"
     assert [key.label for key in found["option-1"].legend][:2] == ["3 trials, trained longest", "24, trained less"]
     _, said, _ = page_of(tmp_path)
-    assert "mean of 2 seeds" in said and "±" in said and "before you tell of it" not in said
+    assert "mean of 2 seeds" in said and "±" in said and "before you report" not in said
     order = re.findall(r"(\d+\.\d+)% ± \d+\.\d+% (9|3|1) ", said)
     assert [epochs for _, epochs in order] == ["9"] * 3 + ["3"] * 6 + ["1"] * 11  # the longest trained first
 

@@ -23,6 +23,8 @@ def test_means_and_deviations_are_numpys():
 def test_differences_are_paired_by_seed():
     found = second([1.5, 5.5, 9.5, 2.5], [1.0, 5.0, 9.0, 2.0])  # far less than the deviation of either
     assert found.difference == 0.5 and found.interval == (0.5, 0.5) and found.within_noise is False
+    found = second([2.0, 5.0, 9.0], [1.0, 5.0, 10.0])
+    assert found.difference == 0 and found.p == 1 and found.within_noise is True
 
 
 def test_runs_that_failed_are_left_out_of_the_pairs():
@@ -56,14 +58,6 @@ def test_students_distribution_and_the_incomplete_beta_function_as_scipy_has_the
     assert interval(differences) == pytest.approx(tuple(wanted.confidence_interval()), rel=1e-10)
 
 
-def test_the_incomplete_beta_function_where_it_is_elementary():
-    for x in (0.0, 0.1, 0.5, 0.9, 1.0):
-        assert incomplete_beta(1, 1, x) == pytest.approx(x)
-        assert incomplete_beta(3, 1, x) == pytest.approx(x**3)
-        assert incomplete_beta(0.5, 0.5, x) == pytest.approx(2 / np.pi * np.arcsin(x**0.5))
-        assert incomplete_beta(1, 4, x) == pytest.approx(1 - (1 - x) ** 4)
-
-
 def test_holm_by_hand():
     assert holm([None, 0.01, 0.04, 0.03, None]) == pytest.approx([None, 0.03, 0.06, 0.06, None])
     assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([None]) == [None]
@@ -77,13 +71,6 @@ def test_equal_lines_bring_a_sign_in_5_of_100_comparisons_at_most(seeds):
     for lines in random.standard_normal((times, 5, seeds)):
         false += any(found.within_noise is False for found in of_lines(lines.tolist())[1:])
     assert 0.01 < false / times < 0.05 + 4 * (0.05 * 0.95 / times) ** 0.5
-
-
-def test_a_real_difference_brings_a_sign():
-    random = np.random.default_rng(1)
-    first = random.normal(size=20)
-    assert second(list(first + 10 + random.normal(size=20)), list(first)).within_noise is False
-    assert second(list(first + random.normal(size=20)), list(first)).within_noise is True
 
 
 def test_a_run_that_missed_the_target_does_not_make_its_line_faster():

@@ -23,11 +23,8 @@ def test_steps_with_an_evaluation_are_not_the_usual_ones(tmp_path):
     write_trace(path := tmp_path / "trace.json", ranks=2, steps=10)
     trace = json.loads(path.read_text())
     step = {"name": "step", "ph": "X", "pid": 0, "ts": 1000.0, "dur": 90000.0}
-    trace["traceEvents"] += [
-        step | {"tid": 0},
-        step | {"tid": 1},
-        step | {"tid": 0, "name": "evaluate", "dur": 80000.0},
-    ]
+    trace["traceEvents"] += [step | {"tid": 0}, step | {"tid": 1}]
+    trace["traceEvents"] += [step | {"tid": 0, "name": "evaluate", "dur": 80000.0}]
     path.write_text(json.dumps(trace))
     assert read_timeline(path).seconds == pytest.approx(298e-6)
 
@@ -45,10 +42,7 @@ def test_of_many_ranks_some_and_of_near_spans_one(tmp_path):
     found = read_timeline(path)
     assert len(found.ranks) == timeline.RANKS and found.of == 100 and found.ranks[0] == 0 and found.ranks[-1] == 99
     label = {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "rank 0 on n1 (7 earlier spans not kept)"}}
-    spans = [
-        {"name": "step", "ph": "X", "tid": 0, "ts": 0.0, "dur": 1e6},
-        {"name": "step", "ph": "X", "tid": 0, "ts": 1e6, "dur": 1e6},
-    ]
+    spans = [{"name": "step", "ph": "X", "tid": 0, "ts": start, "dur": 1e6} for start in (0.0, 1e6)]
     spans += [{"name": "push", "ph": "X", "tid": 0, "ts": 20.0 * n, "dur": 19.0} for n in range(100_000)]
     path.write_text(json.dumps({"traceEvents": [label, *spans]}))
     assert len(read_timeline(path).spans["communication"]) < timeline.COLUMNS
@@ -73,17 +67,10 @@ def test_a_cut_trace_is_shown_up_to_the_cut(tmp_path, monkeypatch, chunk):
 
 def test_what_is_no_span_of_ours_is_left_out(tmp_path):
     path = tmp_path / "trace.json"
-    odd = [
-        1,
-        {},
-        {"ph": "X"},
-        {"ph": "X", "name": [], "ts": 1, "dur": 1, "tid": 0},
-        {"name": "thread_name", "ph": "M", "args": 3},
-    ]
-    odd += [
-        {"ph": "X", "name": "step", "ts": "NaN", "dur": 1, "tid": 0},
-        {"ph": "X", "name": "x", "ts": 1, "dur": 1, "tid": 10**30},
-    ]
+    odd = [1, {}, {"ph": "X"}, {"name": "thread_name", "ph": "M", "args": 3}]
+    odd += [{"ph": "X", "name": [], "ts": 1, "dur": 1, "tid": 0}]
+    odd += [{"ph": "X", "name": "step", "ts": "NaN", "dur": 1, "tid": 0}]
+    odd += [{"ph": "X", "name": "x", "ts": 1, "dur": 1, "tid": 10**30}]
     path.write_text(json.dumps({"traceEvents": odd}))
     found = read_timeline(path)
     assert not found.ranks and not found.cut

@@ -42,15 +42,13 @@ def test_a_dueling_head_adds_value_and_advantage():
     w = network.initialize(Random(1)) + 0.1
     x = np.random.default_rng(0).standard_normal((5, 3))
     t = network.layout.views(w)
-    hidden = np.maximum(
-        np.maximum(x @ t["dense1.weight"] + t["dense1.bias"], 0) @ t["dense2.weight"] + t["dense2.bias"], 0
-    )
+    hidden = np.maximum(x @ t["dense1.weight"] + t["dense1.bias"], 0)
+    hidden = np.maximum(hidden @ t["dense2.weight"] + t["dense2.bias"], 0)
     value = hidden[:, :6] @ t["dueling.value"] + t["dueling.value_bias"]
     advantage = hidden[:, 6:] @ t["dueling.advantage"] + t["dueling.advantage_bias"]
     assert hidden.shape == (5, 12)  # a stream of 6 units each
-    np.testing.assert_allclose(
-        network.values(w, x), value + advantage - advantage.mean(axis=1, keepdims=True), rtol=1e-12
-    )
+    wanted = value + advantage - advantage.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(network.values(w, x), wanted, rtol=1e-12)
 
 
 def test_no_rows_and_many():

@@ -4,10 +4,10 @@ import json
 import logging
 from types import SimpleNamespace
 
-import chains
 import numpy as np
 import pytest
-from plain_replay import Walk
+from agent_ranks import CHAIN
+from plain_replay import Walk, assert_same
 
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.rl.options import GORILA, GorilaOptions
@@ -26,7 +26,6 @@ def filled(capacity=60, seed=0, **how):
 
 
 def options_in(folder, **options):
-    """What of a run is asked."""
     given = {"save_replay": True, "resume": str(folder), "checkpoint_every": 20} | options
     return SimpleNamespace(**given)
 
@@ -36,13 +35,12 @@ def test_all_that_is_in_it_comes_back_and_new_episodes_begin(tmp_path):
     left = replay_path(tmp_path, 3).with_name(".0003.h5.123.part")  # by a process that was killed
     left.parent.mkdir()
     left.touch()
-    write_replay(replay, replay_path(tmp_path, 3))
+    write_replay(replay, tmp_path, 3)
     assert not left.exists()
     assert [path.name for path in (tmp_path / "replay").iterdir()] == ["0003.h5"]
     restore_replay(options_in(tmp_path), again, 3)
     replay.cut()
-    for name, array in replay.state().items():
-        np.testing.assert_array_equal(again.state()[name], array, name)
+    assert_same(again, replay.state())
     one, other = (each.sample(40, 0.5, np.random.default_rng(1)) for each in (replay, again))
     np.testing.assert_array_equal(one.serial, other.serial)
     assert (again.last == -1).all()
@@ -72,7 +70,7 @@ def test_when_it_is_written(tmp_path):
 @pytest.mark.parametrize("how", [{"capacity": 61}, {"gamma": 0.5}, {"n_step": 2}, None], ids=str)
 def test_of_another_memory_it_is_filled_anew(tmp_path, caplog, how):
     if how is not None:
-        write_replay(filled(**how), replay_path(tmp_path, 0))
+        write_replay(filled(**how), tmp_path, 0)
     empty = Replay(60, (3,), "f4", streams=2)
     with caplog.at_level(logging.WARNING, "hpcdl"):
         restore_replay(options_in(tmp_path), empty, 0)
@@ -81,7 +79,7 @@ def test_of_another_memory_it_is_filled_anew(tmp_path, caplog, how):
 
 
 def test_nothing_is_read_where_it_was_not_asked_for(tmp_path):
-    write_replay(filled(), replay_path(tmp_path, 0))
+    write_replay(filled(), tmp_path, 0)
     empty = Replay(60, (3,), "f4", streams=2)
     restore_replay(options_in(tmp_path, save_replay=False), empty, 0)
     restore_replay(options_in(tmp_path, resume=None), empty, 0)
@@ -99,7 +97,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "replay").write_text("a file")
     with pytest.raises(LoneError, match="cannot be written"):
-        write_replay(filled(), replay_path(tmp_path, 0))
+        write_replay(filled(), tmp_path, 0)
 
 
 @pytest.mark.mpi(min_size=3)
@@ -107,11 +105,8 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_a_run_that_is_gone_on_with_learns_at_once(world, mpi_tmp_path, apart):
     """With --save-replay; else it fills its memories first. Each rank that remembers keeps its own."""
     folder, learners = mpi_tmp_path / "r", 1 if apart else world.size - 1
-    how = {
-        **{"env": "chains:chain", "model": "mlp:8", "batch_size": 8, "learning_starts": 100, "replay": 400},
-        **{"train_every": 1, "evaluate_every": 300, "episodes": 2, "progress": "none", "trace": 0, "outliers": 0.0},
-        **{"gamma": chains.GAMMA, "learners": int(apart), "out": str(folder), "chunk": 2},
-    }
+    how = CHAIN | {"learning_starts": 100, "replay": 400, "evaluate_every": 300, "outliers": 0.0, "chunk": 2}
+    how |= {"learners": int(apart), "out": str(folder)}
 
     def updates(steps, **more):
         run = Learning(GORILA).run(world, GorilaOptions(**how | {"env_steps": steps} | more))

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.rl.roles import RLRoles, bundle_roles, separate_roles, sharded_roles, single_rank_roles
+from hpcdl.rl.options import RLOptions
+from hpcdl.rl.roles import RLRoles, bundle_roles, separate_roles, sharded_roles
 
 SIZES = range(1, 12)
 
@@ -41,8 +42,9 @@ def assert_whole(roles: RLRoles, size: int):
 
 
 def test_one_rank_does_all():
-    assert_whole(single_rank_roles(3), 1)
-    assert not single_rank_roles(3).acts_elsewhere
+    roles = RLOptions(envs=4).roles(1)
+    assert_whole(roles, 1)
+    assert not roles.acts_elsewhere
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -92,33 +94,17 @@ def test_memories_of_their_own(size):
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
-        (bundle_roles, (1, 1, 1), "no bundles are left over: 1 parameter server of 1 rank; start at least 2 ranks"),
-        (bundle_roles, (3, 4, 1), "4 parameter servers of 3 ranks; start at least 5 ranks"),
-        (
-            separate_roles,
-            (2, 1, 1, 0, 1),
-            "no actors are left over: 1 parameter server, 1 learner of 2 ranks; start at least 3",
-        ),
-        (
-            separate_roles,
-            (4, 1, 1, 3, 1),
-            "too few actors are left over: 1 parameter server, 1 learner of 4 ranks; start at",
-        ),
-        (separate_roles, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and 1 parameter server are 5 ranks, not 6"),
+        (bundle_roles, (1, 1, 1), "no ranks are left for bundles beside 1 parameter server: start 2 ranks"),
+        (bundle_roles, (3, 4, 1), "4 parameter servers: start 5 ranks or more, not 3"),
+        (separate_roles, (2, 1, 1, 0, 1), "no ranks are left for actors beside 1 parameter server, 1 learner: start"),
+        (separate_roles, (4, 1, 1, 3, 1), "too few ranks are left for actors beside 1 parameter server, 1 learner:"),
+        (separate_roles, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and 1 parameter server are 5 ranks, but there"),
         (separate_roles, (4, 1, 2, 0, 1), "--learners 2: each needs an actor, and there are 1"),
         (separate_roles, (4, 1, 0, 1, 1), "--learners 2: each needs an actor"),
-        (
-            sharded_roles,
-            (3, 1, 2, 0, 1),
-            "no actors are left over: 1 learner, 2 replays of 3 ranks; start at least 4 ranks",
-        ),
-        (
-            sharded_roles,
-            (4, 1, 2, 0, 1),
-            "2 ranks that remember need as many actors, and there are 1: take fewer --replays",
-        ),
-        (sharded_roles, (3, 2, 0, 0, 1), "take fewer --learners"),
-        (sharded_roles, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and --replays 1 are 5 ranks, not 6"),
+        (sharded_roles, (3, 1, 2, 0, 1), "no ranks are left for actors beside 1 learner, 2 replay ranks: start 4"),
+        (sharded_roles, (4, 1, 2, 0, 1), "replay memory need as many actors, and there are 1: give fewer --replays"),
+        (sharded_roles, (3, 2, 0, 0, 1), "give fewer --learners"),
+        (sharded_roles, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and --replays 1 are 5 ranks, but there are 6"),
     ],
 )
 def test_what_does_not_go_together(make, arguments, words):

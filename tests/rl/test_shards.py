@@ -1,15 +1,18 @@
 """Shards of the replay memory: what is drawn, when, and what becomes of priorities, as in one's own memory."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from plain_replay import Walk
+from plain_replay import Walk, assert_same
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.random import Random
-from hpcdl.rl.chunk import ChunkRecorder, sendable_errors
+from hpcdl.rl.chunk import ChunkRecorder, empty_message, packed, sendable_errors, unpacked
 from hpcdl.rl.replay import Replay, Sample
-from hpcdl.rl.shards import LocalShard, RemoteShard, SampleFormat, SampleRequest, ShardServer
+from hpcdl.rl.shards import LocalShard, RemoteShard, SampleRequest, ShardServer, sample_kinds
 from hpcdl.rl.tally import BytesByKind, RankCounts
 from hpcdl.rl.transition_stream import CREDITS, ChunkReceiver, ChunkSender
 
@@ -39,7 +42,7 @@ def wanted(rows, key, chunks, allowed=ANY):
 def come(shard):
     """The sample that was asked for first, and how many steps the memory had by then."""
     shard.comm.wait_until(lambda: shard.ready)
-    steps = shard.expected[0][1][0]
+    steps = shard.expected[0][1]["steps"]
     return shard.take(), int(steps)
 
 
@@ -50,15 +53,13 @@ def same(one, other):
 
 def play(bare, learn, chunks, at_once, capacity=200):
     """The last rank acts, the one before it remembers; the others call learn(shard, told, learners), and close.
-
     The actor sends `chunks` chunks, those after the first `at_once` one by one, as rank 0 says so (`more`). Returns on
-    each rank what the memory holds in the end, how often it was saved, and the status that it has ended with.
-    """
+    each rank what the memory holds in the end, how often it was saved, and the status that it has ended with."""
     comm, acts = Communicator(bare), bare.size - 1
     by_kind, learners = BytesByKind(comm.traffic), bare.Split(int(bare.rank >= bare.size - 2), bare.rank)
     held = None
     if bare.rank == acts:
-        feeder = ChunkSender(comm, acts - 1, RankCounts(by_kind), by_kind)
+        feeder = ChunkSender(comm, acts - 1, RankCounts(by_kind))
         recorder = ChunkRecorder(STEPS, SHAPE, "f4", **ABOUT)
         for i, step in enumerate(walked(chunks)):
             recorder.add(*step)
@@ -69,13 +70,14 @@ def play(bare, learn, chunks, at_once, capacity=200):
         comm.wait_until(lambda: feeder.may_act() and feeder.over)
         feeder.close()
     elif bare.rank == acts - 1:
-        saved, intake = [], ChunkReceiver(comm, [acts], STREAMS, memory(capacity), RankCounts(by_kind), by_kind)
+        saved, intake = [], ChunkReceiver(comm, [acts], STREAMS, memory(capacity), RankCounts(by_kind))
         server = ShardServer(comm, intake, list(range(acts - 1)), RANDOM, lambda: saved.append(intake.steps))
         server.serve()
         held = intake.replay.state(), saved, server.status
     else:
         told = []
-        shard = RemoteShard(comm, acts - 1, SampleFormat(SHAPE, "f4"), by_kind, lambda rank, message: told.append(rank))
+        tally = SimpleNamespace(by_kind=by_kind, take=lambda rank, message: told.append(rank))
+        shard = RemoteShard(comm, acts - 1, partial(sample_kinds, shape=SHAPE, dtype="f4"), tally, told=True)
         learn(shard, told, learners)
         assert set(told) <= {acts - 1}
     held = bare.bcast(held, acts - 1)
@@ -95,7 +97,6 @@ def more(shard, chunks=1):
 
 
 def own(chunks, capacity=200):
-    """A memory of the learner's own, of the same steps."""
     found = memory(capacity)
     for step in walked(chunks):
         found.add(*step)
@@ -107,7 +108,8 @@ def drawn(replay, rows, key):
 
 
 @TOGETHER
-def test_samples_are_those_of_ones_own_memory_and_come_once_the_steps_have(each_group):
+@pytest.mark.least(3)
+def test_samples_are_those_of_ones_own_memory_and_come_once_the_steps_have(bare):
     """Two are asked for at once: the second waits for the last chunk; all learners get what their keys draw."""
 
     def learn(shard, told, learners):
@@ -125,26 +127,21 @@ def test_samples_are_those_of_ones_own_memory_and_come_once_the_steps_have(each_
         for step in walked(5)[4 * STEPS :]:
             replay.add(*step)
         same(found, drawn(replay, 9, 20 + rank))
-        local = LocalShard(
-            ChunkReceiver(shard.comm, [], STREAMS, replay, RankCounts(), shard.by_kind), True, RANDOM, None
-        )
+        local = LocalShard(ChunkReceiver(shard.comm, [], STREAMS, replay, RankCounts()), True, RANDOM, None)
         local.ask(wanted(9, 20 + rank, 0))
         assert local.ready
         same(found, local.take())
         shard.close(0)
         assert len(told) == 2
 
-    def body(bare):
-        state, saved, status = play(bare, learn, 5, 4)
-        for name, array in own(5).state().items():
-            assert array.tobytes() == state[name].tobytes(), name
-        assert saved == [] and status == 0
-
-    each_group(body, least=3)
+    state, saved, status = play(bare, learn, 5, 4)
+    assert_same(own(5), state)
+    assert saved == [] and status == 0
 
 
 @TOGETHER
-def test_errors_become_priorities_of_what_is_still_there(each_group):
+@pytest.mark.least(3)
+def test_errors_become_priorities_of_what_is_still_there(bare):
     """One learner after the other; then the memory overwrites what was drawn, and its errors are passed over."""
     small = 60
 
@@ -180,16 +177,14 @@ def test_errors_become_priorities_of_what_is_still_there(each_group):
             shard.keep()
         shard.close(0)
 
-    def body(bare):
-        state, saved, status = play(bare, learn, 12, 3, small)
-        assert saved == [12 * ROWS] and status == 0
-        assert state["priorities"].max() < 20**0.6 + 30**0.6
-
-    each_group(body, least=3)
+    state, saved, status = play(bare, learn, 12, 3, small)
+    assert saved == [12 * ROWS] and status == 0
+    assert state["priorities"].max() < 20**0.6 + 30**0.6
 
 
 @TOGETHER
-def test_what_is_asked_for_is_answered_at_the_end(each_group):
+@pytest.mark.least(3)
+def test_what_is_asked_for_is_answered_at_the_end(bare):
     """With nothing in it, where it would never come; the largest of the learners' statuses is that of the memory."""
 
     def learn(shard, told, learners):
@@ -201,14 +196,12 @@ def test_what_is_asked_for_is_answered_at_the_end(each_group):
         assert [requests[1].result.size for *_, requests in shard.expected] == [0, 0, 0]
         assert len(told) == 1
 
-    def body(bare):
-        assert play(bare, learn, 2, 2)[1:] == ([], 1 if bare.size == 3 else 2)
-
-    each_group(body, least=3)
+    assert play(bare, learn, 2, 2)[1:] == ([], 1 if bare.size == 3 else 2)
 
 
 @TOGETHER
-def test_no_more_comes_than_is_allowed(each_group):
+@pytest.mark.least(3)
+def test_no_more_comes_than_is_allowed(bare):
     """Beyond that only the chunks for which the actor had leave before; they come, and no others until it may."""
 
     def learn(shard, told, learners):
@@ -228,10 +221,7 @@ def test_no_more_comes_than_is_allowed(each_group):
         learners.Barrier()
         shard.close(0)
 
-    def body(bare):
-        play(bare, learn, 6, 0)
-
-    each_group(body, least=3)
+    play(bare, learn, 6, 0)
 
 
 def test_an_error_that_is_no_number_has_the_largest_priority(alone):
@@ -247,10 +237,10 @@ def test_an_error_that_is_no_number_has_the_largest_priority(alone):
 @pytest.mark.parametrize(("shape", "dtype"), [((3,), "f4"), ((4, 5, 3), "u1"), ((), "f4")])
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_sample_travels_as_it_is(alone, shape, dtype, rows):
-    random, form = np.random.default_rng(0), SampleFormat(shape, dtype)
-    empty = form.arrays(form.empty(rows), rows)
+    random, kinds = np.random.default_rng(0), sample_kinds(rows, shape, dtype)
+    empty = Sample(**unpacked(empty_message(kinds), kinds))
     sample = Sample(*(random.integers(0, 200, each.shape).astype(each.dtype) for each in empty))
-    message = form.packed(sample)
+    message = packed(sample._asdict(), kinds)
     assert message.dtype == np.uint8 and message.nbytes % 8 == 0
-    same(form.arrays(message.copy(), rows), sample)
+    same(Sample(**unpacked(message.copy(), kinds)), sample)
     assert sample.observations.shape == (rows, *shape) and sample.observations.dtype == dtype

@@ -52,12 +52,7 @@ def test_scores():
 def test_it_stands_in_the_place_of_a_data_set():
     environments = make(1, 0, 0)
     told = EnvironmentTask("chains:chain", {"a": 1}, make, environments, 3)
-    assert told.environment == {
-        "name": "chains:chain",
-        "options": {"a": 1},
-        "shape": [chains.STATES],
-        "dtype": "float32",
-        "actions": 2,
-    }
+    about = {"name": "chains:chain", "options": {"a": 1}, "shape": [chains.STATES], "dtype": "float32", "actions": 2}
+    assert told.environment == about
     x, y = told.train.rows(0, 1)
     assert x.shape == (0, chains.STATES) and len(y) == 0 and told.features == (chains.STATES,)

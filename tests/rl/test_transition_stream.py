@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from plain_replay import Walk
+from plain_replay import Walk, assert_same
 
 from hpcdl.comm import Communicator
 from hpcdl.rl.chunk import ChunkRecorder
@@ -48,14 +48,14 @@ class Steps:
         return self.recorder.take(None)
 
 
-def act(comm, frame, meanwhile=None):
+def act(comm, frame):
     """Send until all is over; returns how many chunks, and the bytes by kind."""
     steps, tally = Steps(comm.rank, frame), RankCounts(BytesByKind(comm.traffic))
-    feeder, sent = ChunkSender(comm, 0, tally, tally.by_kind), 0
+    feeder, sent = ChunkSender(comm, 0, tally), 0
     while not feeder.over:
         chunk = steps.chunk()
         tally.local[0] += ROWS
-        feeder.send(chunk, meanwhile)
+        feeder.send(chunk)
         sent += not feeder.over
         assert 0 <= feeder.credits <= CREDITS, "in flight are the credits that are missing"
     tally.local[0] -= ROWS  # what was seen last, and not sent
@@ -66,10 +66,9 @@ def act(comm, frame, meanwhile=None):
 
 
 def made(comm, frame):
-    """The memory's side on rank 0."""
     replay = Replay(CAPACITY, frame, "f4", streams=STREAMS * (comm.size - 1), **ABOUT)
     tally = RankCounts(BytesByKind(comm.traffic))
-    return Noting(comm, range(1, comm.size), STREAMS, replay, tally, tally.by_kind)
+    return Noting(comm, range(1, comm.size), STREAMS, replay, tally)
 
 
 def assert_as_local(intake, frame, ranks):
@@ -79,85 +78,46 @@ def assert_as_local(intake, frame, ranks):
     for rank in intake.order:
         for step in sources[rank].taken():
             local.add(*step, first=STREAMS * (rank - 1))
-    for name, array in intake.replay.state().items():
-        assert array.tobytes() == local.state()[name].tobytes(), name
+    assert_same(intake.replay, local.state())
 
 
 @pytest.mark.parametrize("frame", [(3,), (50, 100)], ids=["short", "long"])
-def test_no_more_comes_than_is_allowed_and_all_is_as_if_it_were_here(frame, each_group):
+def test_no_more_comes_than_is_allowed_and_all_is_as_if_it_were_here(frame, bare):
     """The memory asks for a little more each time, as a learner does."""
-
-    def body(bare):
-        comm = Communicator(bare)
-        if comm.rank > 0:
-            sent = act(comm, frame)
-        else:
-            intake, most = made(comm, frame), CREDITS * ROWS * (comm.size - 1)
-            for needed in range(1, 400, 13):
-                intake.allow(needed)
-                comm.wait_until(lambda needed=needed: intake.steps >= needed, intake.attend)
-                assert intake.steps < needed + most
-            intake.allow(np.inf)
-            comm.wait_until(lambda: len(set(intake.order)) == comm.size - 1, intake.attend)
-            intake.close()
-            assert not intake.left and not intake.inbox.pending, "each has sent its last"
-            assert_as_local(intake, frame, comm.size)
-            assert intake.tally.by_kind.sent["control"] == comm.traffic.bytes
-            sent = 0
-        # Each chunk that was sent has been taken off the wire, also by a memory that was closed.
-        whole = comm.mpi.allreduce(sent)
-        if comm.rank == 0:
-            assert intake.tally["steps"] == whole * ROWS and intake.steps <= whole * ROWS <= intake.steps + most
-        comm.barrier()
-        assert not comm.mpi.Iprobe()
-        comm.free()
-
-    each_group(body)
+    comm = Communicator(bare)
+    if comm.rank > 0:
+        sent = act(comm, frame)
+    else:
+        intake, most = made(comm, frame), CREDITS * ROWS * (comm.size - 1)
+        for needed in range(1, 400, 13):
+            intake.allow(needed)
+            comm.wait_until(lambda needed=needed: intake.steps >= needed, intake.attend)
+            assert intake.steps < needed + most
+        intake.allow(np.inf)
+        comm.wait_until(lambda: len(set(intake.order)) == comm.size - 1, intake.attend)
+        intake.close()
+        assert not intake.left and not intake.inbox.pending, "each has sent its last"
+        assert_as_local(intake, frame, comm.size)
+        assert intake.tally.by_kind.sent["control"] == comm.traffic.bytes
+        sent = 0
+    # Each chunk that was sent has been taken off the wire, also by a memory that was closed.
+    whole = comm.mpi.allreduce(sent)
+    if comm.rank == 0:
+        assert intake.tally["steps"] == whole * ROWS and intake.steps <= whole * ROWS <= intake.steps + most
+    comm.barrier()
+    assert not comm.mpi.Iprobe()
+    comm.free()
 
 
-def test_actors_wait_for_leave(each_group):
-    """A memory that allows nothing gets the chunks for which there was leave at first, and no other."""
-
-    def body(bare):
-        comm, waits = Communicator(bare), [0]
-
-        def wait():
-            waits[0] += 1
-            return False
-
-        if comm.rank > 0:
-            sent = act(comm, (3,), wait)
-            assert sent == CREDITS and waits[0] > 0
-        else:
-            intake = made(comm, (3,))
-            intake.allow(0)
-            wanted = CREDITS * ROWS * (comm.size - 1)
-            comm.wait_until(lambda: intake.steps >= wanted, intake.attend)
-            for _ in range(200):
-                intake.look()
-            assert intake.steps == wanted and set(intake.owed.values()) == {CREDITS}
-            assert not intake.tally.by_kind.sent["control"]
-            intake.close()
-        comm.barrier()
-        assert not comm.mpi.Iprobe()
-        comm.free()
-
-    each_group(body)
-
-
-def test_closed_before_anything_has_come(each_group):
+def test_closed_before_anything_has_come(bare):
     """What is in flight is taken, and nothing of it is added."""
-
-    def body(bare):
-        comm = Communicator(bare)
-        if comm.rank > 0:
-            act(comm, (50, 100))
-        else:
-            intake = made(comm, (50, 100))
-            intake.close()
-            assert intake.steps == 0 and intake.replay.written == 0 and not intake.order
-        comm.barrier()
-        assert not comm.mpi.Iprobe()
-        comm.free()
-
-    each_group(body)
+    comm = Communicator(bare)
+    if comm.rank > 0:
+        act(comm, (50, 100))
+    else:
+        intake = made(comm, (50, 100))
+        intake.close()
+        assert intake.steps == 0 and intake.replay.written == 0 and not intake.order
+    comm.barrier()
+    assert not comm.mpi.Iprobe()
+    comm.free()

@@ -20,7 +20,7 @@ def table(tmp_path, monkeypatch):
     return ["--data", "a.h5", "--model", "linear", "--progress", "none", "--out", "a"]
 
 
-SAID = r"the features have scales from 0\.00\d+ to [\d.]+e\+0[23]: --standardize gives them one"
+SAID = r"the features have scales from 0\.00\d+ to [\d.]+e\+0[23]: add --standardize"
 
 
 def test_at_the_start_and_at_the_end(table, caplog):

@@ -1,9 +1,8 @@
 """Replicas without common steps: every example counts once, and what is scored is the average as of a meeting."""
 
-import json
-
 import numpy as np
 import pytest
+from written_runs import steps, summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.progress import activity
@@ -64,10 +63,9 @@ def test_a_step_of_the_run_is_as_many_examples_as_its_batch(run, world, mpi_tmp_
     if world.rank == 0:
         assert (done.step, done.examples) == (24, 6 * 28)
         assert sum(computed) >= 6 * 28  # what is told after the last step is left out
-        lines = [json.loads(line) for line in (mpi_tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
-        steps = [line for line in lines if "test_loss" not in line]
-        assert [line["step"] for line in steps] == list(range(1, 25))
-        total = sum(line["train_loss"] * size for line, size in zip(steps, [9, 9, 9, 1] * 6, strict=True))
+        found = steps(mpi_tmp_path / "a")
+        assert [line["step"] for line in found] == list(range(1, 25))
+        total = sum(line["train_loss"] * size for line, size in zip(found, [9, 9, 9, 1] * 6, strict=True))
         assert total <= losses * (1 + 1e-12)
         assert world.size > 1 or total == pytest.approx(losses, rel=1e-12)
 
@@ -81,7 +79,6 @@ def test_all_rest_for_the_average_which_is_scored_and_saved(run, world, mpi_tmp_
     assert done.exchange.told == [*["rest", "go on"] * (meetings - 1), "rest", "close"]
     distance = ((replicas - mean) ** 2).sum(axis=1).mean()
     states = np.array(world.allgather(done.optimizer.state["momentum"]))
-    world.Barrier()
     found, before = map(Checkpoint.read, (mpi_tmp_path / "a", mpi_tmp_path / "a" / "checkpoint-000000006.h5"))
     assert np.array_equal(found.vectors["parameters"], done.parameters)
     assert np.abs(found.vectors["optimizer/momentum"] - states.mean(axis=0)).max() < 1e-14
@@ -91,17 +88,16 @@ def test_all_rest_for_the_average_which_is_scored_and_saved(run, world, mpi_tmp_
     assert len(before.attributes["legs"][0]["compute_seconds_per_rank"]) == world.size
     assert None not in before.attributes["legs"][0]["compute_seconds_per_rank"]  # all have told at the meeting
     if world.rank == 0:
-        summary = json.loads((mpi_tmp_path / "a" / "summary.json").read_text())
-        assert summary["consensus_distance"] == pytest.approx(distance, rel=1e-9, abs=1e-25)
-        assert (distance > 1e-6) == (world.size > 1) and summary["replicas_agree"] is None
-        assert len(summary["replica_test_accuracy"]) == world.size
-        assert done.scores["consensus_distance"] == summary["consensus_distance"]
+        told = summary(mpi_tmp_path / "a")
+        assert told["consensus_distance"] == pytest.approx(distance, rel=1e-9, abs=1e-25)
+        assert (distance > 1e-6) == (world.size > 1) and told["replicas_agree"] is None
+        assert len(told["replica_test_accuracy"]) == world.size
+        assert done.scores["consensus_distance"] == told["consensus_distance"]
 
 
 def test_a_run_that_is_gone_on_with_begins_with_the_average_on_all_ranks(run, world, mpi_tmp_path):
     out = str(mpi_tmp_path / "a")
     saved = run(train=apart, steps=6, out=out).parameters
-    world.Barrier()
     again = run(train=apart, steps=6, resume=out)  # nothing is left to do
     assert np.array_equal(again.replica, saved) and again.exchange.told == ["close"] and not again.losses
     momentum = Checkpoint.read(mpi_tmp_path / "a").vectors["optimizer/momentum"]

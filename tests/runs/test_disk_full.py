@@ -1,7 +1,6 @@
 """A full disk ends a run in one line that names the file; what was there before stays whole, and nothing is half there.
 
-The limit on the size of a file stands in for the disk's end: what is written beyond it fails, as on a full disk.
-"""
+The limit on the size of a file stands in for the disk's end: what is written beyond it fails, as on a full disk."""
 
 import contextlib
 import logging
@@ -16,10 +15,9 @@ from mpi4py import MPI
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.export import export
 from hpcdl.comm.trace import Timeline
-from hpcdl.data.batch import RowBlock
+from hpcdl.data.batch import PredictionRows, RowBlock
 from hpcdl.data.schema import Schema
 from hpcdl.errors import LoneError, TrainingError, UsageError
-from hpcdl.inference.prediction_input import PredictionRows
 from hpcdl.inference.predictions import predict_all
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.runs.folder import Folder
@@ -39,9 +37,8 @@ pytestmark = pytest.mark.four
 
 
 def sample(step):
-    return Checkpoint(
-        {"parameters": np.full(2000, 0.5 * step), "optimizer/momentum": np.ones(500, "f4")}, {"step": step}
-    )
+    vectors = {"parameters": np.full(2000, 0.5 * step), "optimizer/momentum": np.ones(500, "f4")}
+    return Checkpoint(vectors, {"step": step})
 
 
 def test_wherever_the_disk_ends_a_checkpoint_is_the_old_one(tmp_path, monkeypatch):
@@ -120,19 +117,12 @@ def test_else_the_run_goes_on_with_a_warning(background, run, world, mpi_tmp_pat
     if world.rank == 0:
         assert done.summary["checkpoints_failed"] == 2 and steps == [5, 5]
         assert said.count("warning: the checkpoint of step 1") == 2 and "the run goes on, and the last good" in said
-    world.Barrier()
     assert Checkpoint.read(out).attributes["step"] == 20
 
 
 def test_the_last_one_is_what_a_run_is_for(run, mpi_tmp_path):
     with full_after(17) as fill, pytest.raises(TrainingError, match="the checkpoint of step 20, "):
         run(out=str(mpi_tmp_path / "a"), **LARGE, observer=fill)
-
-
-@pytest.fixture
-def alone():
-    if MPI.COMM_WORLD.size > 1:
-        pytest.skip("files, which one rank writes")
 
 
 def test_metrics_summary_trace_and_log(alone, tmp_path):

@@ -5,25 +5,18 @@ import subprocess
 import sys
 
 import pytest
-from mpi4py import MPI
+from written_runs import lines
 
 from hpcdl.comm.launcher import clean_environment
 from hpcdl.errors import UsageError
 from hpcdl.runs import Options
-from hpcdl.runs.folder import Folder, read_lines, remove_run
+from hpcdl.runs.folder import Folder, remove_run
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    assert read_lines(path) == [b'{"step": 1}\n', b'{"step": 2}\n']
-    assert read_lines(tmp_path / "absent") == []
-
-
-def test_lines_of_later_steps_are_dropped_when_a_run_resumes(tmp_path):
+def test_lines_of_later_steps_and_one_that_was_cut_off_are_dropped_when_a_run_resumes(tmp_path):
     (tmp_path / "logs").mkdir()
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 2}')
     folder = Folder(tmp_path, 0)
     folder.open(2)
     folder.record([{"step": 3, "again": True}])
@@ -35,14 +28,14 @@ def test_lines_that_its_last_writer_had_not_written_are_added(tmp_path):
     """Those that are missing, and no evaluation that is done again."""
     (tmp_path / "logs").mkdir()
     steps = [{"step": step, "learning_rate": None} for step in range(1, 5)]
-    lines = [*steps[:2], {"step": 2, "test_loss": 2}, *steps[2:], {"step": 4, "test_loss": 4}]
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines[:4]) + '{"step": 4')
-    for step, scored, wanted in ((4, None, lines), (4, 4, lines[:-1]), (2, None, lines[:3]), (2, 2, lines[:2])):
+    told = [*steps[:2], {"step": 2, "test_loss": 2}, *steps[2:], {"step": 4, "test_loss": 4}]
+    text = "".join(f"{json.dumps(line)}\n" for line in told[:4])
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 4')
+    for step, scored, wanted in ((4, None, told), (4, 4, told[:-1]), (2, None, told[:3]), (2, 2, told[:2])):
         folder = Folder(tmp_path, 0)
-        folder.open(step, lines[1:], scored)
+        folder.open(step, told[1:], scored)
         folder.close()
-        assert [json.loads(line) for line in path.read_text().splitlines()] == wanted
+        assert lines(tmp_path) == wanted
 
 
 def test_lines_that_a_crash_has_broken_are_left_out_and_the_log_says_so(tmp_path):
@@ -63,23 +56,6 @@ def test_only_numbers_that_json_has_are_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         folder.write("summary.json", {"loss": float("nan")})
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def alone():
-    if MPI.COMM_WORLD.size > 1:
-        pytest.skip("files, which rank 0 writes")
-
-
-def test_runs_that_start_in_the_same_second_have_folders_of_their_own(alone, tmp_path):
-    options, paths = Options(out="auto"), []
-    for _ in range(3):
-        folder = Folder(tmp_path / "runs" / "all_reduce-20261122-072200", 0)
-        folder.create(options, False)
-        paths.append(folder.path.name)
-        folder.close()
-    assert paths == [f"all_reduce-20261122-072200{end}" for end in ("", "-2", "-3")]
-    assert all((tmp_path / "runs" / name / "config.yaml").exists() for name in paths)
 
 
 def test_a_folder_that_another_run_has_just_taken_is_refused(alone, tmp_path):
@@ -160,13 +136,12 @@ def test_two_runs_of_one_folder_at_once(run, world, mpi_tmp_path):
     assert run(resume=out, out=out, epochs=3).step == done.step * 3 // 2
 
 
-def test_whole_runs_that_start_in_the_same_second(run, world, mpi_tmp_path, monkeypatch):
-    """The second one finds a folder of its own, though the first one's is there with all that a run leaves."""
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(run, world, mpi_tmp_path, monkeypatch):
+    """Though those of earlier runs are there with all that a run leaves."""
     monkeypatch.chdir(mpi_tmp_path)
     monkeypatch.setattr("hpcdl.runs.folder.time.strftime", lambda *form: "20260101-000000")
     folders = [run(out="auto", epochs=1).folder.path for _ in range(3)]
     assert [str(path) for path in folders] == [f"runs/all_reduce-20260101-000000{end}" for end in ("", "-2", "-3")]
-    world.Barrier()
     assert all((path / "summary.json").exists() for path in folders)
     monkeypatch.undo()
 

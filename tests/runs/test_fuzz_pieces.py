@@ -1,7 +1,6 @@
 """Whatever is changed in a checkpoint of pieces: it is refused by one line, or holds what was saved; no other file is.
 
-The changes are those that a program could make that writes such files: checksums are right again, but for some.
-"""
+The changes are those that a program could make that writes such files: checksums are right again, but for some."""
 
 import contextlib
 import json
@@ -63,9 +62,8 @@ def lie(path, how, folder):
         del file["parameters"]
         size = len(values)
         if how == "external":
-            file.create_dataset(
-                "parameters", (size,), values.dtype, external=[(str(folder / "secret.raw"), 0, 4 * size)]
-            )
+            elsewhere = [(str(folder / "secret.raw"), 0, 4 * size)]
+            file.create_dataset("parameters", (size,), values.dtype, external=elsewhere)
         elif how == "virtual":
             layout = h5py.VirtualLayout((size,), values.dtype)
             layout[:] = h5py.VirtualSource(secret, "secret", (size,))

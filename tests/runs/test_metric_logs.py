@@ -9,11 +9,12 @@ import sys
 import pytest
 from events import read_events, scalars
 from in_process import room
+from written_runs import evaluations, lines
 
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.runs import Options
 from hpcdl.runs.folder import Folder, remove_run
-from hpcdl.runs.metric_logs import Csv, forms, write_csv, write_events
+from hpcdl.runs.metric_logs import Csv, forms, write_events
 
 STEPS = [{"step": n, "epoch": n / 2, "train_loss": 1 / n, "seconds": n / 4} for n in range(1, 7)]
 SCORES = {"step": 4, "epoch": 2.0, "test_loss": 0.125, "train_loss": 0.25, "seconds": 1.0, "bytes": 9, "messages": None}
@@ -27,16 +28,16 @@ def table(path):
     return [{name: json.loads(text) for name, text in row.items() if text} for row in rows]
 
 
-def lines_of(path):
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if value is not None} for line in found]
+def known(lines):
+    """What a table has of lines: all but null."""
+    return [{name: value for name, value in line.items() if value is not None} for line in lines]
 
 
 def test_the_words_of_log():
     assert forms("none") == () and forms("csv") == ("csv",)
     assert forms("tensorboard,csv") == forms("csv, tensorboard") == forms("csv,csv,tensorboard")
     for text, said in (
-        ("cvs", r"--log: none, csv, tensorboard, or csv,tensorboard, not 'cvs' \(did you mean 'csv'\?\)"),
+        ("cvs", r"--log is none, csv, tensorboard or csv,tensorboard, not 'cvs' \(did you mean 'csv'\?\)"),
         ("", "not ''"),
         ("csv,", "not ''"),
         ("none,csv", "not 'none'"),
@@ -63,14 +64,14 @@ def test_a_table_has_one_header_and_columns_that_come_late(tmp_path):
     text = (tmp_path / "a.csv").read_text()
     assert text.startswith("step,epoch,train_loss,seconds,test_loss,bytes,messages\n1,0.5,1.0,0.25,,,\n")
     assert text.count("step") == 1 and len({line.count(",") for line in text.splitlines()}) == 1
-    assert table(tmp_path / "a.csv") == [{k: v for k, v in line.items() if v is not None} for line in LINES]
+    assert table(tmp_path / "a.csv") == known(LINES)
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
     log.close()
 
 
 def test_no_value_breaks_a_row(tmp_path):
     odd = [{"step": 1, "a,b": 'x"y\n,z', "c\nd": [1, "\n"]}, {"step": 2, "e": True, "f": 1e-320, "g": 2**70}]
-    write_csv(tmp_path / "a.csv", odd).close()
+    Csv.begin(tmp_path / "a.csv", odd).close()
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.reader(file, strict=True))
     assert rows[0] == ["step", "a,b", "c d", "e", "f", "g"] and len(rows) == 3
@@ -114,7 +115,7 @@ def test_a_run_that_goes_on_has_what_metrics_jsonl_has(tmp_path):
     pytest.importorskip("tensorboardX")
 
     def check(steps):
-        assert table(tmp_path / "metrics.csv") == lines_of(tmp_path / "metrics.jsonl")
+        assert table(tmp_path / "metrics.csv") == known(lines(tmp_path))
         found = scalars(tmp_path / "tensorboard")
         assert [step for step, *_ in found["train_loss"]] == steps
         times = [time for *_, time in found["train_loss"]]
@@ -155,9 +156,8 @@ def test_the_file_of_events_before_is_removed_when_there_is_another(tmp_path, mo
         monkeypatch.setattr("hpcdl.runs.metric_logs.time.time", lambda now=now: now)
         write_events(tmp_path, STEPS[:count], 1000.0).close()
         (path,) = tmp_path.iterdir()
-        assert (
-            path.name.startswith(f"events.out.tfevents.{int(now)}.") and len(scalars(tmp_path)["train_loss"]) == count
-        )
+        assert path.name.startswith(f"events.out.tfevents.{int(now)}.")
+        assert len(scalars(tmp_path)["train_loss"]) == count
 
 
 def test_events_have_the_time_of_day(tmp_path, monkeypatch):
@@ -243,11 +243,9 @@ def test_a_run_and_one_that_goes_on_with_it(run, world, mpi_tmp_path):
     done = run(out=str(out), log="tensorboard,csv", epochs=3, checkpoint_every=4, keep=9)
     older = sorted(out.glob("checkpoint-*.h5"))[0]
     for _ in range(2):
-        world.Barrier()
-        assert table(out / "metrics.csv") == lines_of(out / "metrics.jsonl")
-        lines, found = lines_of(out / "metrics.jsonl"), scalars(out / "tensorboard")
+        assert table(out / "metrics.csv") == known(lines(out))
+        found = scalars(out / "tensorboard")
         assert [step for step, *_ in found["train_loss"]] == list(range(1, done.step + 1))
-        assert [step for step, *_ in found["test_loss"]] == [line["step"] for line in lines if "test_loss" in line]
-        world.Barrier()
+        assert [step for step, *_ in found["test_loss"]] == [line["step"] for line in evaluations(out)]
         run(resume=str(older), out=str(out), log="tensorboard,csv", epochs=3, checkpoint_every=4, keep=9)
     assert (out / "later" / "metrics.jsonl").exists()

@@ -1,10 +1,10 @@
 """The estimates of |G|^2 and tr(Sigma) have no bias, whatever the shares; and a run tells the noise scale."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from written_runs import lines, summary
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.noise_scale import NAMES, NoiseScale, refuse_no_parts
@@ -65,21 +65,20 @@ def test_a_run_tells_it(run_on, tmp_path):
     options = "--noise-scale", "--epochs", "2", "--batch-per-rank", "16"
     done = run_on(2, SCRIPT, *options, "--out", "with", check=0)
     assert "gradient noise scale" in done.stdout
-    found = json.loads((tmp_path / "with" / "summary.json").read_text())
+    found = summary(tmp_path / "with")
     assert found["noise_scale"] == pytest.approx(found["gradient_variance"] / found["gradient_norm_squared"])
-    lines = [json.loads(line) for line in (tmp_path / "with" / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["noise_scale"] == found["noise_scale"] > 0
+    assert lines(tmp_path / "with")[-1]["noise_scale"] == found["noise_scale"] > 0
     run_on(2, SCRIPT, *options[1:], "--out", "without", check=0)
-    plain = json.loads((tmp_path / "without" / "summary.json").read_text())
+    plain = summary(tmp_path / "without")
     assert plain["train_loss"] == found["train_loss"] and "noise_scale" not in plain
     assert plain["bytes_sent_per_rank"] == found["bytes_sent_per_rank"]
 
 
 def test_what_cannot_be_measured_is_refused():
     for ranks, batch, overlap, said in (
-        (1, 8, False, "2 or more"),
+        (1, 8, False, "at least 2 ranks"),
         (2, 8, True, "--overlap"),
-        (4, 3, False, "take more"),
+        (4, 3, False, "less than an example for each"),
     ):
         with pytest.raises(UsageError, match=said):
             refuse_no_parts(ranks, batch, overlap)

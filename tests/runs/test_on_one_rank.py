@@ -1,10 +1,10 @@
 """A run that rank 0 runs by itself, over parameters that lie elsewhere."""
 
-import json
 from functools import partial
 
 import numpy as np
 import pytest
+from written_runs import evaluations, steps, summary
 
 from hpcdl.checkpoint.attributes import SUMMED
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -18,20 +18,16 @@ from hpcdl.runs.on_one_rank import OnOneRank
 pytestmark = pytest.mark.four
 
 
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture
 def lead(world, data):
     """A function: rank 0 runs a run alone, over parameters that lie elsewhere: `whole` has them after `refresh` only.
-
-    The k-th step adds 1 to all of them and 2 to a vector of the optimizer's state. log: what was called at which step.
-    """
+    The k-th step adds 1 to all of them and 2 to a vector of the optimizer's state. log: what was called at which
+    step."""
 
     def start(horizon=None, at_step=lambda run: None, refreshing=lambda run: None, **options):
         defaults = {"batch_size": 7, "epochs": 3, "dtype": "float64", "progress": "none", "model": "mlp:6"}
         options = Options(**defaults | options)
+        world.Barrier()
         comm = Communicator(world, "ring")
         model = make_model(options.model, data.features, data.classes, options.dtype)
         whole, lying, log = np.zeros(model.layout.size), np.zeros(model.layout.size), []
@@ -72,6 +68,7 @@ def lead(world, data):
                     run.boundary()
             run.end()
         run.log, run.state = log, state
+        world.Barrier()
         return run
 
     return start
@@ -89,30 +86,25 @@ def test_a_run_that_rank_0_runs_alone(lead, world, mpi_tmp_path):
         for step in (5, 10):
             found = Checkpoint.read(mpi_tmp_path / "a" / f"checkpoint-{step:09d}.h5").vectors
             assert np.allclose(found["parameters"], step * 0.001) and (found["optimizer/momentum"] == 2 * step).all()
-        (mpi_tmp_path / "a" / "checkpoint-000000005.h5").replace(mpi_tmp_path / "a" / "checkpoint.h5")
     else:
         assert not first.log and first.summary is None
-    world.Barrier()
-    second = lead(out=out, resume=out)
+    second = lead(out=out, resume=f"{out}/checkpoint-000000005.h5")
     if world.rank == 0:
         assert np.allclose(second.parameters, 0.012) and (second.state == 24).all()
-        assert [line["step"] for line in lines(mpi_tmp_path / "a") if "test_loss" not in line] == list(range(1, 13))
+        assert [line["step"] for line in steps(mpi_tmp_path / "a")] == list(range(1, 13))
 
 
 def test_what_the_others_have_spent_is_known_when_the_run_ends_and_not_where_it_is_killed(lead, world, mpi_tmp_path):
     out, ranks = mpi_tmp_path / "a", world.size
     lead(out=str(out), checkpoint_every=5, keep=9)
-    world.Barrier()
     of = {step: Checkpoint.read(path).attributes["legs"] for step, path in ((5, older(out, 5)), (12, out))}
     assert [len(legs) for legs in of.values()] == [1, 1]
     for name in SUMMED:
         known, *unknown = of[5][0][name]
         assert known is not None and unknown == (ranks - 1) * [None]
         assert None not in of[12][0][name] and len(of[12][0][name]) == ranks
-    world.Barrier()
     lead(out=str(out), resume=str(older(out, 5)))  # as if it had been killed there
-    world.Barrier()
-    found = json.loads((out / "summary.json").read_text())
+    found = summary(out)
     assert [leg["steps"] for leg in found["legs"]] == [5, 7]
     assert found["compute_seconds_per_rank"][1:] == (ranks - 1) * [None]
     assert None not in found["legs"][1]["compute_seconds_per_rank"]
@@ -143,7 +135,7 @@ def test_steps_that_are_under_way_are_ended_before_a_run_stops(reason, lead, wor
     assert run.stopped == reason  # on all ranks
     if world.rank == 0:
         assert run.step == 14 and told[-1] == 14 and Checkpoint.read(mpi_tmp_path / "a").attributes["step"] == 14
-        assert "test_loss" in lines(mpi_tmp_path / "a")[-1] and lines(mpi_tmp_path / "a")[-1]["step"] == 14
+        assert evaluations(mpi_tmp_path / "a")[-1]["step"] == 14
         assert all(ended == (step == 14) for step, ended in over)  # not before: what is over applies what was delayed
 
 

@@ -45,18 +45,14 @@ def test_each_rank_writes_and_reads_its_own_and_nobody_all(run, world, mpi_tmp_p
     out = mpi_tmp_path / "a"
     never_stopped = run(**CUT)
     run(**OFTEN, out=str(out), keep=2, steps=13)
-    world.Barrier()
     assert pieces_of(out) == {10: world.size, 13: world.size}
-    world.Barrier()
     done = run(**CUT, out=str(out), resume=str(out))
     assert np.array_equal(done.parameters, never_stopped.parameters) and done.step == 20
-    world.Barrier()
     alone = Checkpoint.read(out)
     size = alone.vectors.forms["parameters"][0][0]
-    assert [sum(row.blocks * row.length for row in piece.rows["parameters"]) for piece in alone.joined.pieces] == (
-        world.allgather(len(done.parameters))
-    )
-    assert sum(world.allgather(len(done.parameters))) == size
+    held = world.allgather(len(done.parameters))
+    rows = [piece.rows["parameters"] for piece in alone.joined.pieces]
+    assert [sum(row.blocks * row.length for row in each) for each in rows] == held and sum(held) == size
 
 
 @SEVERAL
@@ -112,7 +108,6 @@ def test_in_the_background_the_same_is_written(how, run, world, mpi_tmp_path, mo
 
     monkeypatch.setattr(saving.Saver, "settle", settle)
     done = run(**how, **often, out=str(mpi_tmp_path / "beside"), checkpoint_async=True, observer=later)
-    world.Barrier()
     assert set(most) == {1} and done.saver.job is None and done.saver.failed == 0 and done.saved == 20
     names = sorted(each.name for each in (mpi_tmp_path / "at-once").glob("*.h5"))
     assert names == sorted(each.name for each in (mpi_tmp_path / "beside").glob("*.h5")) and len(names) == 5
@@ -145,16 +140,13 @@ def test_a_piece_that_cannot_be_written_is_known_to_all(background, run, world, 
     assert done.saver.failed == 1 and (world.rank or done.summary["checkpoints_failed"] == 1)
     said = " ".join(capsys.readouterr().out.split())
     assert world.rank or ("step 10, " in said and "cannot be written: No space left on device; the run goes on" in said)
-    world.Barrier()
     assert pieces_of(out) == dict.fromkeys((5, 15, 20), world.size)  # and of step 10 nothing is left
-    world.Barrier()
     failing(10, 99)
     words = "the checkpoint of step 10, .*: No space left on device; the last good checkpoint is "
     with pytest.raises(TrainingError, match=words):
         run(**OFTEN, out=str(out), force=True, checkpoint_must=True, checkpoint_async=background)
     world.Barrier()
     assert pieces_of(out) == {5: world.size} and Checkpoint.read(out).attributes["step"] == 5
-    world.Barrier()
     with pytest.raises(TrainingError, match="the checkpoint of step 20, "):  # the last one is what the run is for
         run(**CUT, out=str(out), resume=str(out), evaluate_every=99)
 
@@ -190,8 +182,8 @@ def test_on_a_full_disk_the_spare_gives_way(how, keep, run, world, mpi_tmp_path,
         assert done.saver.failed == 0 and done.saved == 19
     said = " ".join(capsys.readouterr().out.split())
     gone = [] if keep != 2 or world.rank else ["000000005", "000000010"]
-    assert [f"checkpoint-{each}.h5 gives way" in said for each in gone] == [True] * len(gone)
-    assert said.count("gives way") == len(gone)
+    assert [f"checkpoint-{each}.h5 is removed" in said for each in gone] == [True] * len(gone)
+    assert said.count(".h5 is removed") == len(gone)
     world.Barrier()
     left = {int(each.name[11:20]) for each in out.glob("checkpoint-*.h5")}
     assert left - {10} == {1: set(), 2: {15}, 3: {5}}[keep]  # 10: a second name of the last one, or not yet
@@ -203,7 +195,6 @@ def test_on_a_full_disk_the_spare_gives_way(how, keep, run, world, mpi_tmp_path,
 def test_a_broken_piece_is_named_and_the_checkpoint_before_taken(run, world, mpi_tmp_path, capsys):
     out = mpi_tmp_path / "a"
     whole = run(**OFTEN, out=str(out), keep=3)
-    world.Barrier()
 
     def spoil(step):
         """One byte of a number in the piece of the last rank."""
@@ -221,14 +212,15 @@ def test_a_broken_piece_is_named_and_the_checkpoint_before_taken(run, world, mpi
     said = " ".join(capsys.readouterr().out.split())
     assert world.rank or ("its piece" in said and f"; going on from {out}/checkpoint-000000015.h5" in said)
     assert done.parameters.tobytes() == whole.parameters.tobytes() and done.legs.first == 15
-    world.Barrier()
     assert pieces_of(out / "later") == {20: world.size}
     world.Barrier()
     for step in (10, 15, 20):
         spoil(step)
     (last,) = [each for each in [out / "best.h5"] if each.exists()] or [None]
     assert last is not None and last.samefile(out / "checkpoint.h5")
-    with pytest.raises(UsageError, match=r"checkpoint.h5 is damaged: .*; none beside it is whole$"):
+    with pytest.raises(
+        UsageError, match=r"checkpoint.h5 is damaged: .*; all older checkpoints beside it are damaged, too$"
+    ):
         run(**CUT, out=str(out), resume=str(out))
 
 
@@ -237,13 +229,11 @@ def test_what_is_not_finite_in_a_checkpoint_is_refused_by_all(run, world, mpi_tm
     """As another program may have written it: a run saves no such thing."""
     out = mpi_tmp_path / "a"
     run(**CUT, out=str(out), steps=3)
-    world.Barrier()
     if world.rank == 0:
         found = Checkpoint.read(out)
         vectors = {name: vector.copy() for name, vector in found.vectors.items()}
         vectors["optimizer/first_moment"][-1] = np.nan
         Checkpoint(vectors, found.attributes).write(out / "checkpoint.h5")
-    world.Barrier()
     with pytest.raises(UsageError, match="that run's optimizer/first_moment is not finite, which no run saves"):
         run(**CUT, out="none", resume=str(out))
 
@@ -257,9 +247,7 @@ def test_where_not_all_see_the_folder_rank_0_gathers_and_says_so(run, world, mpi
         run(**CUT, out=str(out), steps=8, progress="lines")
         said = " ".join(capsys.readouterr().out.split())
         assert world.rank or f"warning: {out} is not seen on far: rank 0 gathers the whole state" in said
-    world.Barrier()
     assert contents(out) == contents(shared) and not (out / "pieces").exists()
-    world.Barrier()
     for folder in (out, shared):
         with monkeypatch.context() as patch:
             patch.setattr(resume, "visible_to_all", lambda comm, found: None)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from mpi4py import MPI
-from written_runs import summary
+from written_runs import evaluations, steps, summary
 
 from hpcdl.checkpoint.attributes import COUNTS, SECONDS, SUMMED
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -19,13 +19,11 @@ pytestmark = pytest.mark.four
 
 def kill(world, out, step, change=lambda attributes: None):
     """Make the folder what it was when the run was killed after this checkpoint, whose attributes may be changed."""
-    world.Barrier()
     if world.rank == 0:
         found = Checkpoint.read(out / f"checkpoint-{step:09d}.h5")
         change(found.attributes)
         found.write(out / "checkpoint.h5")
         (out / "summary.json").unlink()
-    world.Barrier()
 
 
 def spent(ranks, number):
@@ -54,7 +52,6 @@ def test_a_run_that_was_killed_and_resumed_has_the_costs_of_both_legs(run, world
     run(steps=15, out=str(out), allreduce="ring", checkpoint_every=6, keep=9)
     kill(world, out, 6)
     done = run(out=str(out), resume=str(out), steps=15, allreduce="ring")
-    world.Barrier()
     found, never = summary(out), summary(whole)
     assert [(of["ranks"], of["steps"]) for of in found["legs"]] == [(world.size, 6), (world.size, 9)]
     assert [of["steps"] for of in never["legs"]] == [15]
@@ -81,9 +78,7 @@ def test_legs_on_other_ranks(run, world, mpi_tmp_path):
     part = world.Split(0 if world.rank < world.size - 1 else MPI.UNDEFINED, world.rank)
     if part != MPI.COMM_NULL:
         run(comm=part, steps=8, out=str(out), resume=str(out), allreduce="ring")
-    world.Barrier()
     run(steps=12, out=str(out), resume=str(out), allreduce="ring")
-    world.Barrier()
     found, ranks = summary(out), world.size
     assert [of["ranks"] for of in found["legs"]] == [ranks, ranks - 1, ranks]
     for name in SUMMED:
@@ -95,19 +90,15 @@ def test_legs_on_other_ranks(run, world, mpi_tmp_path):
 
 def test_each_evaluation_says_what_all_ranks_have_sent_by_then_in_all_legs(run, world, mpi_tmp_path):
     out = mpi_tmp_path / "a"
-    for resumed, steps in (("", 8), (str(out), 12)):
-        run(steps=steps, out=str(out), resume=resumed, allreduce="ring")
-        world.Barrier()
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    scored, found = [line for line in lines if "test_loss" in line], summary(out)
-    assert [line["step"] for line in scored] == [4, 8, 12] and not any("bytes" in line for line in lines[:4])
+    for resumed, last in (("", 8), (str(out), 12)):
+        run(steps=last, out=str(out), resume=resumed, allreduce="ring")
+    scored, found = evaluations(out), summary(out)
+    assert [line["step"] for line in scored] == [4, 8, 12] and not any("bytes" in line for line in steps(out))
     for name, of in (("bytes", "bytes_sent_per_rank"), ("messages", "messages_per_rank")):
         assert [line[name] for line in scored[1:]] == [sum(found["legs"][0][of]), sum(found[of])]
         assert world.size == 1 or 0 < scored[0][name] < scored[1][name]
-    world.Barrier()
     run(steps=4, out=str(mpi_tmp_path / "b"), allreduce="mpi")
-    world.Barrier()
-    last = json.loads((mpi_tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = evaluations(mpi_tmp_path / "b")[-1]
     assert last["messages"] is None and last["bytes"] > 0
 
 
@@ -124,7 +115,6 @@ def test_what_bookkeeping_takes_is_between_the_steps_and_a_leg_that_did_not_note
 
     monkeypatch.setattr(Stopwatch, "apart", longer)
     run(steps=12, out=str(out), checkpoint_every=4, keep=9)
-    world.Barrier()
     found = summary(out)
     for seconds in found["bookkeeping_seconds_per_rank"]:
         assert seconds > 300 and len(found["bookkeeping_seconds_per_rank"]) == world.size
@@ -135,21 +125,9 @@ def test_what_bookkeeping_takes_is_between_the_steps_and_a_leg_that_did_not_note
 
     kill(world, out, 4, older)
     run(steps=12, out=str(out), resume=str(out))
-    world.Barrier()
     found = summary(out)
     assert found["bookkeeping_seconds_per_rank"] == world.size * [None]
     assert None not in found["legs"][1]["bookkeeping_seconds_per_rank"] + found["data_seconds_per_rank"]
-
-
-def test_an_older_checkpoint_takes_the_legs_up_to_it(run, world, mpi_tmp_path):
-    out = mpi_tmp_path / "a"
-    run(steps=4, out=str(out), keep=9)
-    world.Barrier()
-    run(steps=12, out=str(out), resume=str(out), checkpoint_every=3, keep=9)
-    world.Barrier()
-    run(steps=12, out=str(out), resume=str(out / "checkpoint-000000006.h5"), keep=9)
-    world.Barrier()
-    assert [of["steps"] for of in summary(out)["legs"]] == [4, 2, 6]
 
 
 def test_of_a_checkpoint_that_kept_no_account_steps_and_seconds_are_known(run, world, mpi_tmp_path):
@@ -161,7 +139,6 @@ def test_of_a_checkpoint_that_kept_no_account_steps_and_seconds_are_known(run, w
 
     kill(world, out, 5, older)
     run(steps=12, out=str(out), resume=str(out))
-    world.Barrier()
     found = summary(out)
     before, now = found["legs"]
     assert (before["ranks"], before["steps"], before["bytes_sent_per_rank"]) == (None, 5, None)

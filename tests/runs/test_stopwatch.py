@@ -27,13 +27,7 @@ def watch(monkeypatch):
 
 
 def times(watch):
-    return (
-        watch.step_seconds,
-        watch.data_seconds,
-        watch.communication_seconds,
-        watch.idle_seconds,
-        watch.apart_seconds,
-    )
+    return tuple(getattr(watch, f"{name}_seconds") for name in ("step", "data", "communication", "idle", "apart"))
 
 
 def test_a_step_is_what_is_neither_fetched_nor_apart(watch):

@@ -2,15 +2,14 @@
 
 import ast
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
+import written_runs
 
 from hpcdl.comm.allreduce import auto
 from hpcdl.models.model import name_of
 from hpcdl.runs import Options, summary
-from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.summary import SCHEMA_VERSION
 
 pytestmark = pytest.mark.four
@@ -18,24 +17,10 @@ pytestmark = pytest.mark.four
 ROOT = Path(__file__).parents[2]
 
 
-def apart(comm, model, data, optimizer, run):
-    """Replicas that never meet in their steps; they are far from each other for two epochs, and then the same."""
-    w = model.initialize(run.random)
-    gradient = comm.empty(like=w)
-    run.begin("apart", Replicas(model, w, optimizer), data)
-    for batch in run.batches(data, share=(comm.rank, comm.size)):
-        loss = model.loss_and_gradient(w, batch, gradient)
-        w[0] = 10 * (comm.rank + 1) * (run.step < 8)
-        run.record(loss, batch.total)
-        run.boundary()
-    return w
-
-
 def test_all_options_are_in_it(run, world, mpi_tmp_path):
     out = str(mpi_tmp_path / "a")
     done = run(out=out, lr=0.125, allreduce="ring", clip_norm=3.0)
-    world.Barrier()
-    found = json.loads((mpi_tmp_path / "a" / "summary.json").read_text())
+    found = written_runs.summary(mpi_tmp_path / "a")
     assert found["schema_version"] == SCHEMA_VERSION == 2
     used = {"data": done.data.name, "model": name_of(done.model)}  # a program's own, not the defaults of the options
     assert found["options"] == dataclasses.asdict(done.options) | used
@@ -56,8 +41,7 @@ def test_who_has_sent_how_much_to_whom(run, world, mpi_tmp_path):
     """The ring sends to the right, 2 (N - 1) messages an all-reduce; all that is counted went somewhere."""
     out, ranks, steps = mpi_tmp_path / "a", world.size, 10
     run(allreduce="ring", steps=steps, out=str(out), checkpoint_every=3, keep=9)
-    world.Barrier()
-    found = json.loads((out / "summary.json").read_text())
+    found = written_runs.summary(out)
     begun = [traffic.get("broadcast", {"bytes": 0, "messages": 0}) for traffic in found["traffic_per_rank"]]
     for rank, sent in enumerate(found["sent_to_per_rank"]):
         assert sum(size for _, size, _ in sent) == found["bytes_sent_per_rank"][rank]
@@ -77,26 +61,6 @@ def test_of_too_many_pairs_nothing_is_told(run, world, monkeypatch):
     done = run(allreduce="ring", steps=3)
     if world.rank == 0 and world.size > 1:
         assert done.summary["sent_to_per_rank"] is None and len(done.summary["message_sizes_per_rank"]) == world.size
-
-
-def test_where_steps_call_no_all_reduce_there_is_none(run, world):
-    done = run(train=apart)
-    if world.rank == 0:
-        assert done.summary["allreduce"] is None and done.summary["allreduce_by_length"] is None
-
-
-def test_the_largest_consensus_distance_is_kept_over_resumptions(run, world, mpi_tmp_path):
-    out = mpi_tmp_path / "a"
-    for resumed, steps in (("", 12), (str(out), 16)):
-        run(train=apart, out=str(out), resume=resumed, steps=steps)
-        world.Barrier()
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    distances = [line["consensus_distance"] for line in lines if "test_loss" in line]
-    found = json.loads((out / "summary.json").read_text())
-    assert len(distances) == 4 and found["consensus_distance"] == distances[-1]
-    assert found["consensus_distance_max"] == max(distances)
-    assert distances[-1] < 1e-20 and (max(distances) > 1) == (world.size > 1)
-    assert [line["consensus_distance_max"] for line in lines if "test_loss" in line][-1] == max(distances)
 
 
 def reported(path):

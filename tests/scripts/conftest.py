@@ -29,18 +29,21 @@ def folder(tmp_path):
 
 @pytest.fixture
 def interfere(tmp_path):
-    """A function: write a program that trains as `script` does, but runs `code` on one rank after one step."""
+    """A function: write a program as `script` that runs `code` on one rank, or each (None), after one step.
+    out: of the runs whose folder has this in its name. before: what it does at first."""
 
-    def write(step, rank, code, script="train_allreduce"):
+    def write(step, rank, code, script="train_allreduce", out="", before=""):
+        here = "True" if rank is None else f"training.MPI.COMM_WORLD.rank == {rank}"
         program = tmp_path / "interfere.py"
         program.write_text(
             "import os, sys\n"
-            "from hpcdl.launch import training\n"
+            "from hpcdl.launch import isolated_run, training\n"
             "from hpcdl.runs import run\n"
             f"from hpcdl.scripts import {script}\n"
+            f"{before}\n"
             "def record(self, loss, batch, original=run.Run.record):\n"
             "    original(self, loss, batch)\n"
-            f"    first = training.MPI.COMM_WORLD.rank == {rank} and not training.is_new()\n"
+            f"    first = {here} and not training.is_new() and {out!r} in self.options.out\n"
             f"    if self.step == {step} and first: {code}\n"
             "run.Run.record = record\n"
             f"{script}.main(sys.argv[1:])\n"

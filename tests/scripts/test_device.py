@@ -9,6 +9,8 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TRAIN = SCRIPTS / "train_allreduce.py"
+FEDERATED = "--clients 4 --fraction 1 --rounds 2 --local-epochs 1 --local-batch 0 --proximal 0.1 --late 0.4 --seed 2"
+FEDERATED += " --server-optimizer momentum --evaluate-every 2"
 OPTIONS = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--progress", "none"]
 
 
@@ -97,11 +99,7 @@ def test_workers_on_gpus_whose_servers_have_none(simulate, run_on, few, servers)
         ("local_sgd", "--epochs 3 --sync-every 2 --local-from 1 --local-momentum average --outer nesterov"),
         ("svrg", "--epochs 2 --inner-epochs 1 --snapshot random"),
         ("sgld", "--epochs 2 --burn-in 1 --thin 1 --chains 2"),
-        (
-            "federated",
-            "--clients 4 --fraction 1 --rounds 2 --local-epochs 1 --local-batch 0 --proximal 0.1 --late 0.4 --seed 2 "
-            "--server-optimizer momentum --evaluate-every 2",
-        ),
+        ("federated", FEDERATED),
     ],
 )
 def test_strategies_end_where_they_do_on_the_cpu(simulate, run_on, few, program, options):

@@ -24,14 +24,8 @@ def by_itself(launch, tmp_path):
 
     def run(script, *options, check=None, **environment):
         clean = {name: value for name, value in clean_environment().items() if not name.startswith("SLURM")}
-        done = subprocess.run(
-            [sys.executable, SCRIPTS / script, *options],
-            env=clean | environment,
-            cwd=tmp_path,
-            timeout=60,
-            capture_output=True,
-            text=True,
-        )
+        how = {"env": clean | environment, "cwd": tmp_path, "timeout": 60, "capture_output": True, "text": True}
+        done = subprocess.run([sys.executable, SCRIPTS / script, *options], **how)
         assert check is None or done.returncode == check, done.stdout + done.stderr
         return done
 
@@ -106,18 +100,6 @@ def test_strategies_of_one_rank_and_ranks_of_a_batch_script(by_itself):
     done = by_itself("train_allreduce.py", *QUICK, check=0, **JOB)
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("world: "))
     assert "allocation of 3 tasks" in line and f"srun --mpi={FLAVOURS[library()]}" in line
-
-
-def test_mpiexec_within_an_allocation_for_more(launch):
-    done = launch(2, SCRIPTS / "train_allreduce.py", *QUICK, check=0, SLURM_NTASKS="4", OMP_NUM_THREADS="1")
-    assert "world" not in done.stderr and "cores" not in done.stderr
-
-
-@pytest.mark.long
-def test_threads_that_the_environment_asks_for(launch):
-    done = launch(2, SCRIPTS / "train_allreduce.py", *QUICK, check=0, OMP_NUM_THREADS="999")
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("cores: "))
-    assert "export OMP_NUM_THREADS=" in line
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ def test_tables_beside_the_metrics(runs, capsys):
     export_metrics.main(["c"])
     assert capsys.readouterr().out.splitlines() == [
         "c/1-a/seed-0/metrics.csv: 10 lines",
-        "c/1-a/seed-1/metrics.csv: 10 lines; of c/1-a/seed-1/metrics.jsonl 1 line cannot be read, and is left out; "
+        "c/1-a/seed-1/metrics.csv: 10 lines; c/1-a/seed-1/metrics.jsonl: 1 line cannot be read, and is left out; "
         "the last line of c/1-a/seed-1/metrics.jsonl is cut off, and left out",
         "c/2-b/seed-0/metrics.csv: 0 lines",
     ]
@@ -80,7 +80,7 @@ def test_what_is_there_stays_until_told(runs, capsys):
     (one / "tensorboard" / "events.out.tfevents.1234567890.host").write_text("another's")
     (one / "metrics.csv").write_text("mine")
     status, said = ends("export_metrics", ["c"])
-    assert status == 2 and said.count("\n") == 1 and "c/1-a/seed-0/metrics.csv is there already" in said
+    assert status == 2 and said.count("\n") == 1 and "c/1-a/seed-0/metrics.csv exists already" in said
     assert not (runs / "1-a/seed-1/metrics.csv").exists() and (one / "metrics.csv").read_text() == "mine"
     export_metrics.main(["c", "--force"])
     assert len(rows(one / "metrics.csv")) == 10
@@ -89,7 +89,7 @@ def test_what_is_there_stays_until_told(runs, capsys):
     names = [path.name for path in (one / "tensorboard").iterdir()]
     assert len(names) == 2 and "events.out.tfevents.1234567890.host" in names
     status, said = ends("export_metrics", [str(one), "--to", "tensorboard"])
-    assert status == 2 and "tensorboard is there already" in said
+    assert status == 2 and "tensorboard exists already" in said
 
 
 def test_what_a_job_is_writing_is_not_replaced(runs, monkeypatch, capsys):

@@ -11,6 +11,7 @@ FEW = ["--kernels", ",".join(KERNELS), "--elements", "1,77", "--sizes", "256,1Ki
 TRAINING = ["--steps", "3", "--model", "softmax"]
 
 
+@pytest.mark.long
 def test_everything_is_right(simulate, tmp_path):
     done = simulate(1, SCRIPT, *FEW, *TRAINING, "--json", "g.json", check=0)
     found = json.loads((tmp_path / "g.json").read_text())
@@ -56,17 +57,3 @@ def test_a_wrong_kernel_is_status_1(simulate, tmp_path):
     assert done.stdout.splitlines()[-1] == "WRONG: scale (float64)"
     found = json.loads((tmp_path / "g.json").read_text())
     assert {(row["kernel"], row["dtype"]) for row in found["rows"] if row["wrong"]} == {("scale", "float64")}
-
-
-def test_what_cannot_be_done_is_one_line(simulate):
-    for ranks, options, words, environment in [
-        (1, [], "this process sees no GPU", {"STANDIN_GPUS": "0"}),
-        (2, [], "start it without mpiexec", {"STANDIN_GPUS": "2"}),
-        (1, ["--kernels", "scale,skale"], "there is no skale; known: add_into, ", {}),
-        (1, ["--sizes", "4kb"], "write 64KiB", {}),
-        (1, ["--elements", "0"], "--elements: write positive whole numbers", {}),
-    ]:
-        done = simulate(ranks, SCRIPT, *options, **environment)
-        assert done.returncode == 2 and "Traceback" not in done.stderr and done.stdout == ""
-        (line,) = (line for line in done.stderr.splitlines() if line.startswith("gpu-check: error: "))
-        assert words in line

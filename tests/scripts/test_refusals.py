@@ -41,5 +41,5 @@ def test_refused(folder, run_on, monkeypatch, program, ranks, given, words):
         status, said = done.returncode, done.stdout + done.stderr
     ours = [line for line in said.splitlines() if ": error: " in line]  # Open MPI's launcher adds lines of its own
     assert status == 2 and len(ours) == 1 and "Traceback" not in said, said
-    assert re.match(f"{program.replace('_', '-')}: error: {words}", ours[0]), said
+    assert re.match(f"{program.replace('_', '[-_]')}: error: {words}", ours[0]), said
     assert there(folder) == before

@@ -1,11 +1,11 @@
 """Ranks that are killed between any two messages: each row is learned from once in each epoch, on all slices."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from survived import ULFM, with_ulfm
+from written_runs import lines, summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
@@ -24,7 +24,7 @@ def train(launch, tmp_path):
         done = launch(
             servers + workers, PROGRAM, kills, *told, given=ULFM, check=check, timeout=120, PYTHONPATH=PROGRAM.parent
         )
-        return done, json.loads((tmp_path / "run/summary.json").read_text()) if check == 0 else None
+        return done, summary(tmp_path / "run") if check == 0 else None
 
     return run
 
@@ -38,14 +38,14 @@ def train(launch, tmp_path):
     ],
 )
 def test_each_row_counts_once_in_each_epoch(servers, workers, kills, how, pushes, train, tmp_path):
-    _, summary = train(servers, workers, kills, "--replicas", "2", "--consistency", *how)
+    _, found = train(servers, workers, kills, "--replicas", "2", "--consistency", *how)
     visits = -Checkpoint.read(tmp_path / "run").vectors["parameters"]
     assert np.abs(visits - 2).max() < 1e-9
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "test_loss" not in line] == list(range(1, STEPS + 1))
-    (applied,) = set(summary["pushes_applied"])
+    steps = [line["step"] for line in lines(tmp_path / "run") if "test_loss" not in line]
+    assert steps == list(range(1, STEPS + 1))
+    (applied,) = set(found["pushes_applied"])
     assert applied == pushes if pushes else STEPS <= applied < 2 * STEPS
-    assert [rank for each in summary["losses"] for rank in each["ranks"]] != []
+    assert [rank for each in found["losses"] for rank in each["ranks"]] != []
 
 
 @with_ulfm

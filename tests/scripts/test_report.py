@@ -15,10 +15,8 @@ def test_a_page_beside_the_run_and_pictures(tmp_path, monkeypatch, capsys):
     report.main(["runs", "--pictures", "pictures", "--picture-format", "svg"])
     said = capsys.readouterr()
     assert said.out == "runs/report.html: 1 run, 9 pictures\n"
-    assert said.err == (
-        "report: runs/a: no scores: there was no evaluation yet\n"
-        "report: runs/a: no timeline: there is no trace.json: --trace 0\n"
-    )
+    missing = "no scores: there was no evaluation yet", "no timeline: there is no trace.json: --trace 0"
+    assert said.err == "".join(f"report: runs/a: {each}\n" for each in missing)
     assert len(list((tmp_path / "pictures").glob("*.svg"))) == 9
     report.main(["runs/a", "runs", "--out", "b.html"])  # twice the same
     assert "b.html: 1 run, 9 pictures" in capsys.readouterr().out
@@ -28,10 +26,8 @@ def test_a_page_beside_the_run_and_pictures(tmp_path, monkeypatch, capsys):
 def test_other_processes_draw_the_same_and_mpi_is_not_started(tmp_path):
     for number in range(5):
         write_run(tmp_path / "runs" / f"{number}", steps=5, evaluations=0, traced=False, seed=number)
-    code = "import os, sys\nfrom hpcdl.scripts import report\n"
-    code += (
-        "if __name__ == '__main__':\n    os.sched_getaffinity = lambda _: range({})\n    report.main(sys.argv[1:])\n"
-    )
+    code = "import os, sys\nfrom hpcdl.scripts import report\nif __name__ == '__main__':\n"
+    code += "    os.sched_getaffinity = lambda _: range({})\n    report.main(sys.argv[1:])\n"
     code += "    assert 'mpi4py.MPI' not in sys.modules\n"
     pages = []
     for cores in (1, 2):
@@ -49,4 +45,4 @@ def test_without_the_library_it_is_said(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         report.main([str(tmp_path / "run")])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "report: error: report needs matplotlib: pip install 'hpcdl[report]'\n"
+    assert capsys.readouterr().err == "report: error: pictures need matplotlib: pip install 'hpcdl[report]'\n"

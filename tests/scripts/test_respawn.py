@@ -12,6 +12,8 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BACK = ["--survive", "1", "--respawn"]
+RING = "--topology ring --lr 0.05"
+TRACKING = "--topology hypercube --lr 0.05 --method gradient-tracking"
 RECOVERABLE = {"PRTE_MCA_state_base_recoverable": "1"}  # the launcher's, for ranks that were started anew
 
 
@@ -67,22 +69,14 @@ def test_a_rank_that_was_started_anew_is_lost_too(launch, run_on, interfere, tmp
 @pytest.mark.parametrize(
     "kind, how, settings, step, rank, ranks",
     [
-        pytest.param(LocalSGD, ["--sync-every", "8"], {"sync_every": 8}, 30, 2, 3, id="local SGD"),
-        pytest.param(Gossip, ["--topology", "ring", "--lr", "0.05"], {"spec": "ring"}, 17, 0, 3, id="gossip"),
-        pytest.param(
-            Gossip,
-            ["--topology", "hypercube", "--lr", "0.05", "--method", "gradient-tracking"],
-            {"spec": "hypercube", "method": "gradient-tracking"},
-            30,
-            1,
-            4,
-            id="gradient tracking",
-        ),
+        pytest.param(LocalSGD, "--sync-every 8", {"sync_every": 8}, 30, 2, 3, id="local SGD"),
+        pytest.param(Gossip, RING, {"spec": "ring"}, 17, 0, 3, id="gossip"),
+        pytest.param(Gossip, TRACKING, {"spec": "hypercube", "method": "gradient-tracking"}, 30, 1, 4, id="tracking"),
     ],
 )
 def test_a_replica_is_that_of_its_neighbour(kind, how, settings, step, rank, ranks, launch, interfere, tmp_path):
     program = interfere(step, rank, KILL, "train_local_sgd" if kind is LocalSGD else "train_gossip")
-    launch(ranks, program, *SGD, *how, "--out", "a", *BACK, given=ULFM, check=0)
+    launch(ranks, program, *SGD, *how.split(), "--out", "a", *BACK, given=ULFM, check=0)
     (loss,) = losses(tmp_path / "a", ranks)
     wanted = world(kind, ranks, **settings).until(loss["step"])
     wanted.lose([rank])

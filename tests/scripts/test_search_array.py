@@ -59,15 +59,11 @@ def test_what_cannot_be_done_is_one_line(search, few):
         fcntl.flock(one, fcntl.LOCK_EX)
         fcntl.flock(all_of_it, fcntl.LOCK_EX)
         for arguments, said in (
-            ([*GIVEN, "--only", "6"], "--only 6: the trials of this search are 0 to 5"),
             ([*GIVEN, "--only", "2"], f"another job is writing to {trial.relative_to(few)}"),
             ([*GIVEN, "--only", "1", "--seed", "9"], "s holds the journal of another search: its seed is 0, not 9"),
-            ([*GIVEN, "--only=-2"], "--only -2: the number of a trial, from 0 on"),
-            ([*RANDOM, "--only", "1"], "--only: the jobs of a search share its folder: give --out"),
             (["--resume", "s", "--only", "1"], "--only: the jobs of a search share its folder: give --out"),
             ([*GIVEN[:-2], "--out", "whole", "--only", "1"], "another job is writing to whole"),
             ([*GIVEN[:-2], "--out", "other", "--only", "1"], "--out other holds another run"),
-            ([*GIVEN, "--method", "asha", "--only", "1"], "--only: of --method asha a trial follows from others"),
         ):
             done = search(1, *arguments, check=2)
             assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr

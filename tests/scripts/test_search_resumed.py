@@ -6,30 +6,13 @@ import shutil
 import signal
 
 import pytest
-from searched import RANDOM, events, scores
-
-
-def wait_for_the_end_of_its_ranks(folder):
-    """mpiexec may leave before the last of the ranks that it has killed."""
-    with (folder / ".lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+from searched import RANDOM, events, scores, wait_for_the_end_of_its_ranks
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
-def test_stopped_or_killed_it_goes_on_on_other_ranks(launch, search, few, undisturbed, number):
+def test_stopped_or_killed_it_goes_on_on_other_ranks(launch, search, few, interfere, undisturbed, number):
     """In two trials at a time, of which the one that is signalled has a checkpoint; both go on."""
-    program = few / "interfere.py"
-    program.write_text(
-        "import os\n"
-        "from hpcdl.scripts import search\n"
-        "from hpcdl.runs import run\n"
-        "def record(self, loss, total, original=run.Run.record):\n"
-        "    original(self, loss, total)\n"
-        "    if self.step == 7 and '/0002/' in self.options.out:\n"
-        f"        os.kill(os.getpid(), {int(number)})\n"
-        "run.Run.record = record\n"
-        "search.main()\n"
-    )
+    program = interfere(7, None, f"os.kill(os.getpid(), {int(number)})", "search", "/0002/")
     ended = launch(2, program, *RANDOM[:-2], "--checkpoint-every", "3", "--out", "s", cwd=few)
     assert (ended.returncode == 85) == (number == signal.SIGUSR1) and ended.returncode != 0
     wait_for_the_end_of_its_ranks(few / "s")
@@ -50,7 +33,7 @@ def test_stopped_or_killed_it_goes_on_on_other_ranks(launch, search, few, undist
 
 def test_the_time_limit_ends_it_and_what_is_over_is_not_done_again(search, few, undisturbed):
     done = search(2, *RANDOM[:-2], "--pretend-compute", "5", "--time-limit", "0.2", "--out", "s", check=85)
-    assert "its time is over; go on with --resume s" in done.stdout
+    assert "the time limit is reached; go on with --resume s" in done.stdout
     before = scores(few / "s")
     assert len(before) < 6
     search(2, "--resume", "s", "--progress", "none", check=0)
@@ -68,7 +51,7 @@ def test_a_trial_in_which_the_job_ends_again_and_again_is_given_up(search, few):
     (few / "s" / "trials" / "0002" / "seed-0" / "begun").write_text("3\n")
     search(2, "--resume", "s", check=0)
     failed = {each["trial"]: each["failed"] for each in events(few / "s")}
-    assert failed[2] == "the job has ended in it 3 times" and [failed[i] for i in (0, 1, 3, 4, 5)] == [None] * 5
+    assert [failed[i] for i in (0, 1, 3, 4, 5)] == [None] * 5 and "job has died 3 times" in failed[2]
 
 
 def test_another_search_is_not_overwritten_nor_gone_on_with(search, few):

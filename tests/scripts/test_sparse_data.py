@@ -74,11 +74,7 @@ def test_predictions_of_every_kind_of_source(folder, base):
     assert [row["label"] for row in test] == [str(label) for label in y]
     accuracy = np.mean([row["label"] == row["class"] for row in test])
     assert accuracy == json.loads((folder / f"run{base}/summary.json").read_text())["test_accuracy"]
-    sources = [
-        folder / f"test{base}.svm",
-        write(folder / "new.txt", x, y, base),
-        write(folder / "new.gz", x, y * 0, base),
-    ]
+    texts = write(folder / "new.txt", x, y, base), write(folder / "new.gz", x, y * 0, base)
     with h5py.File(folder / "rows.h5", "w") as file:
         put_sparse(file.create_group("rows/x"), x)
     sparse = CSR.of(x)
@@ -86,7 +82,8 @@ def test_predictions_of_every_kind_of_source(folder, base):
     np.savez(folder / "scipy.npz", format=np.array(b"csr"), **arrays)
     np.savez(folder / "dense.npz", x=x)
     np.savetxt(folder / "dense.csv", x, delimiter=",")
-    for source in [*sources, folder / "rows.h5", folder / "scipy.npz", folder / "dense.npz", folder / "dense.csv"]:
+    files = f"test{base}.svm", "rows.h5", "scipy.npz", "dense.npz", "dense.csv"
+    for source in (*texts, *map(folder.joinpath, files)):
         found = predicted(folder, base, source)
         assert [row["class"] for row in found] == [row["class"] for row in test], source
         assert [row["row"] for row in found] == [str(number) for number in range(60)]
@@ -117,8 +114,8 @@ def test_comments_count_no_rows(folder):
     [
         (1, "1 3:1\n1 31:1\n", "line 2: the index in '31:1' is beyond 30, the last one that {run} was trained on"),
         (0, "1 3:1\n1 30:1\n", "line 2: the index in '30:1' is beyond 29, the last one that {run} was trained on"),
-        (1, "1 0:1\n", "line 1: the index in '0:1' is 0, but indices count from 1 here"),
-        (1, "3:1 4:1\n", "line 1: it begins with '3:1', and should with a label"),
+        (1, "1 0:1\n", "line 1: the index in '0:1' is 0, but indices must count from 1"),
+        (1, "3:1 4:1\n", "line 1: the row begins with '3:1', not with a label"),
         (1, "1 3:nan\n", "line 1: the value in '3:nan' is not finite"),
     ],
 )
@@ -180,7 +177,7 @@ def test_a_sparse_archive_of_scipy(folder, tmp_path):
         (arrays | about | {"y": y[1:]}, "but y has shape (49,)"),
         (arrays | about | {"y": y, "format": np.array(b"csc")}, "in the form b'csc'; save it as csr"),
         (arrays | about | {"y": y, "indices": sparse.indices[::-1]}, "columns"),
-        (arrays | about | {"y": y, "indptr": sparse.indptr[1:]}, "its shape is [50, 30], which"),
+        (arrays | about | {"y": y, "indptr": sparse.indptr[1:]}, "indices and indptr do not fit its shape [50, 30]"),
         (arrays | about | {"y": y, "data": sparse.data.astype("S4")}, "are no sparse matrix of numbers"),
         (arrays | about | {"y": y, "shape": np.array([50, 3, 4])}, "are no sparse matrix of numbers"),
         (arrays | about | {"y": y, "shape": np.array([50, 20])}, "has a column outside of 0 to 19"),

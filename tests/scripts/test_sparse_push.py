@@ -14,11 +14,12 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 MODULE = """
 import numpy as np
 from hpcdl.csr import CSR
-from hpcdl.models.svm import SVM
+from hpcdl.models.losses import Hinge
+from hpcdl.models.mlp import MLP
 
-class Dense(SVM):
+class Dense(MLP):
     def __init__(self, features, dtype):
-        super().__init__(features[0], dtype)
+        super().__init__([features[0], 1], "none", Hinge, dtype)
 
 class Sparse(Dense):
     sparse = True
@@ -63,14 +64,13 @@ def test_only_what_is_touched_travels(run_on, mine, how):
 
 
 def test_refused_by_all_ranks_in_one_line(run_on, mine):
+    plain = "take --optimizer sgd or adagrad, without these two options"
     for options, words in [
-        (["--optimizer", "momentum"], "take --optimizer sgd or adagrad, without --weight-decay and --average"),
-        (["--weight-decay", "0.1"], "take --optimizer sgd or adagrad, without --weight-decay and --average"),
-        (["--average"], "take --optimizer sgd or adagrad, without --weight-decay and --average"),
-        (["--data", "digits", "--model", "softmax"], "--sparse-push is for sparse data"),
-        (["--model", "of_mine:Sparse", "--servers", "401"], "no worker is left over"),
+        *((options, plain) for options in ("--optimizer momentum", "--weight-decay 0.1", "--average")),
+        ("--data digits --model softmax", "--sparse-push is for sparse data"),
+        ("--model of_mine:Sparse --servers 401", "no worker is left over"),
     ]:
-        arguments = [*SERVERS, "--sparse-push", *options, "--out", "none"]
+        arguments = [*SERVERS, "--sparse-push", *options.split(), "--out", "none"]
         done = run_on(3, SCRIPTS / "train_parameter_server.py", *arguments, check=2, timeout=30)
         said = [line for line in done.stderr.splitlines() if line.startswith("train-parameter-server: error: ")]
         assert len(said) == 1 and words in said[0] and "Traceback" not in done.stderr
@@ -80,7 +80,7 @@ def test_refused_by_all_ranks_in_one_line(run_on, mine):
     "model, words",
     [
         ("gpt", "reads sequences of tokens, and the data are sparse rows; take softmax or mlp"),
-        ("of_mine:Dense", "the data are sparse, and a model that takes batches with data, indices and indptr says so"),
+        ("of_mine:Dense", "of_mine:Dense is not for sparse data; set sparse = True in the class"),
     ],
 )
 def test_models_that_take_no_sparse_rows(mine, model, words):

@@ -1,17 +1,14 @@
-"""prepare_data text: rows and what follows them, each refusal as one line, and a training on text."""
-
-import re
-from pathlib import Path
+"""prepare_data text: rows and what follows them, and each refusal as one line."""
 
 import h5py
 import numpy as np
 import pytest
+from in_process import ends
 
 from hpcdl.data import hdf5, open_data
 from hpcdl.data.format import vocabulary_of
 from hpcdl.scripts import prepare_data
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
 TEXT = "".join(f"Zeile {number}: süß, 5 €\r\n" for number in range(60))
 
 
@@ -106,11 +103,7 @@ def test_encodings(prepare):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (
-            b"ab\xff" * 900,
-            [],
-            "in.txt is not utf-8: byte 2 cannot be decoded; name its --encoding, or use --level byte",
-        ),
+        (b"ab\xff" * 900, [], "utf-8: byte 2 cannot be decoded; name its --encoding, or use --level byte"),
         (b"abc" * 900 + b"\xe2\x82", [], "is not utf-8: byte 2700 cannot be decoded"),
         (b"ab\xff" * 900, ["--encoding", "latin-9000"], "unknown text encoding 'latin-9000'"),
         (b"ab\xff" * 900, ["--encoding", "rot13"], "unknown text encoding 'rot13'"),
@@ -146,27 +139,8 @@ def test_the_shortest_text_that_is_named_is_enough_and_no_shorter_one(prepare, f
     assert f"need {least} or more" in prepare(text[: least - 1], *options)
 
 
-def test_a_source_that_is_no_file(tmp_path, prepare):
-    for level in ("character", "byte"):
-        (tmp_path / "folder").mkdir(exist_ok=True)
-        for name in ("absent", "folder"):
-            with pytest.raises(SystemExit):
-                prepare_data.main(["text", str(tmp_path / name), str(tmp_path / "a.h5"), "--level", level])
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_training_on_the_embedded_text(run_on):
-    done = run_on(
-        2,
-        SCRIPT,
-        "--data",
-        "text",
-        "--model",
-        "gpt:layers=1,width=8,heads=1",
-        "--steps",
-        "2",
-        "--placement",
-        "streamed",
-        check=0,
-    )
-    assert re.search(r"data +│ text ", done.stdout)
+@pytest.mark.parametrize("level", ["character", "byte"])
+@pytest.mark.parametrize("name", ["absent", "."])
+def test_a_source_that_is_no_file(tmp_path, level, name):
+    status, said = ends("prepare_data", ["text", str(tmp_path / name), str(tmp_path / "a.h5"), "--level", level])
+    assert status == 2 and "cannot be read: " in said and not list(tmp_path.iterdir())

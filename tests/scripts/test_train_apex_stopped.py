@@ -40,6 +40,7 @@ def test_a_signal_to_one_rank_ends_it_and_it_goes_on(launch, run_on, folder, ran
     assert "nothing is left to do" in again
 
 
+@pytest.mark.long
 def test_an_environment_that_raises_is_made_anew(run_on, folder):
     """Once, on one actor; the others do not notice."""
     run_on(5, SCRIPT, *SMALL, *odd(rank=3, at=20), "--env-steps", 200, "--out", "r", check=0)

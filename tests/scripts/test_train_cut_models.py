@@ -90,12 +90,6 @@ def test_digits_by_model_parallelism(train):
     assert 0 <= found["idle_share"] <= 1
 
 
-# -- refusals: by the options themselves ---------------------------------------------------------------------------
-
-
-# -- refusals: by the ranks and the model --------------------------------------------------------------------------
-
-
 def made(spec):
     """The model, for sequences of 12 tokens of 7 kinds, or 6 features in 2 classes."""
     return make_model(spec, (12,), 7) if spec.startswith("gpt") else make_model(spec, (6,), 2)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from failing_chains import SCRIPT, SCRIPTS, SMALL
-from written_runs import summary
+from written_runs import lines, summary
 
 APART = {3: ["--learners", "1"], 5: ["--actors", "2", "--learners", "2"]}
 
@@ -23,8 +23,7 @@ def test_a_run_and_what_it_writes(run_on, folder, ranks):
     assert [sum(each.values()) for each in kinds] == found["bytes_sent_per_rank"] and len(kinds) == ranks
     assert bool(sum(each["transitions"] for each in kinds)) == (ranks > 2)
     assert (found["servers"], found["learners"], found["actors"]) == {2: (1, 1, 1), 3: (1, 1, 1), 5: (1, 2, 2)}[ranks]
-    lines = [json.loads(line) for line in (folder / "a/metrics.jsonl").read_text().splitlines()]
-    told = [line for line in lines if "test_return" in line]
+    told = [line for line in lines(folder / "a") if "test_return" in line]
     assert [line["environment_steps"] for line in told] == [120, 240]
     assert 0 < told[0]["gradients_bytes"] < told[1]["gradients_bytes"] <= found["gradients_bytes"]
     if ranks == 5:

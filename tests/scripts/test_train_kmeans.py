@@ -50,7 +50,7 @@ def compare(path, wanted):
     return objectives
 
 
-@pytest.mark.parametrize("ranks, servers", [(2, 1), (4, 2)])
+@pytest.mark.parametrize("ranks, servers", [(2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_lloyd(run_on, tmp_path, each_round, digits, ranks, servers):
     """Each round's centroids are those of Lloyd's algorithm in numpy; the objective never rises."""
 

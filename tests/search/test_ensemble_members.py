@@ -5,99 +5,88 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_search import settings_of, write_journal
 
 from hpcdl.data.resampling import Draw
 from hpcdl.errors import UsageError
 from hpcdl.launch.isolated_run import Outcome
 from hpcdl.runs.options import Options
 from hpcdl.search import ensemble_members
-from hpcdl.search.ensemble_members import (
-    MemberSpec,
-    best_of_search,
-    has_ended,
-    out_of_bag_masks,
-    snapshot_hook,
-    train_in_groups,
-    variations,
-    with_options,
-)
 
 
 def test_options_in_turns():
-    assert variations(["a=1|2", "b_c=x"]) == [{"a": "1", "b-c": "x"}, {"a": "2", "b-c": "x"}]
-    assert variations([]) == [{}]
-    with pytest.raises(UsageError, match="say an option once"):
-        variations(["a=1", "a=2"])
-    assert with_options("train-gossip --lr 1", {"data": "a b"}) == "train-gossip --lr 1 --data='a b'"
+    assert ensemble_members.variations(["a=1|2", "b_c=x"]) == [{"a": "1", "b-c": "x"}, {"a": "2", "b-c": "x"}]
+    assert ensemble_members.variations([]) == [{}]
+    with pytest.raises(UsageError, match="give an option once"):
+        ensemble_members.variations(["a=1", "a=2"])
+    assert ensemble_members.with_options("train-gossip --lr 1", {"data": "a b"}) == "train-gossip --lr 1 --data='a b'"
 
 
 def planned(steps, count):
-    return snapshot_hook(count)(SimpleNamespace(examples=4, steps_per_epoch=lambda batch: 1), Options(steps=steps), 2)
+    data = SimpleNamespace(examples=4, steps_per_epoch=lambda batch: 1)
+    return ensemble_members.snapshot_options(count, data, Options(steps=steps), 2)
 
 
 def test_a_checkpoint_at_the_end_of_each_cycle():
     assert planned(30, 3).checkpoint_every == 10 and planned(31, 3).checkpoint_every == 11
-    with pytest.raises(UsageError, match="9 steps are not so many cycles"):
+    with pytest.raises(UsageError, match="9 steps are too few for so many cycles"):
         planned(9, 4)
 
 
 def test_what_is_done(tmp_path):
-    assert not has_ended(tmp_path)
+    assert not ensemble_members.has_ended(tmp_path)
     for stopped, ended in (("finished", True), ("time limit", False), ("budget", True)):
         (tmp_path / "summary.json").write_text(json.dumps({"stopped": stopped}))
-        assert has_ended(tmp_path) == ended
+        assert ensemble_members.has_ended(tmp_path) == ended
     (tmp_path / "failed.json").write_text('{"why": "it diverged"}')
-    assert has_ended(tmp_path)
+    assert ensemble_members.has_ended(tmp_path)
 
 
 def test_out_of_bag_is_what_was_neither_drawn_nor_held_out():
     draw, held_out = Draw(0, 2, rows=True), np.array([1, 5])
     own = [SimpleNamespace(member=SimpleNamespace(number=2))]
-    (found,) = out_of_bag_masks(
-        SimpleNamespace(local_members=own), {2: SimpleNamespace(draw=draw)}, held_out, 10
-    ).values()
+    ensemble, specs = SimpleNamespace(local_members=own), {2: SimpleNamespace(draw=draw)}
+    (found,) = ensemble_members.out_of_bag_masks(ensemble, specs, held_out, 10).values()
     kept = np.delete(np.arange(10), held_out)
     seen = set(kept[draw.examples(8)])
     assert set(np.flatnonzero(found)) == set(range(10)) - seen - {1, 5} and found.any()
 
 
-def test_a_search_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match=r"--from "):
-        best_of_search(str(tmp_path), 2)
-
-
 def test_the_best_of_a_search(tmp_path):
-    lines: list[dict] = [{"event": "search", "version": 1, "settings": {"program": "train-gossip --topology ring"}}]
-    lines[0]["settings"] |= {"space": ["lr=log:0.1..1.0"], "objective": "test_accuracy", "maximize": True}
+    with pytest.raises(UsageError, match=r"--from "):
+        ensemble_members.best_of_search(str(tmp_path), 2)
+    settings = settings_of(program="train-gossip --topology ring", space=["lr=log:0.1..1.0"])
+    lines: list[dict] = [{"event": "search", "version": 1, "settings": settings}]
     for trial, (lr, score) in enumerate([(0.125, 0.5), (0.5, 0.75), (0.25, 0.625), (0.75, None)]):
         what = {"trial": trial, "rung": 0, "seed": 0}
-        lines.append({"event": "begin", **what, "values": {"lr": lr}, "amount": 0, "parent": None, "time": 0})
-        lines.append({"event": "end", **what, "score": score, "failed": None if score else "it diverged", "seconds": 1})
-    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    program, found = best_of_search(str(tmp_path), 2)
+        lines.append({"event": "begin", **what, "values": {"lr": lr}})
+        lines.append({"event": "end", **what, "score": score, "failed": None if score else "it diverged"})
+    write_journal(tmp_path, lines)
+    program, found = ensemble_members.best_of_search(str(tmp_path), 2)
     assert program == "train-gossip --topology ring" and found == [{"lr": "0.5"}, {"lr": "0.25"}]
-    with pytest.raises(UsageError, match="it has 3 trials with a score"):
-        best_of_search(str(tmp_path), 4)
+    with pytest.raises(UsageError, match="the search has only 3 trials with a score"):
+        ensemble_members.best_of_search(str(tmp_path), 4)
     (tmp_path / "journal.jsonl").write_text('{"event": "search", "settings": {"space": 3}}\n')
-    with pytest.raises(UsageError, match="does not say what was searched"):
-        best_of_search(str(tmp_path), 1)
+    with pytest.raises(UsageError, match="names no program and space"):
+        ensemble_members.best_of_search(str(tmp_path), 1)
 
 
 def test_members_are_dealt_to_groups(world, tmp_path, monkeypatch):
     """Member m to group m mod G; what is done is left out; one that is stopped ends its group."""
     trained = []
 
-    def train_one(comm, spec, folder, seed):
+    def train_one(comm, spec, folder):
         trained.append((spec.number, comm.size))
         return Outcome(stopped="signal" if spec.number == 4 else "finished")
 
     monkeypatch.setattr(ensemble_members, "train_one", train_one)
     monkeypatch.setattr(ensemble_members, "has_ended", lambda path: path.name == "0001")
-    specs = [MemberSpec(number, None, number, "", Draw(0, number)) for number in range(6)]
+    specs = [ensemble_members.MemberSpec(number, None, "", Draw(0, number)) for number in range(6)]
     for ranks in range(1, world.size + 1):
         trained.clear()
         groups = world.size // ranks
-        stopped = train_in_groups(world, specs, ranks, tmp_path, 0, lambda: False, lambda spec, ended: None)
+        never, on_end = lambda: False, lambda spec, ended: None
+        stopped = ensemble_members.train_in_groups(world, specs, ranks, tmp_path, never, on_end)
         group = world.rank // ranks
         mine = [number for number in range(6) if number % groups == group and number != 1] if group < groups else []
         mine = mine[: mine.index(4) + 1] if 4 in mine else mine

@@ -3,11 +3,10 @@
 import collections
 import os
 import time
-from pathlib import Path
 
 import pytest
 from mpi4py import MPI
-from searching import Rungs, ends, events
+from searching import Rungs, ends, events, results
 
 from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.search import groups
@@ -40,35 +39,29 @@ class Work:
         return Result(job.task.values["x"])
 
 
-@pytest.fixture
-def shared(mpi_tmpdir):
-    return Path(mpi_tmpdir)
-
-
+@pytest.mark.least(1)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("rungs", [1, 3])
-def test_all_is_done_once(each_group, own, ranks, rungs):
-    def body(comm):
-        if comm.size < ranks + own:
-            with pytest.raises(AgreedError, match="--ranks-per-trial"):
-                run(comm, ranks, Work(), started(comm), own)
-            return
-        controller, work = started(comm, Rungs(8, rungs), seeds=2), Work(fails=(2,))
-        assert run(comm, ranks, work, controller, own) is False
-        division = divide_ranks(comm.size, ranks, own)
-        assert work.comms <= {ranks} and (division.group_of(comm.rank) is not None or not work.seen)
-        seen = comm.allgather(work.seen)
-        if comm.rank == 0:
-            assert controller.over and controller.counts.failed == (2 if rungs == 1 else controller.counts.failed)
-            led = collections.Counter(key for leader in division.leaders for key in seen[leader])
-            assert set(led.values()) == {1} and set(led) == {
-                (*task, seed) for task, found in controller.results.items() for seed in found
-            }
-            leg = next(event for event in controller.journal.events if event["event"] == "leg")
-            assert (leg["ranks"], leg["groups"]) == (comm.size, division.groups)
-
-    each_group(body, least=1)
+def test_all_is_done_once(comm, own, ranks, rungs):
+    if comm.size < ranks + own:
+        with pytest.raises(AgreedError, match="--ranks-per-trial"):
+            run(comm, ranks, Work(), started(comm), own)
+        return
+    controller, work = started(comm, Rungs(8, rungs), seeds=2), Work(fails=(2,))
+    assert run(comm, ranks, work, controller, own) is False
+    division = divide_ranks(comm.size, ranks, own)
+    assert work.comms <= {ranks} and (division.group_of(comm.rank) is not None or not work.seen)
+    seen = comm.allgather(work.seen)
+    if comm.rank == 0:
+        failed = sum(each.failed is not None for each in results(controller))
+        assert controller.over and (failed == 2 or rungs > 1)
+        led = collections.Counter(key for leader in division.leaders for key in seen[leader])
+        assert set(led.values()) == {1} and set(led) == {
+            (*task, seed) for task, found in controller.results.items() for seed in found
+        }
+        leg = next(event for event in controller.journal.events if event["event"] == "leg")
+        assert (leg["ranks"], leg["groups"]) == (comm.size, division.groups)
 
 
 def test_nothing_to_do(each_group):
@@ -77,15 +70,15 @@ def test_nothing_to_do(each_group):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("own", [False, True])
-def test_no_group_waits_for_another(world, shared, own):
+def test_no_group_waits_for_another(world, mpi_tmp_path, own):
     """Trial 0 ends when all others have been done, by whatever group it is on."""
     if world.size < 2 + own:
         return
 
     def work(job, comm):
-        (shared / str(job.task.trial)).touch()
+        (mpi_tmp_path / str(job.task.trial)).touch()
         begun = time.monotonic()
-        while job.task.trial == 0 and len([*shared.iterdir()]) < 12:
+        while job.task.trial == 0 and len([*mpi_tmp_path.iterdir()]) < 12:
             assert time.monotonic() - begun < 30, "the others wait for this one"
             time.sleep(1e-3)
         return Result(1.0)
@@ -93,26 +86,24 @@ def test_no_group_waits_for_another(world, shared, own):
     assert run(world, 1, work, started(world, Rungs(12)), own) is False
 
 
+@pytest.mark.least(1)
 @pytest.mark.parametrize("own", [False, True])
-def test_a_signal_on_any_rank_ends_it_in_good_order(each_group, own):
-    def body(comm):
-        if comm.size < 1 + own:
-            return
-        for signalled in {0, comm.size - 1}:
-            begun, controller = [], started(comm, Rungs(1000))
+def test_a_signal_on_any_rank_ends_it_in_good_order(comm, own):
+    if comm.size < 1 + own:
+        return
+    for signalled in {0, comm.size - 1}:
+        begun, controller = [], started(comm, Rungs(1000))
 
-            def work(job, group, begun=begun, signalled=signalled):
-                begun.append(job)
-                return Result(1.0)
+        def work(job, group, begun=begun, signalled=signalled):
+            begun.append(job)
+            return Result(1.0)
 
-            def stop(begun=begun, signalled=signalled):
-                return comm.rank == signalled and (len(begun) > 2 or (own and comm.rank == 0))
+        def stop(begun=begun, signalled=signalled):
+            return comm.rank == signalled and (len(begun) > 2 or (own and comm.rank == 0))
 
-            assert run(comm, 1, work, controller, own, stop) is True
-            if comm.rank == 0:
-                assert controller.counts.ended < 1000 and controller.counts.running == 0 and not controller.over
-
-    each_group(body, least=1)
+        assert run(comm, 1, work, controller, own, stop) is True
+        if comm.rank == 0:
+            assert len(results(controller)) < 1000 and not controller.running and not controller.over
 
 
 def test_a_signal_that_comes_when_all_is_done_is_no_word_for_the_next_search(each_group, monkeypatch):
@@ -138,22 +129,20 @@ def test_a_signal_that_comes_when_all_is_done_is_no_word_for_the_next_search(eac
     each_group(body, least=2)
 
 
-def test_a_job_that_was_stopped_has_no_end(each_group):
-    def body(comm):
-        controller = started(comm)
-        stopped = []
+@pytest.mark.least(1)
+def test_a_job_that_was_stopped_has_no_end(comm):
+    controller = started(comm)
+    stopped = []
 
-        def work(job, group):
-            stopped.append(job.task.trial >= 2)
-            return Result(stopped=True) if stopped[-1] else Result(1.0)
+    def work(job, group):
+        stopped.append(job.task.trial >= 2)
+        return Result(stopped=True) if stopped[-1] else Result(1.0)
 
-        assert run(comm, 1, work, controller) is True
-        if comm.rank == 0:
-            names = collections.Counter(event["event"] for event in controller.journal.events)
-            assert names["begin"] - names["end"] == controller.counts.interrupted > 0
-        assert any(comm.allgather(any(stopped)))
-
-    each_group(body, least=1)
+    assert run(comm, 1, work, controller) is True
+    if comm.rank == 0:
+        names = collections.Counter(event["event"] for event in controller.journal.events)
+        assert names["begin"] - names["end"] == len(controller.interrupted) > 0
+    assert any(comm.allgather(any(stopped)))
 
 
 class Mistaken(Rungs):
@@ -166,53 +155,49 @@ class Refuses(Rungs):
         raise UsageError("give another space")
 
 
+@pytest.mark.least(1)
 @pytest.mark.parametrize("own", [False, True])
-def test_what_goes_wrong_in_the_controller_reaches_all_ranks(each_group, own, shared, monkeypatch):
-    def body(comm):
-        if comm.size < 1 + own:
-            return
-        with pytest.raises(TrainingError, match=r"the search cannot go on: ZeroDivisionError: a mistake of the method"):
-            run(comm, 1, Work(), started(comm, Mistaken(5)), own)
-        with pytest.raises(AgreedError, match="give another space"):
-            run(comm, 1, Work(), started(comm, Refuses(5)), own)
+def test_what_goes_wrong_in_the_controller_reaches_all_ranks(comm, own, mpi_tmp_path, monkeypatch):
+    if comm.size < 1 + own:
+        return
+    with pytest.raises(TrainingError, match=r"the search cannot go on: ZeroDivisionError: a mistake of the method"):
+        run(comm, 1, Work(), started(comm, Mistaken(5)), own)
+    with pytest.raises(AgreedError, match="give another space"):
+        run(comm, 1, Work(), started(comm, Refuses(5)), own)
 
-        def watch(event):
-            raise RuntimeError("no terminal")
+    def watch(event):
+        raise RuntimeError("no terminal")
 
-        with pytest.raises(TrainingError, match="no terminal"):
-            run(comm, 1, Work(), started(comm), own, watch=watch)
-        controller = started(comm, Rungs(20), shared if comm.rank == 0 else None)
-        synced = []
+    with pytest.raises(TrainingError, match="no terminal"):
+        run(comm, 1, Work(), started(comm), own, watch=watch)
+    controller = started(comm, Rungs(20), mpi_tmp_path if comm.rank == 0 else None)
+    synced = []
 
-        def full(file):
-            synced.append(file)
-            if len(synced) == 5:
-                raise OSError(28, os.strerror(28))
+    def full(file):
+        synced.append(file)
+        if len(synced) == 5:
+            raise OSError(28, os.strerror(28))
 
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(TrainingError, match=f"{NAME} cannot be written: No space left"):
-            run(comm, 1, Work(), controller, own)
-        monkeypatch.undo()
-        if comm.rank == 0:
-            found = events(shared / NAME)
-            assert len(found) == 6 and len(ends(found)) < 5
-            (shared / NAME).unlink()
-        assert run(comm, 1, Work(), started(comm), own) is False  # and the ranks are as before
-
-    each_group(body, least=1)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TrainingError, match=f"{NAME} cannot be written: No space left"):
+        run(comm, 1, Work(), controller, own)
+    monkeypatch.undo()
+    if comm.rank == 0:
+        found = events(mpi_tmp_path / NAME)
+        assert len(found) == 6 and len(ends(found)) < 5
+        (mpi_tmp_path / NAME).unlink()
+    assert run(comm, 1, Work(), started(comm), own) is False  # and the ranks are as before
 
 
-def test_who_watches_sees_each_job(each_group):
-    def body(comm):
-        seen, controller = [], started(comm)
-        run(comm, 1, Work(fails=(1,)), controller, watch=seen.append)
-        assert (len(seen) == 12) == (comm.rank == 0)
-        for trial in range(6) if seen else ():
-            begin, end = (each for each in seen if each.job.task.trial == trial)
-            assert (begin.kind, end.kind, begin.group) == ("begin", "end", end.group)
-            assert begin.result is None and end.result.seconds > 0 and (end.result.failed is not None) == (trial == 1)
-
-    each_group(body, least=1)
+@pytest.mark.least(1)
+def test_who_watches_sees_each_job(comm):
+    seen, controller = [], started(comm)
+    run(comm, 1, Work(fails=(1,)), controller, watch=seen.append)
+    assert (len(seen) == 12) == (comm.rank == 0)
+    for trial in range(6) if seen else ():
+        begin, end = (each for each in seen if each.job.task.trial == trial)
+        assert (begin.kind, end.kind, begin.group) == ("begin", "end", end.group)
+        assert begin.result is None and end.result.seconds > 0 and (end.result.failed is not None) == (trial == 1)
 
 
 def test_communicators_are_given_back():
@@ -230,18 +215,15 @@ def test_a_library_without_threads_is_refused(world, monkeypatch):
     assert run(world, 1, Work(), started(world), own=True) is False
 
 
+OWN = ", and a controller of its own on rank 0"
+
+
 @pytest.mark.parametrize(
     "size, ranks, own, division, text",
     [
         (8, 2, False, GroupDivision(2, 4, 0, 0), "4 groups of 2 ranks"),
-        (8, 3, False, GroupDivision(3, 2, 0, 2), "2 groups of 3 ranks; 2 ranks left over, which nap"),
-        (
-            8,
-            3,
-            True,
-            GroupDivision(3, 2, 1, 1),
-            "2 groups of 3 ranks, and a controller of its own on rank 0; 1 rank left over, which naps",
-        ),
+        (8, 3, False, GroupDivision(3, 2, 0, 2), "2 groups of 3 ranks; 2 ranks left over, without work"),
+        (8, 3, True, GroupDivision(3, 2, 1, 1), f"2 groups of 3 ranks{OWN}; 1 rank left over, without work"),
         (1, 1, False, GroupDivision(1, 1, 0, 0), "1 group of 1 rank"),
     ],
 )
@@ -255,7 +237,7 @@ def test_how_ranks_are_divided(size, ranks, own, division, text):
 def test_too_few_ranks_are_told():
     with pytest.raises(UsageError, match="--ranks-per-trial 3: there are 2 ranks; start mpiexec -n 3 or more"):
         divide_ranks(2, 3)
-    with pytest.raises(UsageError, match="there are 0 ranks beside the one of --controller own; start mpiexec -n 2"):
+    with pytest.raises(UsageError, match="there are 0 ranks beside rank 0, which --controller own takes"):
         divide_ranks(1, 1, own=True)
     with pytest.raises(UsageError, match="one rank or more"):
         divide_ranks(4, 0)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import TrainingError, UsageError
-from hpcdl.search.journal import NAME, Journal, SharedJournal, json_value
+from hpcdl.files import json_value
+from hpcdl.search.journal import NAME, Journal, SharedJournal
 
 SETTINGS = {"method": "random", "seed": 3, "space": ["lr=log:0.001..0.5"], "ranks_per_trial": 2}
 
@@ -37,20 +38,6 @@ def test_each_line_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append((tmp_path / NAME).read_bytes()), sync(file)))
     journal.append(event="begin", trial=0)
     assert len(synced) == 1 and synced[0].endswith(b'"trial": 0}\n')
-
-
-def test_a_journal_cut_at_any_byte_is_gone_on_with(tmp_path):
-    """Cut within a line, the lines before it are there; what is written then stands on a line of its own."""
-    written(tmp_path)
-    path, whole = tmp_path / NAME, (tmp_path / NAME).read_bytes()
-    for cut in range(len(whole) + 1):
-        path.write_bytes(whole[:cut])
-        journal = Journal.open(tmp_path, SETTINGS, resume=True)
-        journal.append(event="leg", ranks=1)
-        journal.close()
-        kept = [json.loads(line) for line in path.read_text().splitlines()]
-        assert [each["event"] for each in kept] == ["search", *["begin"] * (cut == len(whole)), "leg"]
-        assert kept == journal.events
 
 
 @pytest.mark.parametrize("rest", [b"", b"{", b"\0" * 40, b"\0\n", b"[1]\n", b'{"event": "begin"', b'"event"\n'])
@@ -88,7 +75,7 @@ def test_a_broken_line_in_the_middle_is_told(tmp_path, line):
     lines = (tmp_path / NAME).read_text().splitlines()
     lines.insert(line - 1, "{")
     (tmp_path / NAME).write_text("\n".join([*lines, ""]))
-    with pytest.raises(UsageError, match=f"line {line} is broken, and more follows"):
+    with pytest.raises(UsageError, match=f"line {line} is broken, and others follow"):
         Journal.open(tmp_path, SETTINGS, resume=True)
 
 
@@ -116,24 +103,9 @@ def test_where_the_disk_is_full_nothing_follows(tmp_path, monkeypatch):
     assert len(Journal.open(tmp_path, SETTINGS, resume=True).events) == 1  # the torn line is cut off
 
 
-def test_without_a_folder_nothing_is_written(tmp_path):
-    journal = Journal.open(None, SETTINGS)
-    journal.append(event="begin", trial=0)
-    assert [each["event"] for each in journal.events] == ["search", "begin"] and not [*tmp_path.iterdir()]
-
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(UsageError, match="cannot be written: No such file"):
-        Journal.open(tmp_path / "nowhere", SETTINGS)
-
-
 def test_what_json_does_not_know_is_made_plain():
-    assert json_value({"a": np.float64(0.5), 1: (np.int32(3), True), "b": np.nan, "c": {None}}) == {
-        "a": 0.5,
-        "1": [3, True],
-        "b": None,
-        "c": "{None}",
-    }
+    found = json_value({"a": np.float64(0.5), 1: (np.int32(3), True), "b": np.nan, "c": {None}})
+    assert found == {"a": 0.5, "1": [3, True], "b": None, "c": "{None}"}
 
 
 def test_several_write_to_a_shared_one_and_who_dies_within_a_line_spoils_nothing(tmp_path):

@@ -60,6 +60,7 @@ def kill(token):
     "method",
     ["random", pytest.param("grid", marks=pytest.mark.long), pytest.param("asha", marks=pytest.mark.exhaustive)],
 )
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_killed_at_random_moments(launch, environment, tmp_path, kills, method):
     luck, journal, token = random.Random(kills), tmp_path / "found" / NAME, uuid.uuid4().hex

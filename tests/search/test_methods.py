@@ -1,24 +1,17 @@
 """Methods by name: which there are, what is refused, and that each does the same again when told the same."""
 
 import importlib.util
-import itertools
 import random
 import sys
 
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.search.methods import METHODS, make_method
+from hpcdl.search.methods import make_method
 from hpcdl.search.space import Space
 
-SPACE = Space.read(
-    [
-        "lr=log:0.001..0.5",
-        "optimizer=adam|momentum",
-        "momentum:beta=0.8..0.99 if optimizer=momentum",
-        "batch-size=int:16..512:log",
-    ]
-)
+LINES = ["lr=log:0.001..0.5", "optimizer=adam|momentum", "momentum:beta=0.8..0.99 if optimizer=momentum"]
+SPACE = Space.read([*LINES, "batch-size=int:16..512:log"])
 HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
 NAMES = ["grid", "random", "random:sobol", "asha", "hyperband", "pbt", "pbt:interval=2,population=5"]
 OPTUNAS = ["tpe", "optuna:RandomSampler", "optuna:TPESampler,n_startup_trials=2,multivariate=True", "optuna:nsgaii"]
@@ -84,20 +77,7 @@ def test_another_seed_is_another_search(text):
     assert one.ask() != other.ask()
 
 
-@pytest.mark.parametrize("text", ["asha", "hyperband", "pbt"])
-def test_a_piece_goes_on_where_the_one_before_has_ended(text):
-    """Rungs of a trial come one by one, each longer than the last; none fails."""
-    events = interleaved(make(text), 3, 0.0)
-    for trial in range(12):
-        pieces = [event for event in events if len(event) > 2 and event.trial == trial]
-        assert [piece.rung for piece in pieces] == list(range(len(pieces)))
-        for before, after in itertools.pairwise(pieces):
-            assert after.amount > before.amount
-
-
 def test_numbers_of_trials():
-    assert len([event for event in interleaved(make("grid", 0), 0, 0) if len(event) > 2]) == 3 * 4 * 3
-    assert len([event for event in interleaved(make("hyperband", 0), 0, 1.0) if len(event) > 2]) == 9 + 5 + 3
     assert len([event for event in interleaved(make("pbt", 0), 0, 1.0) if len(event) > 2]) == 10
     for text in ("random", "asha", *(["tpe"] if HAS_OPTUNA else [])):
         with pytest.raises(UsageError, match=f"--method {text} needs --trials"):
@@ -107,42 +87,34 @@ def test_numbers_of_trials():
 @pytest.mark.parametrize(
     "text, settings, said",
     [
-        ("grod", {}, "unknown method 'grod' (did you mean 'grid'?)"),
         ("", {}, "unknown method ''"),
         ("grid:3", {}, "there is no method 'grid:3'; known: grid, random"),
         ("random:halton", {}, "there is no method 'random:halton'"),
         ("tpe:3", {}, "there is no method 'tpe:3'"),
-        ("asha:3", {}, "method asha has no settings"),
+        ("asha:3", {}, "--method asha has no settings"),
         ("pbt:eta=3", {}, "method 'pbt' has no setting 'eta'"),
         ("pbt:population=x", {}, "population should be of type int"),
-        ("pbt:population=1", {}, "of a population of 1"),
+        ("pbt:population=1", {}, "a population of 1 has"),
         ("pbt:interval=-1", {}, "the interval, -1 epochs"),
         ("pbt:interval=nan", {}, "the interval, nan epochs"),
+        ("pbt:interval=10", {}, "the interval, 10 epochs, should be over 0 and at most 9"),
         ("asha", {"eta": 1}, "--eta should be 2 or more"),
-        ("asha", {"most": 0}, "needs how many epochs a whole trial has"),
-        ("hyperband", {"most": float("inf")}, "needs how many epochs a whole trial has"),
+        ("asha", {"most": 0}, "needs the epochs of a whole trial"),
+        ("hyperband", {"most": float("inf")}, "needs the epochs of a whole trial"),
         ("asha", {"least": 0}, "the shortest piece of a trial, 0 epochs"),
-        ("pbt", {"least": 10}, "the shortest piece of a trial, 10 epochs, should lie above 0 and within 9"),
-        ("grid", {"points": 0}, "1 point at least"),
+        ("pbt", {"least": 10}, "the shortest piece of a trial, 10 epochs, should be over 0 and at most 9"),
+        ("grid", {"points": 0}, "at least 1 point"),
         ("random", {"trials": -1}, "--trials should be 0 or more"),
     ],
 )
 def test_refusals(text, settings, said):
     with pytest.raises(UsageError) as raised:
         make(text, **settings)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["tpe", "optuna:RandomSampler"])
 def test_without_optuna(text, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=r'pip install "hpcdl\[search\]"'):
         make(text)
-    assert 'pip install "hpcdl[search]"' in str(raised.value)
-
-
-def test_each_name_has_a_method():
-    for text in METHODS:
-        if "SAMPLER" not in text and (HAS_OPTUNA or text != "tpe"):
-            assert make(text).ask().trial == 0

@@ -16,20 +16,21 @@ from hpcdl.search.overdue import return_attempts, time_limited
 PROGRAM = """
 import ctypes, os, time
 from hpcdl.scripts import search
-from hpcdl.search import overdue, training_trial
+from hpcdl.launch import isolated_run
+from hpcdl.search import overdue
 
 overdue.GRACE = overdue.LATE = 0.5
-def attempt(comm, training, options, path, context, original=training_trial.attempt):
+def attempt(comm, training, options, path, context, original=isolated_run.attempt):
     if os.path.exists("hang") and "0000" in str(path) and comm.rank == comm.size - 1:
         {hangs}
     return original(comm, training, options, path, context)
-training_trial.attempt = attempt
+isolated_run.attempt = attempt
 search.main()
 """
 HANGS = {"sleep": "time.sleep(1000)", "with Python's lock": "ctypes.PyDLL(None).sleep(1000)"}
 
 
-@pytest.mark.parametrize("ranks, how", [(2, "sleep"), (1, "with Python's lock")])
+@pytest.mark.parametrize("ranks, how", [(2, "sleep"), pytest.param(1, "with Python's lock", marks=pytest.mark.long)])
 def test_a_trial_that_hangs_within_a_step_ends_the_job_and_has_a_try_less(launch, tmp_path, ranks, how):
     write_few(tmp_path)
     (tmp_path / "hang").touch()

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from searching import one_after_another
 
-from hpcdl.errors import UsageError
 from hpcdl.search.methods.pbt import PopulationBasedTraining
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
@@ -155,15 +155,6 @@ def test_who_fails_is_replaced_at_once():
     assert replaced.values != tasks[3].values
 
 
-def everything(pbt, loss):
-    found = []
-    while task := pbt.ask():
-        found.append(task)
-        pbt.tell(task, loss(task))
-    assert pbt.over
-    return found
-
-
 @pytest.mark.parametrize("interval, most, pieces", [(1, 5, 5), (2, 5, 3), (5, 5, 1), (0.1, 0.3, 3), (0.1, 0.7, 7)])
 def test_all_pieces_of_all_members(interval, most, pieces):
     pbt, found = population(4, interval, most), []
@@ -180,15 +171,7 @@ def test_all_pieces_of_all_members(interval, most, pieces):
 
 
 def test_it_ends_where_all_fail():
-    assert len(everything(population(4), lambda task: None)) == 4
-    found = everything(population(4), lambda task: None if task.trial else 1.0)
+    assert len(one_after_another(population(4), lambda task: None)) == 4
+    found = one_after_another(population(4), lambda task: None if task.trial else 1.0)
     assert len([task for task in found if task.trial == 0]) == 5
     assert len(found) <= 4 * 5
-
-
-def test_what_it_refuses():
-    with pytest.raises(UsageError, match="population of 1"):
-        population(1)
-    with pytest.raises(UsageError, match="the interval, 6 epochs, should lie above 0 and within 5"):
-        population(4, 6, 5)
-    assert len(population(0).members) == 10

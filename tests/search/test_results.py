@@ -9,7 +9,7 @@ import yaml
 from fuzz import cases
 from hypothesis import given
 from hypothesis import strategies as st
-from made_search import events_of, settings_of, write_journal
+from made_search import ODD, ODD_SETTINGS, events_of, settings_of, write_journal
 
 from hpcdl.errors import UsageError
 from hpcdl.launch.option_parser import parse
@@ -84,11 +84,9 @@ def test_a_program_takes_it(tmp_path):
 
 
 def test_options_of_lines():
+    given = {"lr": "-0.5", "nan_guard": "true", "data": "a b.h5"}
     for line, expected in (
-        (
-            "train-allreduce --lr -0.5 --nan-guard --data 'a b.h5'",
-            {"lr": "-0.5", "nan_guard": "true", "data": "a b.h5"},
-        ),
+        ("train-allreduce --lr -0.5 --nan-guard --data 'a b.h5'", given),
         ("-n 2: train-allreduce --epochs 3 --epochs 4", {"epochs": "4"}),
         ("--out x --resume y", {}),
         ("train-allreduce 'open", {}),
@@ -125,9 +123,8 @@ def test_of_a_function_the_best_values_alone(tmp_path):
     folder = search(tmp_path, {"x": 0.5, "kind": "a: b"}, program=None, objective=None)
     write_tables(folder)
     text = (folder / "best.yaml").read_text()
-    assert (
-        yaml.safe_load(text) == {"x": 0.5, "kind": "a: b"} and "train it" not in text and "# score: score 0.5\n" in text
-    )
+    assert yaml.safe_load(text) == {"x": 0.5, "kind": "a: b"}
+    assert "train it" not in text and "# score: score 0.5\n" in text
 
 
 def test_without_a_score_there_is_no_best(tmp_path):
@@ -149,14 +146,8 @@ def test_what_users_wrote_stays_on_its_line(tmp_path):
     assert "\x1b" not in text and yaml.safe_load(text)["data"] == evil and yaml.safe_load(text)["lr"] != 5
 
 
-ODD = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.lists(st.text(max_size=2))
-ODD = ODD | st.dictionaries(st.text(max_size=2), st.integers(), max_size=2)
-
-
 @cases(60)
-@given(
-    st.dictionaries(st.sampled_from([*settings_of()]), ODD), st.dictionaries(st.text(max_size=4), ODD, max_size=3), ODD
-)
+@given(ODD_SETTINGS, st.dictionaries(st.text(max_size=4), ODD, max_size=3), ODD)
 def test_settings_that_are_odd_do_no_harm(tmp_path_factory, settings, values, score):
     folder = search(tmp_path_factory.mktemp("search"), values, score, **settings)
     write_tables(folder)

@@ -1,16 +1,14 @@
-"""Successive halving: ASHA's promotions one by one, Hyperband's brackets, and what they save."""
+"""Successive halving: ASHA's promotions one by one, Hyperband's brackets."""
 
-import heapq
 import itertools
-import math
 from collections import Counter
 
-import numpy as np
 import pytest
+from searching import one_after_another
 
 from hpcdl.search.methods.asha import Asha, amounts
 from hpcdl.search.methods.hyperband import Hyperband
-from hpcdl.search.methods.random import RandomSearch, point
+from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
 
 SPACE = Space.read(["x=0..1", "y=log:0.01..1"])
@@ -21,25 +19,13 @@ def asked(method):
     return None if task is None else (task.trial, task.rung, task.amount)
 
 
-def one_after_another(method, loss):
-    """All tasks, each told before the next one is asked for."""
-    found = []
-    while task := method.ask():
-        found.append(task)
-        method.tell(task, loss(task))
-    assert method.over
-    return found
-
-
 @pytest.mark.parametrize(
     "least, most, eta, expected",
     [
-        (1, 9, 3, [1, 3, 9]),
         (1, 27, 3, [1, 3, 9, 27]),
         (0.1, 0.8, 2, [0.1, 0.2, 0.4, 0.8]),
         (1, 20, 4, [1, 4, 20]),
         (1, 3, 4, [3]),
-        (2, 2, 2, [2]),
         (0.3, 0.3 * 3**5, 3, [0.3 * 3**k for k in range(6)]),
     ],
 )
@@ -122,11 +108,6 @@ def test_it_is_over_when_the_last_ones_train_at_the_top():
     assert asha.over
 
 
-def bracket_sizes(largest, eta):
-    """Algorithm 1 of the paper: n of each bracket, from the most aggressive one on."""
-    return [math.ceil((largest + 1) * eta**s / (s + 1)) for s in range(largest, -1, -1)]
-
-
 def test_brackets_of_the_paper():
     """R = 81, eta = 3: trials and epochs of each rung of each bracket, and all epochs."""
     table = [
@@ -136,7 +117,6 @@ def test_brackets_of_the_paper():
         [(8, 27), (2, 81)],
         [(5, 81)],
     ]
-    assert [row[0][0] for row in table] == bracket_sizes(4, 3)
     found = one_after_another(Hyperband(SPACE, 0, 0, 1, 81, 3), lambda task: task.values["x"])
     ends = [0, *itertools.accumulate(row[0][0] for row in table)]
     for row, first, end in zip(table, ends, ends[1:], strict=False):
@@ -175,48 +155,4 @@ def test_brackets_until_there_were_enough(trials, begun):
 def test_a_bracket_in_which_all_fail():
     found = one_after_another(Hyperband(SPACE, 0, 0, 1, 9, 3), lambda task: None)
     assert all(task.rung == 0 for task in found)
-    assert len(found) == sum(bracket_sizes(2, 3))
-
-
-def simulated(method, workers, loss):
-    """Workers that take a task's further epochs as time; its epochs in all, and the best of whole trials after each."""
-    running, spent, best, curve = [], 0.0, math.inf, []
-    done, clock, order = Counter(), 0.0, itertools.count()
-    while True:
-        while len(running) < workers and (task := method.ask()):
-            further = (task.amount or WHOLE) - done[task.trial]
-            done[task.trial] += further
-            heapq.heappush(running, (clock + further, next(order), further, task))
-        if not running:
-            break
-        clock, _, further, task = heapq.heappop(running)
-        spent += further
-        brought = loss(task)
-        if done[task.trial] == WHOLE:
-            best = min(best, brought)
-        curve.append((spent, best))
-        method.tell(task, brought)
-    assert method.over
-    return curve
-
-
-WHOLE = 81
-
-
-def learning_curve(task):
-    """Falls from 1 to its value's own limit, faster for some; what is seen early is close to it, and noisy."""
-    x, y = task.values["x"], task.values["y"]
-    limit = 0.1 + 2 * (x - 0.3) ** 2 + 0.3 * (math.log10(y) + 1) ** 2
-    noise = np.random.default_rng([task.trial, task.rung]).normal()
-    epochs = task.amount or WHOLE
-    return limit + (1 - limit) * (epochs + 1) ** -0.7 + 0.02 * noise / math.sqrt(epochs)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_asha_finds_random_searchs_best_with_a_third_of_the_training(seed):
-    """64 trials of 81 epochs on 8 workers; 256 at the bottom of ASHA, which cost less than a third of that in all."""
-    random = simulated(RandomSearch(SPACE, 64, seed), 8, learning_curve)
-    asha = simulated(Asha(SPACE, 256, seed, 1, WHOLE, 3), 8, learning_curve)
-    spent = next(spent for spent, best in asha if best <= random[-1][1] + 0.005)
-    assert random[-1][0] == 64 * WHOLE
-    assert spent <= random[-1][0] / 3
+    assert len(found) == 9 + 5 + 3

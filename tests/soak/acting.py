@@ -3,28 +3,24 @@
 Run i draws program, ranks, roles and options from (SEED, i). Its environment raises now and then, or three times in a
 row on one rank; some runs are told to stop by a signal, to one rank or to all, or by their time limit; some go on from
 there, on the same number of ranks or on another. Checked: a job ends in time, and as it should; it has done its steps,
-counted its bytes, and said in a line what went wrong; nothing half-written and no file in /dev/shm is left.
-"""
+counted its bytes, and said in a line what went wrong; nothing half-written and no file in /dev/shm is left."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import uuid
 from pathlib import Path
 
-from soak import SHARED, shared
+from soak import as_arguments
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from faults.judging import Job, clean
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.runs.signals import STATUS
 
-SECONDS = 120  # a job that takes longer hangs
 AGES = 100_000_000  # more environment steps than a run gets to that is stopped
 ENVIRONMENT = """
 import os, random, signal
@@ -116,52 +112,34 @@ def draw(seed: int, i: int) -> tuple[str, int, dict, dict]:
     return program, ranks, options, how
 
 
-def as_arguments(options: dict) -> list[str]:
-    values = {f"--{name}": value for name, value in options.items() if value is not False}
-    return [str(each) for pair in values.items() for each in pair if each is not True]
+def job(ranks: int, arguments: list[str], folder: Path, after: float = 0.0) -> Job:
+    """Run it, and send all ranks a signal after so many seconds; Wrong where it hangs, or leaves what it should not."""
+
+    def strike(running: Job) -> None:
+        time.sleep(after)
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGUSR1)
+
+    done = Job(ranks, arguments, folder, strike=strike if after else None)
+    clean(done, folder)
+    return done
 
 
-def job(ranks: int, arguments: list[str], folder: Path, after: float = 0.0) -> subprocess.CompletedProcess:
-    """Run it, and send all ranks a signal after so many seconds; AssertionError where it hangs or leaves a file."""
-    mark = f"HPCDL_SOAK={uuid.uuid4()}"
-    environment = clean_environment() | dict([mark.split("=")])
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-    files, begun = set(), time.monotonic()
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcdl", *arguments]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=folder, env=environment, **streams) as running:
-        said, late = [], threading.Timer(SECONDS, running.kill)
-        late.start()
-        reader = threading.Thread(target=lambda: said.extend(running.communicate()))
-        reader.start()
-        while reader.is_alive():
-            files |= shared(mark)
-            if after and time.monotonic() - begun > after:
-                running.send_signal(signal.SIGUSR1)
-                after = 0.0
-            reader.join(0.1)
-        late.cancel()
-    assert time.monotonic() - begun < SECONDS, f"it hangs\n{''.join(said)}"
-    left = files & set(os.listdir(SHARED))
-    assert running.returncode not in (0, STATUS) or not left, f"left in {SHARED}: {', '.join(sorted(left))}"
-    return subprocess.CompletedProcess(command, running.returncode, *said)
-
-
-def check(done: subprocess.CompletedProcess, program: str, options: dict, how: dict, folder: Path) -> int:
+def check(done: Job, program: str, options: dict, how: dict, folder: Path) -> int:
     """Whether it has ended as it should; returns its last environment step, or 0 where it cannot be gone on with."""
-    lines = [line for line in done.stderr.splitlines() if "wild" in line]
-    said = done.stdout + done.stderr
-    assert "Traceback" not in said and not list(folder.glob("**/*.part")), said
+    said, status = done.text, done.status
+    assert "Traceback" not in said, said
     if how["end"] == "failure":
-        assert done.returncode == 1, f"status {done.returncode}\n{said}"
+        assert status == 1, f"status {status}\n{said}"
+        lines = [line for line in said.splitlines() if "wild" in line]
         assert len(lines) == 1 and "has raised three times in a row: OSError: the emulator" in lines[0], said
         return 0
-    if how["end"] == "signal to all" and done.returncode != STATUS:
-        assert not folder.exists(), f"status {done.returncode}\n{said}"
+    if how["end"] == "signal to all" and status != STATUS:
+        assert not folder.exists(), f"status {status}\n{said}"
         return 0  # the signal was there before the program
-    assert done.returncode == (STATUS if "signal" in how["end"] else 0), f"status {done.returncode}\n{said}"
+    assert status == (STATUS if "signal" in how["end"] else 0), f"status {status}\n{said}"
     step = Checkpoint.read(folder).attributes["step"]
-    if done.returncode == STATUS:
+    if status == STATUS:
         return step
     found = json.loads((folder / "summary.json").read_text())
     assert found["steps"] == step and found["stopped"] == {"steps": "finished"}.get(how["end"], how["end"])
@@ -193,10 +171,10 @@ def main(seed: int, first: int, last: int) -> None:
                 more["evaluate-every"] = options["evaluate-every"] * 12
                 more["checkpoint-every"] = options["checkpoint-every"] * 12
                 done = job(ranks, [program, *as_arguments(more), "--resume", str(folder), "--trust", str(folder)], top)
-                assert done.returncode == 0, f"gone on with: {done.returncode}\n{done.stdout}{done.stderr}"
+                assert done.status == 0, f"gone on with: {done.status}\n{done.text}"
                 legs = json.loads(summary.read_text())["legs"]
                 assert len(legs) == 2 and legs[1]["ranks"] == ranks, [leg["ranks"] for leg in legs]
-            print(f"run {i}: status {done.returncode}, {step} steps, {time.monotonic() - begun:.1f} s", flush=True)
+            print(f"run {i}: status {done.status}, {step} steps, {time.monotonic() - begun:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

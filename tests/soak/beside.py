@@ -21,9 +21,7 @@ from hpcdl.comm.launcher import clean_environment, mpiexec
 
 GPT = ["--model", "gpt:layers=4,width=128,heads=4,context=64", "--data", "text", "--batch-size", "32"]
 MLP = ["--model", "mlp:256,128", "--data", "digits", "--batch-size", "128", "--epochs", "30", "--evaluate-every", "99"]
-TRAINED = {  # what is run first, and read by the last lines
-    "trained": (1, ["train-sequential", *GPT, "--steps", "5"]),
-}
+TRAINED = ["train-sequential", *GPT, "--steps", "5", "--out", "trained"]  # runs first, and is read by the last lines
 LINES = {
     "sequential, GPT": (1, ["train-sequential", *GPT, "--steps", "40"]),
     "all-reduce, GPT": (2, ["train-allreduce", *GPT, "--steps", "40"]),
@@ -42,8 +40,6 @@ LINES = {
     "evaluate": (1, ["evaluate", "trained"]),
     "evaluate --sample": (1, ["evaluate", "trained", "--sample", "500"]),
 }
-
-
 SPIN = """
 import os, sys
 for _ in range(int(sys.argv[1]) - 1):
@@ -84,14 +80,13 @@ def measured(folder, ranks, line):
 def main(repeats="3", *names):
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
-        for name, (_, line) in TRAINED.items():
-            command = [sys.executable, "-m", "hpcdl", *line, "--out", name, "--progress", "none"]
-            subprocess.run(command, cwd=folder, env=clean_environment(), check=True, capture_output=True)
+        command = [sys.executable, "-m", "hpcdl", *TRAINED, "--progress", "none"]
+        subprocess.run(command, cwd=folder, env=clean_environment(), check=True, capture_output=True)
         print("| strategy | ranks | alone | beside a busy job | times slower | beside busy sessions | times slower |")
         print("|---|---|---|---|---|---|---|")
         for name in names or LINES:
             ranks, line = LINES[name]
-            rates: dict[tuple[int, int], list[float]] = {(0, 0): [], (1, cores): [], (cores, 1): []}
+            rates = {(0, 0): [], (1, cores): [], (cores, 1): []}
             for _ in range(int(repeats)):
                 for others, found in rates.items():
                     with busy(*others):

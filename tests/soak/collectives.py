@@ -4,8 +4,7 @@ Case i draws from (SEED, i) and the number of ranks a group of ranks, an all-red
 operations of all ranks or of pairs, each with its length, type, reduction, root, and whether its vector lies in memory
 that the node shares. All ranks start them in this order, some blocking and some not, and then wait for them in an order
 of their own, with naps and tests between. Values are small whole numbers, so each result is known to the bit. A hang is
-ended after a minute.
-"""
+ended after a minute."""
 
 import sys
 import time
@@ -113,7 +112,8 @@ def case(comm: Communicator, seed: int, i: int) -> None:
     group.free()
 
 
-def main(seed: str, first: str, last: str) -> None:
+def main(case, seed: str, first: str, last: str) -> None:
+    """Run case(comm, seed, i) on all ranks for each i from `first` to `last`, that one left out."""
     comm = Communicator(MPI.COMM_WORLD, "ring", timeout=TIMEOUT)
     for i in range(int(first), int(last)):
         case(comm, int(seed), i)
@@ -121,4 +121,4 @@ def main(seed: str, first: str, last: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(case, *sys.argv[1:])

@@ -8,8 +8,7 @@ SEED:i repeats case i alone. Checked:
 
     killed    no process is left, and no half-written file but such as the next leg removes
     gone on   status 0; nothing temporary is left; each run has each step once; the parameters of all checkpoints are,
-              where the pages promise it, those of a run that nobody disturbed, to the bit
-"""
+              where the pages promise it, those of a run that nobody disturbed, to the bit"""
 
 import contextlib
 import json

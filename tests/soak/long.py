@@ -3,8 +3,7 @@
 A small model learns for so many steps, with trace, metrics, flight recorder and a checkpoint after every EVERY steps
 (1,000). As often each rank notes what it holds: memory, open files, files in /dev/shm that it maps, communicators,
 requests in flight and left behind, Python's objects. After the first EVERY steps nothing may grow but what docs/runs.md
-says does: metrics.jsonl by a line a step and one an evaluation. Ends with status 1 where something has.
-"""
+says does: metrics.jsonl by a line a step and one an evaluation. Ends with status 1 where something has."""
 
 import gc
 import json
@@ -48,15 +47,9 @@ def held(run: Run) -> dict[str, int]:
         "requests": sum(isinstance(each, Request) for each in there) + len(activity.in_flight + activity.abandoned),
         "objects": len(there),
         "spans": len(run.comm.timeline.spans),
-        "metrics": size(run, "metrics.jsonl"),
+        "metrics": sum(path.stat().st_size for path in run.folder.path.glob("metrics.jsonl")),
         "checkpoints": len([path for path in run.folder.path.iterdir() if PART.fullmatch(path.name)]),
     }
-
-
-def size(run: Run, name: str) -> int:
-    """Bytes of a file in the run's folder; 0 where there is none."""
-    path = run.folder.path / name
-    return path.stat().st_size if path.exists() else 0
 
 
 def watch(every: int) -> list[dict[str, int]]:
@@ -109,7 +102,8 @@ def main(steps: str, every: str = "1000", *options: str) -> None:
         wrong = [f"rank {rank}: {each}" for rank, (_, found) in enumerate(held_by) for each in found]
         if summary["steps"] != int(steps) or len(notes) != int(steps) // int(every):
             wrong.append(f"{summary['steps']} steps and {len(notes)} notes of {steps}")
-        if not steps_once(folder / "run" / "metrics.jsonl", int(steps)):
+        lines = map(json.loads, (folder / "run" / "metrics.jsonl").open())
+        if [line["step"] for line in lines if "test_loss" not in line] != [*range(1, int(steps) + 1)]:
             wrong.append("metrics.jsonl: not each step is there once")
         if len(spans) > SPANS * WORLD.size:
             wrong.append(f"trace.json: {len(spans)} spans")
@@ -117,12 +111,6 @@ def main(steps: str, every: str = "1000", *options: str) -> None:
         shutil.rmtree(folder)
     print("long: flat" if not wrong else "\n".join(f"long: {each}" for each in wrong), flush=True)
     sys.exit(bool(wrong))
-
-
-def steps_once(path: Path, steps: int) -> bool:
-    """Whether each step has one line, beside those of evaluations."""
-    lines = map(json.loads, path.open())
-    return [line["step"] for line in lines if "test_loss" not in line] == list(range(1, steps + 1))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,16 @@ Case i draws from (SEED, i) and the number of ranks a schedule, stages, chunks, 
 size of messages, from nothing to a megabyte, which is far above and below what an MPI sends without a receiver that
 waits; and naps that shuffle which stage is first. Layers are arithmetic on whole numbers, so that each message is
 checked: it came from the right stage, for the right micro-batch, once. A deadlock is ended after a minute by the
-watchdog, which says who waits for what.
-"""
+watchdog, which says who waits for what."""
 
+import contextlib
 import sys
 import time
 from types import SimpleNamespace
 
 import numpy as np
-from mpi4py import MPI
+from collectives import main
 
-from hpcdl.comm import Communicator
 from hpcdl.models.pool import Pool
 from hpcdl.parallel.stage import Stage
 from hpcdl.random import Random
@@ -22,7 +21,6 @@ from hpcdl.strategies.pipeline_schedules import actions_of
 
 SCHEDULES = "naive", "gpipe", "1f1b", "interleaved", "pipedream"
 WIDTHS = 1, 30, 1000, 10_000
-TIMEOUT = 60
 
 
 class Arithmetic:
@@ -39,7 +37,7 @@ class Arithmetic:
     def targets(self, batch):
         return batch.number
 
-    def forward(self, weights, x, layers, targets, keep=True):
+    def forward(self, weights, x, layers, targets, keep, batch):
         self.nap()
         y = self.pool.take(*x.shape)
         y[...] = x + 1
@@ -59,6 +57,9 @@ class Arithmetic:
             self.pool.give(dx)
             return None
         return dx
+
+    def unchanged(self):
+        return contextlib.nullcontext()
 
     def release(self, kept):
         for y, _ in kept:
@@ -105,12 +106,5 @@ def case(comm, seed: int, i: int) -> str:
     return what
 
 
-def main(seed, first, last):
-    comm = Communicator(MPI.COMM_WORLD, "ring", timeout=TIMEOUT)
-    for i in range(int(first), int(last)):
-        case(comm, int(seed), i)
-    comm.free()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(case, *sys.argv[1:])

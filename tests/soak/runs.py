@@ -3,8 +3,7 @@
 Run i draws its options from (SEED, i), the number of ranks included, and is checked: it ends as it should, after the
 right number of steps; nothing that was pushed is lost and no message is left over; the bound of the staleness holds and
 the replicas agree. Some are told to stop by a signal to any rank, or by their time limit; some go on from their last
-checkpoint.
-"""
+checkpoint."""
 
 import json
 import os
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 from mpi4py import MPI
+from soak import as_arguments
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.progress import activity
@@ -70,11 +70,6 @@ def draw(seed: int, i: int) -> tuple[dict, dict]:
     signalled = roles.servers if one(True, False) and not on_workers else roles.workers
     after = int(random.integers(1, 30)), signalled[random.integers(len(signalled))]
     return options, {"end": end, "more": one(0, 0, int(random.integers(1, 20))), "roles": roles, "signal": after}
-
-
-def as_arguments(options: dict) -> list[str]:
-    values = {f"--{name}": value for name, value in options.items() if value is not False}
-    return [str(each) for pair in values.items() for each in pair if each is not True]
 
 
 def watch() -> None:

@@ -3,8 +3,7 @@
 Each command runs in both, on each number of ranks. Parameters, the optimizer's vectors and all else that a checkpoint
 holds must be the same to the bit; so must losses and scores, and the calls, bytes and messages of each rank by kind.
 Last, the new one goes on from a checkpoint of the old one. What is left to chance (asynchronous strategies on several
-workers) is not asked for. Each checkout has what `make install` makes; a run of all takes a quarter of an hour.
-"""
+workers) is not asked for. Each checkout has what `make install` makes; a run of all takes a quarter of an hour."""
 
 import argparse
 import json
@@ -20,6 +19,7 @@ import numpy as np
 SHORT = ["--epochs", "2", "--seed", "3", "--progress", "none", "--allreduce", "ring", "--checkpoint-every", "40"]
 GPT = ["--model", "gpt:layers=2,width=16,heads=4,context=64", "--data", "text", "--steps", "6", "--batch-size", "12"]
 MLP = ["--model", "mlp:24,16"]
+RL = ["--env", "CartPole-v1", "--env-steps", "3000", "--evaluate-every", "1000", "--episodes", "5"]
 CASES = {  # name: (number of ranks, command)
     "sequential": ((1,), "train-sequential --model mlp:24 --optimizer adam"),
     "sequential gpt": ((1,), "train-sequential GPT"),
@@ -60,6 +60,8 @@ CASES = {  # name: (number of ranks, command)
     "averaged": ((1, 3), "train-allreduce --average from=1"),
     "hogwild": ((1,), "train-hogwild --model softmax --optimizer adagrad"),
     "hogwild joined": ((3,), "train-hogwild --model softmax --join gossip --join-every 2"),
+    "dqn": ((1,), "train-dqn RL --double yes --prioritized --save-replay"),
+    "gorila": ((2,), "train-gorila RL --consistency bsp"),
     "svrg": ((1, 3), "train-svrg --model softmax --weight-decay 0.01"),
     "saga": ((1, 3), "train-svrg --method saga --model softmax --weight-decay 0.01"),
     "sgld": ((1, 3), "train-sgld --model softmax"),
@@ -94,16 +96,27 @@ RESUMED = {  # of an old checkpoint, on another number of ranks where that can b
 }
 
 
+SCORES = "loss", "accuracy", "histogram", "old"
+COUNTS = [
+    "bytes_sent_per_rank",
+    "messages_per_rank",
+    "steps",
+    "epochs",
+    "parameters",
+    "replicas_agree",
+    "in_flight_per_rank",
+]
+COUNTED = "calls", "bytes", "messages"
+
+
 def arguments(command: str) -> list[str]:
     words = []
     for word in command.split():
-        many = {"GPT": GPT, "GPT4": [GPT[0], GPT[1] + ",head=own", *GPT[2:]], "MLP": MLP}
+        many = {"GPT": GPT, "GPT4": [GPT[0], GPT[1] + ",head=own", *GPT[2:]], "MLP": MLP, "RL": RL}
         words += many.get(word, [word])
-    program, *own = words
-    short = [*SHORT] if program != "train-federated" else SHORT[2:]
-    if "--steps" in own:
-        short = short[2:]
-    return [program, *short, *own]
+    program = words.pop(0)
+    first = 2 if program == "train-federated" or {"--steps", "--env-steps"} & {*words} else 0  # --epochs
+    return [program, *SHORT[first : 6 if "--env" in words else None], *words]
 
 
 def run(checkout: Path, venv: str, ranks: int, words: list[str], out: Path) -> dict:
@@ -137,35 +150,17 @@ def differences(old: dict, new: dict) -> list[str]:
     for name in old["vectors"].keys() & new["vectors"].keys():
         a, b = old["vectors"][name], new["vectors"][name]
         if a.dtype != b.dtype or a.shape != b.shape or a.tobytes() != b.tobytes():
-            found.append(
-                f"vector {name}: {np.abs(a.astype(float) - b.astype(float)).max() if a.shape == b.shape else 'shape'}"
-            )
-    names = [
-        name for name in old["summary"] if name.endswith(("loss", "accuracy", "histogram", "old")) or name in COUNTS
-    ]
-    for name in names:
-        if old["summary"][name] != new["summary"].get(name):
-            found.append(f"{name}: {old['summary'][name]}, {new['summary'].get(name)}")
+            apart = np.abs(a.astype(float) - b.astype(float)).max() if a.shape == b.shape else "shape"
+            found.append(f"vector {name}: {apart}")
+    for name, value in old["summary"].items():
+        if (name.endswith(SCORES) or name in COUNTS) and value != new["summary"].get(name):
+            found.append(f"{name}: {value}, {new['summary'].get(name)}")
     for rank, (a, b) in enumerate(zip(*(each["summary"]["traffic_per_rank"] for each in (old, new)), strict=True)):
-        for kind in a.keys() | b.keys():
-            mine, yours = (
-                {name: each.get(kind, {}).get(name) for name in ("calls", "bytes", "messages")} for each in (a, b)
-            )
-            if mine != yours and kind not in IDLE:
+        for kind in (a.keys() | b.keys()) - {"wait_until"}:
+            mine, yours = ({name: each.get(kind, {}).get(name) for name in COUNTED} for each in (a, b))
+            if mine != yours:
                 found.append(f"rank {rank}, {kind}: {mine}, {yours}")
     return found
-
-
-COUNTS = (
-    "bytes_sent_per_rank",
-    "messages_per_rank",
-    "steps",
-    "epochs",
-    "parameters",
-    "replicas_agree",
-    "in_flight_per_rank",
-)
-IDLE = ("wait_until",)
 
 
 def main() -> None:
@@ -177,42 +172,29 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     options = parser.parse_args()
     venv = ".venv" if options.mpi == "mpich" else ".venv-openmpi"
-    wrong = count = 0
+    checkouts = {"old": options.old.absolute(), "new": options.new.absolute()}
+    wrong: list[bool] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, (numbers, command) in CASES.items():
-            for ranks in numbers:
-                if ranks not in options.ranks or options.only not in name:
-                    continue
-                both = [
-                    run(checkout.absolute(), venv, ranks, arguments(command), Path(folder, which, name, str(ranks)))
-                    for which, checkout in (("old", options.old), ("new", options.new))
-                ]
-                found = differences(*both)
-                wrong, count = wrong + bool(found), count + 1
-                print(
-                    f"{name}, {ranks} ranks: {'the same' if not found else ''}",
-                    *found,
-                    sep="\n    " if found else "",
-                    flush=True,
-                )
-        for name, program in RESUMED.items():
-            if options.only not in name:
-                continue
-            ranks = max(number for number in CASES[name][0] if number in options.ranks)
-            start, ends = Path(folder, "old", name, str(ranks)), []
-            for which, checkout in (("old", options.old), ("new", options.new)):
-                on = Path(folder, which, name, "resumed")
-                more = (
-                    ["--rounds", "9"] if "federated" in name else ["--steps", "9" if "GPT" in CASES[name][1] else "150"]
-                )
-                ends.append(run(checkout.absolute(), venv, ranks, [program, "--resume", str(start), *more], on))
+
+        def compare(name: str, ranks: int, words: list[str], out: str, what: str) -> None:
+            ends = [run(path, venv, ranks, words, Path(folder, which, name, out)) for which, path in checkouts.items()]
             found = differences(*ends)
-            wrong, count = wrong + bool(found), count + 1
-            print(
-                f"{name}, resumed: {'the same' if not found else ''}", *found, sep="\n    " if found else "", flush=True
-            )
-    print(f"{count - wrong} passed, {wrong} failed")
-    sys.exit(bool(wrong))
+            wrong.append(bool(found))
+            print("\n    ".join([f"{name}, {what}: {'' if found else 'the same'}", *found]), flush=True)
+
+        cases = {name: case for name, case in CASES.items() if options.only in name}
+        for name, (numbers, command) in cases.items():
+            for ranks in [each for each in numbers if each in options.ranks]:
+                compare(name, ranks, arguments(command), str(ranks), f"{ranks} ranks")
+        for name, program in RESUMED.items():
+            numbers, command = cases.get(name, ((), ""))
+            if ranks := max((number for number in numbers if number in options.ranks), default=0):
+                steps = ["--steps", "9" if "GPT" in command else "150"]
+                more = ["--rounds", "9"] if "federated" in name else steps
+                start = str(Path(folder, "old", name, str(ranks)))
+                compare(name, ranks, [program, "--resume", start, *more], "resumed", "resumed")
+    print(f"{wrong.count(False)} passed, {wrong.count(True)} failed")
+    sys.exit(any(wrong))
 
 
 if __name__ == "__main__":

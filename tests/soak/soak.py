@@ -4,9 +4,9 @@ tests/soak/collectives.py, pipelines.py, runs.py and acting.py say what is drawn
 other in one job. A few are whole jobs of the program itself, which end by their time limit or by a signal to one rank,
 and so are all those that learn to act. No job leaves a file in /dev/shm. Then the fuzzers of options, data files and
 checkpoints (tests/fuzz.py) try new cases.
-Another seed: make soak ARGS=2
-"""
+Another seed: make soak ARGS=2"""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -20,13 +20,14 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.runs.signals import STATUS
 
-RUNS = {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}  # in one job of so many ranks each
+JOBS = (  # program, what it tries, how many of these in a job, and of each number of ranks how many
+    ("collectives.py", "cases of a dozen operations", 1000, {2: 600, 3: 600, 4: 800, 5: 200}),
+    ("pipelines.py", "pipelines", 1000, {2: 100, 3: 100, 4: 200, 6: 100}),
+    ("runs.py", "runs", 32, {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}),  # so that one that fails is soon known
+)
 WHOLE = 8
 ACTING = 100  # jobs of reinforcement learning
-COLLECTIVES = {2: 600, 3: 600, 4: 800, 5: 200}  # likewise
 TIMES = "10"  # as many cases of each fuzzer as in a run of the tests
-PIPELINES = {2: 100, 3: 100, 4: 200, 6: 100}  # likewise
-PER_JOB = 32  # of these runs, so that one that fails is soon known
 SHARED = Path("/dev/shm")
 SIGNALLED = """
 import os, signal, sys
@@ -64,12 +65,16 @@ def shared(mark: str) -> set[str]:
     """The files in /dev/shm that are in the memory of processes whose environment has this mark."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # a process of another user, or one that has just ended
             if mark.encode() in (process / "environ").read_bytes():
                 found |= set(re.findall(rf"{SHARED}/(\S+)", (process / "maps").read_text()))
-        except OSError:  # a process of another user, or one that has just ended
-            continue
     return found
+
+
+def as_arguments(options: dict) -> list[str]:
+    """Options by name as a command line has them; True stands for a switch, False for none."""
+    values = {f"--{name}": value for name, value in options.items() if value is not False}
+    return [str(each) for pair in values.items() for each in pair if each is not True]
 
 
 def whole(i: int, folder: Path) -> None:
@@ -86,22 +91,16 @@ def whole(i: int, folder: Path) -> None:
 
 def main(seed: str = "1") -> None:
     begun = time.monotonic()
-    for ranks, cases in COLLECTIVES.items():
-        print(f"{ranks} ranks, {cases} times a dozen operations", flush=True)
-        launch(ranks, Path(__file__).with_name("collectives.py"), seed, 0, cases)
-    print(f"soak: {sum(COLLECTIVES.values())} times a dozen operations were right", flush=True)
-    for ranks, cases in PIPELINES.items():
-        print(f"{ranks} ranks, {cases} pipelines", flush=True)
-        launch(ranks, Path(__file__).with_name("pipelines.py"), seed, 0, cases)
-    print(f"soak: {sum(PIPELINES.values())} pipelines ended cleanly in {time.monotonic() - begun:.0f} s", flush=True)
-    for ranks, runs in RUNS.items():
-        for first in range(0, runs, PER_JOB):
-            print(f"{ranks} ranks, runs {first} to {min(runs, first + PER_JOB) - 1}", flush=True)
-            launch(ranks, Path(__file__).with_name("runs.py"), seed, first, min(runs, first + PER_JOB))
+    for program, what, per_job, jobs in JOBS:
+        for ranks, count in jobs.items():
+            for first in range(0, count, per_job):
+                print(f"{ranks} ranks, {what} {first} to {min(count, first + per_job) - 1}", flush=True)
+                launch(ranks, Path(__file__).with_name(program), seed, first, min(count, first + per_job))
+        print(f"soak: {sum(jobs.values())} {what} were right in {time.monotonic() - begun:.0f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for i in range(WHOLE):
             whole(i, Path(folder, str(i)))
-    print(f"soak: {sum(RUNS.values()) + WHOLE} runs ended cleanly in {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"soak: {WHOLE} whole jobs ended cleanly in {time.monotonic() - begun:.0f} s", flush=True)
     acting = [sys.executable, Path(__file__).with_name("acting.py"), seed, "0", str(ACTING)]
     if subprocess.run(acting).returncode:
         sys.exit("soak: acting.py has found something")

@@ -3,12 +3,13 @@
 An array here does not become a numpy array by itself, nor takes one in an assignment; numpy's functions refuse it, and
 a single element is only read inside of a kernel. New arrays hold NaN. A copy from the host happens when the stream is
 synchronized, no sooner, so that a host array that is used again too early is noticed. With NUMBA_ENABLE_CUDASIM=1
-Numba's simulator takes these arrays. STANDIN_GPUS: how many GPUs there are (1).
-"""
+Numba's simulator takes these arrays. STANDIN_GPUS: how many GPUs there are (1)."""
 
+import operator
 import os
 import threading
 import time
+from operator import attrgetter
 from types import SimpleNamespace
 
 import numba
@@ -75,12 +76,9 @@ class ndarray(Base):
             about["strides"] = self._ary.strides
         return about | {"data": (self._ary.ctypes.data if self.size else 0, False)}
 
-    dtype = property(lambda self: self._ary.dtype)
-    shape = property(lambda self: self._ary.shape)
-    size = property(lambda self: self._ary.size)
-    ndim = property(lambda self: self._ary.ndim)
-    nbytes = property(lambda self: self._ary.nbytes)
-    itemsize = property(lambda self: self._ary.itemsize)
+    dtype, shape, size, ndim, nbytes, itemsize = (
+        property(attrgetter(f"_ary.{name}")) for name in ("dtype", "shape", "size", "ndim", "nbytes", "itemsize")
+    )
     flags = property(lambda self: Flags(self._ary.flags))
     T = property(lambda self: self._view(self._ary.T))
 
@@ -157,20 +155,13 @@ class ndarray(Base):
     def __neg__(self):
         return ndarray(-self._ary)
 
-    def __add__(self, other):
-        return ndarray(self._ary + plain(other))
+    def infix(operation):
+        return lambda self, other: ndarray(operation(self._ary, plain(other)))
 
-    def __sub__(self, other):
-        return ndarray(self._ary - plain(other))
-
-    def __gt__(self, other):
-        return ndarray(self._ary > plain(other))
+    __add__, __sub__, __gt__, __truediv__ = map(infix, (operator.add, operator.sub, operator.gt, operator.truediv))
 
     def astype(self, dtype):
         return ndarray(self._ary.astype(dtype))
-
-    def __truediv__(self, other):
-        return ndarray(self._ary / plain(other))
 
 
 def empty(shape, dtype):
@@ -212,12 +203,11 @@ def binary(name):
 add, maximum, minimum, multiply, dot = map(binary, ("add", "maximum", "minimum", "multiply", "dot"))
 
 
-def exp(x, out=None):
-    return ndarray(numpy.exp(x._ary, out=None if out is None else out._ary))
+def unary(function):
+    return lambda x, out=None: ndarray(function(x._ary, out=None if out is None else out._ary))
 
 
-def tanh(x, out=None):
-    return ndarray(numpy.tanh(x._ary, out=None if out is None else out._ary))
+exp, tanh = map(unary, (numpy.exp, numpy.tanh))
 
 
 def logaddexp(x, y):

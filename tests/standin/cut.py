@@ -1,22 +1,21 @@
 """Train models that are cut, on the CPU and on the stand-in for a GPU, and compare losses, scores and parameters.
 
-NUMBA_ENABLE_CUDASIM=1 PYTHONPATH=tests/standin mpiexec -n 2 python tests/standin/cut.py
-"""
+NUMBA_ENABLE_CUDASIM=1 PYTHONPATH=tests/standin mpiexec -n 2 python tests/standin/cut.py"""
 
 import sys
 from functools import partial
 
 import numpy as np
 from mpi4py import MPI
+from train import GPU, watched
 
 from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
-from hpcdl.kernels.device import CPU, open_device
+from hpcdl.kernels.device import CPU
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
 from hpcdl.strategies import fully_sharded, pipeline, tensor_parallel
 
-GPU = open_device("cuda", MPI.COMM_WORLD.rank)
 MODEL = "gpt:layers=1,width=4,heads=2,context=4"
 CASES = {
     "pipeline, recomputing": partial(pipeline.train, schedule="gpipe", microbatches=2, recompute=True),
@@ -24,18 +23,6 @@ CASES = {
     "stage 1": partial(fully_sharded.train, stage=1),
     "stage 3": fully_sharded.train,
 }
-
-
-def watched(run):
-    """The run, which keeps this rank's losses."""
-    run.losses = []
-
-    def keep(run, loss, total):
-        assert run.device.holds(run.parameters)
-        run.losses.append(loss)
-
-    run.observe(keep)
-    return run
 
 
 def trained(device, train):
@@ -46,7 +33,7 @@ def trained(device, train):
     random = np.random.default_rng(4)
     x, y = random.integers(0, 5, (6, 4)), random.integers(0, 5, 6)
     data = from_arrays(x, y, x[:2], y[:2], classes=5, dtype="float64")
-    model = make_model(MODEL.replace("context=4", "context=4"), data.features, data.classes, "float64", device)
+    model = make_model(MODEL, data.features, data.classes, "float64", device)
     with watched(Run(comm, options)) as run:
         parameters = train(comm, model, data, run.make_optimizer(model, data, 0), run)
     assert device.holds(parameters) and run.agree is not False

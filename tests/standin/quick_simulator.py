@@ -9,8 +9,7 @@ wrong, in one order or the other, each time.
 
 Races. The first threads that come to a `cuda.shared.array` each make one when they come at once, and all but the last
 sum into arrays that no one reads. And a device function's globals get the simulator's `cuda` while a thread runs it,
-so that the first thread to leave takes it away from the others.
-"""
+so that the first thread to leave takes it away from the others."""
 
 import collections
 import contextlib
@@ -62,10 +61,8 @@ def swapped_cuda_module(function, simulated):
 
 class Thread(threading.Thread):
     """A thread that stays up and plays one thread of a block after another.
-
     Those of a block stand in a ring. Who comes to a barrier wakes the next; when it is its turn again, all have come.
-    Who ends leaves the ring; the last one wakes the caller.
-    """
+    Who ends leaves the ring; the last one wakes the caller."""
 
     def __init__(self):
         super().__init__(daemon=True)

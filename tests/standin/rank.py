@@ -5,8 +5,7 @@ ranks (`run_on` in tests/conftest.py). How ranks start, and how they die, is ask
 
 A rank connects to the socket FOLDER/door. For each line that comes, [script, arguments, folder] as JSON, it answers a
 line with the status that the program left with and the seconds of processor time that it took; what it printed is then
-in FOLDER/NUMBER.out and .err. An exception that nobody catches ends the world, as it ends any job of hpcdl.
-"""
+in FOLDER/NUMBER.out and .err. An exception that nobody catches ends the world, as it ends any job of hpcdl."""
 
 import contextlib
 import json
@@ -35,14 +34,21 @@ def printed(path: Path, stream):
 
 
 def status_of(script: str, arguments: list[str]) -> int:
-    """Run the script as its user starts it, and return the status that it leaves with."""
+    """Run the script as its user starts it, and return the status that it leaves with.
+    The next one has modules of its own where they lie in its folder."""
     sys.argv = [script, *arguments]
+    before, path = set(sys.modules), [*sys.path]
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         return end.code or 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - before:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{os.getcwd()}{os.sep}"):
+                del sys.modules[name]
     return 0
 
 

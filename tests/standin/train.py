@@ -2,8 +2,7 @@
 
     NUMBA_ENABLE_CUDASIM=1 PYTHONPATH=tests/standin mpiexec -n 2 python tests/standin/train.py
 
-The model's matrix products run on the stand-in, all other computing in the CUDA kernels, in Numba's simulator.
-"""
+The model's matrix products run on the stand-in, all other computing in the CUDA kernels, in Numba's simulator."""
 
 import sys
 
@@ -98,9 +97,8 @@ def main():
         close(gpu.losses, cpu.losses, tolerance, f"{case}, losses")
         close(list(gpu.scores.values()), list(cpu.scores.values()), tolerance, f"{case}, scores")
         close(found, wanted, tolerance, f"{case}, predictions")
-        assert {name: each.bytes for name, each in gpu.comm.traffic.items()} == {
-            name: each.bytes for name, each in cpu.comm.traffic.items()
-        }
+        sent = [{name: each.bytes for name, each in run.comm.traffic.items()} for run in (gpu, cpu)]
+        assert sent[0] == sent[1], case
     assert cupy.counts["pinned"] > 0
     if MPI.COMM_WORLD.rank == 0:
         print(f"{len(CASES)} cases agree on {MPI.COMM_WORLD.size} ranks")

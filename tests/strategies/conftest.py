@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from mpi4py import MPI
+from paths import places
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
@@ -16,7 +17,7 @@ from hpcdl.models import for_data
 from hpcdl.runs import Options, Replicas, Run
 from hpcdl.runs.accumulated import accumulated
 from hpcdl.runs.context import RunContext
-from hpcdl.strategies import sequential
+from hpcdl.strategies import parameter_server, sequential
 
 
 def watched(run):
@@ -62,10 +63,8 @@ class Rounds(Options):
 @pytest.fixture
 def follow():
     """A function: train on `bare`, a communicator of mpi4py; returns the run, with its `path` of parameters.
-
     own: the strategy's own arguments. workers: how many ranks compute, where not all do. rounds: so many are steps.
-    Where rank 0 runs the run alone, it alone has a path. `follow.examples(dtype)` are the data.
-    """
+    Where rank 0 runs the run alone, it alone has a path. `follow.examples(dtype)` are the data."""
 
     def run(bare, train, data=None, model="mlp:5", own=None, workers=None, **options):
         options = (Rounds if "rounds" in options else Options)(
@@ -84,18 +83,15 @@ def follow():
     return run
 
 
-@dataclass
-class Steps:
-    """What a run on one rank did: parameters after and sum of losses of each step, and its last scores."""
+@pytest.fixture
+def serve(follow):
+    """A function: train with parameter servers; own: arguments of the strategy, the others are options."""
 
-    path: list
-    losses: list
-    scores: dict
+    def run(comm, own, data=None, **options):
+        workers = comm.size - (0 if own.get("on_workers") else own.get("servers", 1))
+        return follow(comm, parameter_server.train, data, own=own, workers=workers, **options)
 
-
-def places(piece):
-    """The numbers of the elements of a piece in the whole vector."""
-    return np.add.outer(piece.start + piece.stride * np.arange(piece.blocks), np.arange(piece.length)).reshape(-1)
+    return run
 
 
 def whole(bare, vector, pieces, size):
@@ -115,32 +111,46 @@ def references():
     return {}
 
 
+def on_one_rank(follow, references):
+    """A function: the same run on one rank, sequentially, made once for all tests; data(dtype): if not `examples`."""
+
+    def run(model="mlp:5", data=examples, **options):
+        key = model, data, repr(sorted(options.items()))
+        if key not in references:
+            made = data(options.get("dtype", "float64"))
+            references[key] = follow(MPI.COMM_SELF, sequential.train, made, model, **options)
+        return references[key]
+
+    return run
+
+
+@pytest.fixture
+def alone(follow, references):
+    return on_one_rank(follow, references)
+
+
 @pytest.fixture
 def cut(follow, references):
     """A function: train by a strategy that cuts the model, and hold each step against that of a reference.
 
     Losses, parameters wherever they lie, and scores are those of sequential SGD, or of `wanted`, which has a path,
-    losses and scores. A model gpt reads `tokens`. Returns the run. Members: `alone`, the reference; `data`; `state`,
-    what a run holds as whole vectors; `micro_batches`, their rows.
-    """
+    own_losses and scores. A model gpt reads `tokens`. Returns the run. Members: `alone`, the reference; `data`;
+    `state`, what a run holds as whole vectors; `micro_batches`, their rows."""
+    alone = on_one_rank(follow, references)  # not by the fixture: under tests of PyTorch that is another
 
     def data(model, dtype):
         return (tokens if model.startswith("gpt") else examples)(dtype)
 
-    def alone(model, options):
-        key = model, repr(sorted(options.items()))
-        if key not in references:
-            found = follow(MPI.COMM_SELF, sequential.train, data(model, options["dtype"]), model, **options)
-            references[key] = Steps(found.path, found.own_losses, found.scores)
-        return references[key]
+    def reference(model, options):
+        return alone(model, tokens if model.startswith("gpt") else examples, **options)
 
     def run(bare, train, own=None, model="mlp:12", tolerance=1e-10, wanted=None, **options):
         options = {"dtype": "float64", "allreduce": "ring"} | ({} if "epochs" in options else {"steps": 4}) | options
-        wanted = wanted or alone(model, options)
+        wanted = wanted or reference(model, options)
         found = follow(bare, train, data(model, options["dtype"]), model, own, **options)
         assert len(found.path) == len(wanted.path) > 0
         losses = np.sum(bare.allgather(found.own_losses), axis=0)
-        assert losses == pytest.approx(wanted.losses, rel=tolerance)
+        assert losses == pytest.approx(wanted.own_losses, rel=tolerance)
         for step, (mine, whole) in enumerate(zip(found.path, wanted.path, strict=True)):
             for piece, _ in found.held.shards.parameter_pieces:  # also of those that another rank speaks for
                 apart = mine[piece.local : piece.local + piece.size] - whole[places(piece)]
@@ -162,7 +172,7 @@ def cut(follow, references):
         """The rows of each micro-batch of an epoch, 29 rows in batches of 13."""
         return [part.stop - part.start for rows in (13, 13, 3) for part in chunks(rows, parts)]
 
-    run.alone, run.data, run.state, run.micro_batches = alone, data, state, micro_batches
+    run.alone, run.data, run.state, run.micro_batches = reference, data, state, micro_batches
     return run
 
 
@@ -188,21 +198,23 @@ def ring():
 
 @pytest.fixture
 def resumes(follow, cut, world, mpi_tmp_path):
-    """A function: 8 steps in float32, stopped after `stop` and resumed, are those of a run never stopped, to the bit.
+    """A function: 11 steps in float32, stopped after `stop` and resumed, are those of a run never stopped, to the bit.
+    So is all else that a checkpoint holds, as each rank has it. data(dtype): if not those of `cut`. Returns both
+    runs."""
 
-    So are the states of the optimizer, as each rank holds them.
-    """
+    def run(stop, train, model="mlp:5", own=None, data=None, **options):
+        options = {"schedule": "constant", "dtype": "float32", "allreduce": "ring"} | options
 
-    def run(stop, train, model, own=None, **options):
         def steps(count, **more):
-            settings = {"schedule": "constant", "dtype": "float32", "allreduce": "ring"} | options | more
-            return follow(world, train, cut.data(model, "float32"), model, own, steps=count, **settings)
+            rows = data(options["dtype"]) if data else cut.data(model, options["dtype"])
+            return follow(world, train, rows, model, own, steps=count, **options, **more)
 
-        whole, folder = steps(8), str(mpi_tmp_path / "a")
+        whole, folder = steps(11), str(mpi_tmp_path / "a")
         steps(stop, out=folder)
-        again = steps(8, resume=folder)
+        again = steps(11, resume=folder)
         assert np.array_equal(again.path, whole.path[stop:])
-        for name, vector in whole.held.optimizer.state.items():
-            assert np.array_equal(again.held.optimizer.state[name], vector)
+        for name, vector in whole.state.tracked.items():
+            assert np.array_equal(again.state.tracked[name].array, vector.array), name
+        return whole, again
 
     return run

@@ -8,11 +8,10 @@ from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.gossip.topology import topology
-from hpcdl.errors import AgreedError, UsageError
+from hpcdl.errors import AgreedError
 from hpcdl.models import make_model
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.random import Random
-from hpcdl.runs import Options
 from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.strategies import (
     all_reduce,
@@ -24,7 +23,6 @@ from hpcdl.strategies import (
     model_parallel,
     parameter_server,
     pipeline,
-    sequential,
     tensor_parallel,
 )
 
@@ -78,12 +76,12 @@ def test_the_model_is_the_mean_of_the_iterates(name, world, follow):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_it_is_that_of_sequential_sgd_and_is_what_is_scored(optimizer, world, follow):
+def test_it_is_that_of_sequential_sgd_and_is_what_is_scored(optimizer, world, follow, alone):
     run = follow(world, all_reduce.train, **HOW, optimizer=optimizer)
-    alone = follow(MPI.COMM_SELF, sequential.train, **HOW, optimizer=optimizer)
-    assert close(run.parameters, mean(alone.path), 1e-10)
+    wanted = mean(alone(**HOW, optimizer=optimizer).path)
+    assert close(run.parameters, wanted, 1e-10)
     data, model = follow.examples("float64"), make_model(MODEL, (6,), 3, "float64")
-    found = scores(evaluate(model, mean(alone.path), data.test, 3), 3).named("test")
+    found = scores(evaluate(model, wanted, data.test, 3), 3).named("test")
     assert {name: run.scores[name] for name in found} == pytest.approx(found, rel=1e-9)
 
 
@@ -95,16 +93,15 @@ def test_messages_are_those_of_a_run_without(world, follow):
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize("consistency", [("bsp", 0), ("ssp", 0), ("async", 0)], ids=str)
 @pytest.mark.parametrize("servers", [1, 2])
-def test_servers_keep_the_mean_of_their_slices(consistency, servers, world, follow):
+def test_servers_keep_the_mean_of_their_slices(consistency, servers, world, follow, alone):
     train = partial(parameter_server.train, servers=servers, consistency=Consistency(*consistency))
     workers = 1 if consistency[0] == "async" else world.size - servers
     comm = world.Split(0 if world.rank < servers + workers else MPI.UNDEFINED, world.rank)
     if comm == MPI.COMM_NULL:
         return
     run = follow(comm, train, workers=workers, **HOW)
-    alone = follow(MPI.COMM_SELF, sequential.train, **HOW)
     if comm.rank == 0:
-        assert close(run.parameters, mean(alone.path), 1e-10)
+        assert close(run.parameters, mean(alone(**HOW).path), 1e-10)
     comm.Free()
 
 
@@ -157,12 +154,6 @@ def test_a_federated_server_has_the_mean_of_its_rounds(world, follow):
     assert close(run.parameters, mean(run.path, 2)) and not close(run.parameters, run.path[-1], 1e-4)
 
 
-@pytest.mark.parametrize("average", ["5", "from", "from=-1", "from=nan", "to=5", "from=x"])
-def test_other_words_are_refused(average):
-    with pytest.raises(UsageError, match="--average"):
-        Options(average=average)
-
-
 def test_another_mean_is_not_gone_on_with(world, follow, mpi_tmp_path):
     folder = str(mpi_tmp_path / "a")
     follow(world, all_reduce.train, **HOW, steps=5, out=folder)
@@ -170,21 +161,3 @@ def test_another_mean_is_not_gone_on_with(world, follow, mpi_tmp_path):
         follow(world, all_reduce.train, **HOW | {"average": "from=2"}, steps=9, resume=folder)
     with pytest.raises(AgreedError, match="average is from=1, not none"):
         follow(world, all_reduce.train, **HOW | {"average": ""}, steps=9, resume=folder)
-
-
-@pytest.mark.long
-def test_the_mean_gets_there_where_the_last_iterate_wanders(world, follow):
-    """Least squares with noise: at a constant rate SGD stays away from the optimum, the mean does not."""
-    if world.rank:
-        return
-    from hpcdl.data import from_arrays
-
-    random = np.random.default_rng(1)
-    x = random.standard_normal((2000, 5))
-    data = from_arrays(x, x @ np.arange(5.0) + random.standard_normal(2000), dtype="float64")
-    best = np.linalg.lstsq(np.column_stack([x, np.ones(2000)]), data.train.rows(0, 2000)[1], rcond=None)[0]
-    options = {"model": "linear", "optimizer": "sgd", "lr": 0.02, "schedule": "constant", "batch_size": 1, "epochs": 6}
-    last = follow(MPI.COMM_SELF, sequential.train, data, **options)
-    averaged = follow(MPI.COMM_SELF, sequential.train, data, **options, average="from=1")
-    distances = [float(np.sum((run.parameters - best) ** 2)) for run in (averaged, last)]
-    assert distances[0] < distances[1] / 20

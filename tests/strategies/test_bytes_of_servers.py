@@ -1,33 +1,21 @@
 """What rank 0 knows of the bytes that all ranks have sent, under parameter servers, and who sends to whom."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
+from written_runs import lines
 
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.store_messages import ANSWER_HEADER, REQUEST_HEADER
-from hpcdl.strategies import parameter_server
+from hpcdl.parameter_server.store_messages import ANSWER, REQUEST
 
 pytestmark = pytest.mark.four
 
 ASYNC = Consistency("async")
 
 
-@pytest.fixture
-def serve(follow):
-    """A function: train with parameter servers; `own`: arguments of the strategy, the others are options."""
-
-    def run(comm, own, **options):
-        return follow(comm, parameter_server.train, own=own, workers=comm.size - own.get("servers", 0), **options)
-
-    return run
-
-
 def last_evaluation(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [line for line in lines if "test_loss" in line]
+    found = [line for line in lines(folder) if "test_loss" in line]
     for name in ("bytes", "messages"):
         told = [line[name] for line in found]
         assert told == sorted(told) and told[0] > 0
@@ -37,16 +25,14 @@ def last_evaluation(folder):
 @pytest.mark.mpi(min_size=2)
 def test_an_evaluation_knows_what_all_have_sent_but_what_follows_it(serve, world, mpi_tmp_path):
     """One server, under bsp: what follows is known of each worker, but for how far it was with asking for a next step.
-
     Of the one that has pushed last: its question, the answer that there is no step, its last question and the last
-    answer. Of another one the question may have come before, and then was answered; and so may its last question.
-    """
+    answer. Of another one the question may have come before, and then was answered; and so may its last question."""
     run = serve(world, {"servers": 1}, out=str(mpi_tmp_path / "a"), model="mlp:30")
     world.Barrier()
     if world.rank == 0:
         told, workers = last_evaluation(mpi_tmp_path / "a"), world.size - 1
-        question = np.array([REQUEST_HEADER.itemsize, 1])
-        answer = np.array([ANSWER_HEADER.itemsize + run.parameters.nbytes, 2])
+        question = np.array([REQUEST.bytes, 1])
+        answer = np.array([ANSWER.bytes + run.parameters.nbytes, 2])
         names = "bytes_sent_per_rank", "messages_per_rank"
         left = [sum(run.summary[name]) - known for name, known in zip(names, told, strict=True)]
         ends = [2 * (question + answer), question + answer, answer]
@@ -78,7 +64,7 @@ def test_what_an_evaluation_does_not_know_is_what_ends_the_run(own, serve, world
         total = sum(run.summary["bytes_sent_per_rank"]), sum(run.summary["messages_per_rank"])
         answers = 5 if "broadcast_every" in own else 2
         messages = workers * servers * (3 + 2 * answers) + 7 * servers
-        headers = messages * REQUEST_HEADER.itemsize
+        headers = messages * REQUEST.bytes
         assert 0 < total[1] - told[1] <= messages
         assert 0 < total[0] - told[0] <= headers + (workers * answers + 2) * size < total[0] / 3
 

@@ -4,12 +4,12 @@ best; one all-reduce in a round."""
 import numpy as np
 import pytest
 from mpi4py import MPI
+from paths import agree
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
 from hpcdl.data.sampler import local_order
-from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels.linear import HINGE, LOGISTIC
 from hpcdl.models import make_model
 from hpcdl.models.linear_form import LinearForm, linear_form
@@ -113,24 +113,21 @@ def simulate(model, data, ranks, rounds, local_steps=1.0, aggregate="add", l1=0.
     ],
     ids=str,
 )
-def test_the_steps_of_simulated_workers(model, sparse, how, own, descend, each_group):
-    def body(comm):
-        path, a = simulate(model, examples(model, **how), comm.size, 6, **own)
-        run = descend(comm, model, sparse=sparse, how=how, **own)
-        assert len(run.path) == len(path)
-        for step, (mine, wanted) in enumerate(zip(run.path, path, strict=True)):
-            assert np.abs(mine - wanted).max() <= 1e-10, f"round {step}"
-        whole = np.zeros(ROWS)
-        whole[run.held.mine.numbers] = run.held.mine.dual[:, 0]
-        comm.Allreduce(MPI.IN_PLACE, whole)
-        assert np.abs(whole - a).max() <= 1e-10 and run.agree is True
-        assert run.scores["drift"] < 1e-13
-
-    each_group(body, least=1)
+@pytest.mark.least(1)
+def test_the_steps_of_simulated_workers(model, sparse, how, own, descend, comm):
+    path, a = simulate(model, examples(model, **how), comm.size, 6, **own)
+    run = descend(comm, model, sparse=sparse, how=how, **own)
+    agree(run, path)
+    whole = np.zeros(ROWS)
+    whole[run.held.mine.numbers] = run.held.mine.dual[:, 0]
+    comm.Allreduce(MPI.IN_PLACE, whole)
+    assert np.abs(whole - a).max() <= 1e-10 and run.agree is True
+    assert run.scores["drift"] < 1e-13
 
 
 def test_on_one_rank_both_ways_are_sdca_to_the_bit(descend):
-    added = descend(MPI.COMM_SELF, "logistic")
+    added = descend(MPI.COMM_SELF, "logistic", threads=1, locking="none")
+    assert added.reported["locking"] is None  # one thread takes no locks
     averaged = descend(MPI.COMM_SELF, "logistic", aggregate="average")
     assert np.array_equal(added.path, averaged.path)
     model = make_model("logistic", (FEATURES,), 2, "float64")
@@ -302,10 +299,8 @@ def test_gone_on_with_on_other_ranks(descend, world, mpi_tmp_path):
 @pytest.mark.parametrize("locking", ["atomic", "none"])
 def test_many_threads_end_at_the_optimum_or_at_that_of_a_near_problem(locking):
     """PASSCoDe: atomic ascends as fast as SDCA without delays; wild ends where each a_i is best for its w (theorem 3).
-
     SDCA (theorem 1 of its paper): of losses that are 1/gamma-smooth, a step leaves 1 - s/n of the dual distance to the
-    best, s = lambda n gamma / (R^2 + lambda n gamma). PASSCoDe's own factor (theorem 2) is no smaller.
-    """
+    best, s = lambda n gamma / (R^2 + lambda n gamma). PASSCoDe's own factor (theorem 2) is no smaller."""
     n, decay, gamma, passes = 1000, 0.02, 4, 40
     random = np.random.default_rng(8)
     x = random.standard_normal((n, 12)) * (random.random((n, 12)) < 0.4)
@@ -338,6 +333,7 @@ def test_many_threads_end_at_the_optimum_or_at_that_of_a_near_problem(locking):
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("locking", ["atomic", "none"])
+@pytest.mark.in_turn("sparse")
 def test_threads(locking, sparse, descend, certificates, world):
     best = primal("svm", optimum("svm"))
     run = descend(world, sparse=sparse, rounds=15, threads=3, locking=locking)
@@ -346,22 +342,6 @@ def test_threads(locking, sparse, descend, certificates, world):
         assert found["primal"] - best <= found["duality_gap"] + 1e-12  # true of lost additions, too
     if locking == "atomic":
         assert certificates[-1]["drift"] < 1e-13
-
-
-def test_one_thread_takes_no_locks(descend, world):
-    assert descend(world, threads=1, locking="none").reported["locking"] is None
-
-
-@pytest.mark.parametrize(
-    "model, how, words",
-    [
-        ("softmax", {}, "train-coordinate-descent works on .* take --model linear, logistic or svm"),
-        ("mlp:3", {}, "train-coordinate-descent works on the coordinates of linear models"),
-    ],
-)
-def test_other_models_are_refused(model, how, words, descend, world):
-    with pytest.raises(AgreedError if world.size > 1 else UsageError, match=words):
-        descend(world, model, data=examples("svm", **how))
 
 
 def test_a_rank_without_rows(descend, world):

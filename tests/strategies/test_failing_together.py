@@ -1,10 +1,11 @@
 """Runs that rank 0 runs for others and that cannot go on: they fail on all ranks, and another one may follow."""
 
 import errno
-import json
 import os
+from functools import partial
 
 import pytest
+from written_runs import lines
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint, rotate
 from hpcdl.comm.gossip.topology import topology
@@ -12,7 +13,7 @@ from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.runs import saving
-from hpcdl.strategies import asynchronous_gossip, parameter_server
+from hpcdl.strategies import asynchronous_gossip
 
 ASYNC = Consistency("async")
 DIVERGES = {"dtype": "float32", "lr": 1e30, "optimizer": "sgd", "schedule": "constant", "epochs": 100}
@@ -21,16 +22,6 @@ DIVERGES = {"dtype": "float32", "lr": 1e30, "optimizer": "sgd", "schedule": "con
 def places(size):
     """Servers of their own, where the ranks are many enough, and slices on workers."""
     return [{"on_workers": True}] + ([{"servers": size // 2}] if size > 1 else [])
-
-
-@pytest.fixture
-def serve(follow, world):
-    """A function: train with parameter servers; `own`: arguments of the strategy, the others are options."""
-
-    def run(own, **options):
-        return follow(world, parameter_server.train, own=own, workers=world.size - own.get("servers", 0), **options)
-
-    return run
 
 
 @pytest.fixture
@@ -59,10 +50,10 @@ def fails(world):
 def full_disk(monkeypatch):
     """No checkpoint from step 10 on can be written."""
 
-    def full(path, keep, found, saved):
+    def full(folder, keep, found, *more):
         if found.attributes["step"] >= 10:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        rotate(path, keep, found, saved)
+        rotate(folder, keep, found, *more)
 
     monkeypatch.setattr(saving, "rotate", full)
 
@@ -72,8 +63,7 @@ UNWRITTEN = "the checkpoint of step 10, .*, cannot be written: No space left on 
 
 def stopped_at(out):
     """Whether the folder is that of a run whose tenth step was its last, and whose fifth was saved."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in lines if "test_loss" not in line]
+    steps = [line["step"] for line in lines(out) if "test_loss" not in line]
     saved = Checkpoint.read(out).attributes["step"]
     return (saved, steps, (out / "summary.json").exists()) == (5, list(range(1, 11)), False)
 
@@ -98,17 +88,18 @@ def diverged(size):
 )
 def test_parameter_servers_whose_run_diverges(own, fails, serve, world):
     for place, more in zip(places(world.size), ({}, {"checkpoint_every": 50}), strict=False):
-        fails(serve, place | own, diverged(world.size), **DIVERGES, **more)
-    run = serve(places(world.size)[-1] | own, lr=0.01)
+        fails(partial(serve, world), place | own, diverged(world.size), **DIVERGES, **more)
+    run = serve(world, places(world.size)[-1] | own, lr=0.01)
     assert run.stopped == "finished" and run.agree is True and (world.rank or run.step == 12)
 
 
 @pytest.mark.parametrize("own", [{"consistency": ASYNC}, {"consistency": BSP, "broadcast_every": 1}], ids=str)
 def test_parameter_servers_whose_checkpoint_cannot_be_written(own, fails, serve, world, full_disk, mpi_tmp_path):
     """What was saved before stays, and nothing more is recorded."""
+    train = partial(serve, world, checkpoint_every=5, checkpoint_must=True, keep=9, lr=0.01)
     for place in places(world.size):
         out = mpi_tmp_path / str(place)
-        fails(serve, place | own, UNWRITTEN, checkpoint_every=5, checkpoint_must=True, keep=9, lr=0.01, out=str(out))
+        fails(train, place | own, UNWRITTEN, out=str(out))
         assert stopped_at(out)
         world.Barrier()
 

@@ -40,102 +40,66 @@ def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
     cut(world, fully_sharded.train, own, model, **options)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.four
-def test_float32_to_rounding(stage, cut, world):
-    cut(world, fully_sharded.train, {"stage": stage}, GPT, 2e-5, dtype="float32")
-
-
-# -- messages ------------------------------------------------------------------------------------------------------
-
-
 def sent(run):
     """Calls and bytes of the operations of a run."""
     return {name: (each.calls, each.bytes) for name, each in run.comm.traffic.items() if each.calls}
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_bytes_by_layer_and_micro_batch(parts, cut, ring, each_group):
-    def body(comm):
-        where = comm.rank, comm.size
-        scattered, gathered = (
-            sum(count(n, *where) for n in LENGTHS) for count in (ring.reduce_scatter, ring.all_gather)
-        )
-        times = {1: (1, 1), 2: (parts, 1), 3: (parts, 2 * parts)}  # a step: scatters and gathers of each layer
-        for stage, (scatters, gathers) in times.items():
-            run = cut(comm, fully_sharded.train, {"stage": stage}, MLP, epochs=1, accumulate=parts)
-            assert sent(run) == {
-                "reduce_scatter": (3 * 3 * scatters, 3 * scatters * scattered),
-                "all_gather": (3 * 3 * gathers, 3 * gathers * gathered),
-            }
-            messages = 3 * 3 * (scatters + gathers) * (comm.size - 1)
-            assert run.comm.traffic.messages == messages
-
-    each_group(body)
+def test_bytes_by_layer_and_micro_batch(parts, cut, ring, comm):
+    where = comm.rank, comm.size
+    scattered, gathered = (sum(count(n, *where) for n in LENGTHS) for count in (ring.reduce_scatter, ring.all_gather))
+    times = {1: (1, 1), 2: (parts, 1), 3: (parts, 2 * parts)}  # a step: scatters and gathers of each layer
+    for stage, (scatters, gathers) in times.items():
+        run = cut(comm, fully_sharded.train, {"stage": stage}, MLP, epochs=1, accumulate=parts)
+        assert sent(run) == {
+            "reduce_scatter": (3 * 3 * scatters, 3 * scatters * scattered),
+            "all_gather": (3 * 3 * gathers, 3 * gathers * gathered),
+        }
+        messages = 3 * 3 * (scatters + gathers) * (comm.size - 1)
+        assert run.comm.traffic.messages == messages
 
 
 @pytest.mark.parametrize("gather", ["all-gather", "broadcast"])
-def test_bytes_are_1_or_1_and_a_half_times_those_of_all_reduce(gather, follow, cut, each_group):
+def test_bytes_are_1_or_1_and_a_half_times_those_of_all_reduce(gather, follow, cut, comm):
     """Of all ranks together: a rank owns of each layer what it owns, and of the whole vector something else."""
-
-    def body(comm):
-        run = follow(comm, all_reduce.train, cut.data(MLP, "float64"), MLP, epochs=1, allreduce="ring")
-        reduced = sum(comm.allgather(run.comm.traffic["all_reduce"].bytes))
-        assert reduced == 3 * 2 * (comm.size - 1) * 8 * sum(LENGTHS)
-        for stage, factor in {1: 1, 2: 1, 3: 1.5}.items():
-            run = cut(comm, fully_sharded.train, {"stage": stage, "gather": gather}, MLP, epochs=1)
-            assert sum(comm.allgather(run.comm.traffic.bytes)) == factor * reduced
-
-    each_group(body)
+    run = follow(comm, all_reduce.train, cut.data(MLP, "float64"), MLP, epochs=1, allreduce="ring")
+    reduced = sum(comm.allgather(run.comm.traffic["all_reduce"].bytes))
+    assert reduced == 3 * 2 * (comm.size - 1) * 8 * sum(LENGTHS)
+    for stage, factor in {1: 1, 2: 1, 3: 1.5}.items():
+        run = cut(comm, fully_sharded.train, {"stage": stage, "gather": gather}, MLP, epochs=1)
+        assert sum(comm.allgather(run.comm.traffic.bytes)) == factor * reduced
 
 
-def test_a_tied_table_is_sent_for_each_layer_that_uses_it(cut, each_group):
+def test_a_tied_table_is_sent_for_each_layer_that_uses_it(cut, comm):
     """Embedding and head both gather it, and both sum their gradient by it: as much once more as for the rest."""
-
-    def body(comm):
-        for stage, (scattered, gathered) in {1: (0, 0), 2: (1, 0), 3: (1, 2)}.items():
-            run = cut(comm, fully_sharded.train, {"stage": stage}, GPT, epochs=1)
-            traffic, size = run.comm.traffic, run.model.layout.size
-            scatters, gathers = (sum(comm.allgather(traffic[each].bytes)) for each in ("reduce_scatter", "all_gather"))
-            assert scatters == 3 * 8 * (comm.size - 1) * (size + scattered * TABLE)
-            assert gathers == 3 * 8 * (comm.size - 1) * (size * (2 if stage == 3 else 1) + gathered * TABLE)
-
-    each_group(body)
+    for stage, (scattered, gathered) in {1: (0, 0), 2: (1, 0), 3: (1, 2)}.items():
+        run = cut(comm, fully_sharded.train, {"stage": stage}, GPT, epochs=1)
+        traffic, size = run.comm.traffic, run.model.layout.size
+        scatters, gathers = (sum(comm.allgather(traffic[each].bytes)) for each in ("reduce_scatter", "all_gather"))
+        assert scatters == 3 * 8 * (comm.size - 1) * (size + scattered * TABLE)
+        assert gathers == 3 * 8 * (comm.size - 1) * (size * (2 if stage == 3 else 1) + gathered * TABLE)
 
 
-# -- memory --------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_held_between_steps_and_at_most(cut, each_group):
+def test_what_is_held_between_steps_and_at_most(cut, comm):
     """A share of each layer; at stage 3 two layers are gathered at once, from stage 2 on one has a gradient."""
-
-    def body(comm):
-        mine, size, largest = sum(own_of(LENGTHS, comm.rank, comm.size)), sum(LENGTHS), max(LENGTHS)
-        assert abs(mine - size / comm.size) < len(LENGTHS)
-        held = {1: (size, size), 2: (size, mine), 3: (mine, mine)}
-        for stage, (parameters, gradients) in held.items():
-            options = {"optimizer": ADAM, "accumulate": 2}
-            run = cut(comm, fully_sharded.train, {"stage": stage}, MLP, **options)
-            now = [run.memory.now[kind] // 8 for kind in ("parameters", "gradients", "optimizer")]
-            peak = [run.memory.peak[kind] // 8 for kind in ("parameters", "gradients", "optimizer")]
-            assert now == [parameters, gradients, 2 * mine]
-            gathered, summed = sum(sorted(LENGTHS)[-2:]) if stage == 3 else 0, largest if stage > 1 else 0
-            assert peak == [parameters + gathered, gradients + summed, 2 * mine]
-
-    each_group(body)
+    mine, size, largest = sum(own_of(LENGTHS, comm.rank, comm.size)), sum(LENGTHS), max(LENGTHS)
+    assert abs(mine - size / comm.size) < len(LENGTHS)
+    held = {1: (size, size), 2: (size, mine), 3: (mine, mine)}
+    for stage, (parameters, gradients) in held.items():
+        options = {"optimizer": ADAM, "accumulate": 2}
+        run = cut(comm, fully_sharded.train, {"stage": stage}, MLP, **options)
+        now = [run.memory.now[kind] // 8 for kind in ("parameters", "gradients", "optimizer")]
+        peak = [run.memory.peak[kind] // 8 for kind in ("parameters", "gradients", "optimizer")]
+        assert now == [parameters, gradients, 2 * mine]
+        gathered, summed = sum(sorted(LENGTHS)[-2:]) if stage == 3 else 0, largest if stage > 1 else 0
+        assert peak == [parameters + gathered, gradients + summed, 2 * mine]
 
 
 def test_whole_layers_belong_to_the_rank_that_has_least(cut, world):
     run = cut(world, fully_sharded.train, {"gather": "broadcast"}, MLP)
     wanted = {1: [199], 2: [91, 108]}.get(world.size, [91, 84, 24, *[0] * (world.size - 3)])
     assert world.allgather(run.memory.now["parameters"] // 8) == wanted
-
-
-def test_replicas_are_compared_where_there_are_any(cut, world):
-    for stage in STAGES:
-        run = cut(world, fully_sharded.train, {"stage": stage}, MLP)
-        assert run.agree is (True if stage < 3 and world.size > 1 else None)
-        assert run.reported["stage"] == stage
 
 
 @pytest.mark.parametrize("stage, gather", [(1, "all-gather"), (2, "all-gather"), (3, "all-gather"), (3, "broadcast")])

@@ -1,11 +1,10 @@
 """Gossip is what its matrix form says, in every method; on the complete graph it is all-reduce SGD."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from mpi4py import MPI
+from paths import agree
+from written_runs import summary
 
 from hpcdl.comm.gossip.mixing import exact_factors, mixing
 from hpcdl.comm.gossip.topology import topology
@@ -19,12 +18,6 @@ pytestmark = pytest.mark.four
 
 LINEAR = ["sgd", "momentum", "nesterov"]
 METHODS = sorted(gossip.METHODS)
-
-
-def agree(path, reference, tolerance=1e-10):
-    assert len(path) == len(reference) > 0
-    for step, (mine, wanted) in enumerate(zip(path, reference, strict=True)):
-        assert np.abs(mine - wanted).max() <= tolerance * max(1, np.abs(wanted).max()), f"step {step}"
 
 
 def graph_of(spec, size):
@@ -42,57 +35,36 @@ def train(method, spec, follow, comm, **options):
 @pytest.mark.parametrize("optimizer", LINEAR)
 @pytest.mark.parametrize("rule", ["metropolis-hastings", "uniform"])
 @pytest.mark.in_turn("rule")
-def test_adapt_then_combine_on_the_complete_graph_is_all_reduce_sgd(rule, optimizer, follow, each_group):
+def test_adapt_then_combine_on_the_complete_graph_is_all_reduce_sgd(rule, optimizer, follow, alone, comm):
     """The shares are uneven, and some are empty."""
-    reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer, weight_decay=0.01)
+    reference = alone(optimizer=optimizer, weight_decay=0.01)
     options = {"optimizer": optimizer, "weight_decay": 0.01, "rule": rule}
-
-    def body(comm):
-        run = train("adapt-then-combine", "complete", follow, comm, **options)
-        agree(run.path, reference.path)
-        agree(run.own_path, reference.path)
-        assert run.scores["consensus_distance"] < 1e-25
-
-    each_group(body)
-
-
-def test_adam_is_not_linear(follow, world):
-    """So that the identity above is seen to say something."""
-    if world.size == 1:
-        pytest.skip("one rank is sequential")
-    reference = follow(MPI.COMM_SELF, sequential.train, optimizer="adam")
-    run = train("adapt-then-combine", "complete", follow, world, optimizer="adam")
-    assert np.abs(run.path[-1] - reference.path[-1]).max() > 1e-4
+    run = train("adapt-then-combine", "complete", follow, comm, **options)
+    agree(run, reference)
+    agree(run.own_path, reference.path)
+    assert run.scores["consensus_distance"] < 1e-25
 
 
 @pytest.mark.parametrize("optimizer", LINEAR)
 @pytest.mark.parametrize("spec", ["ring", "star", "hypercube", "torus", "one-peer", "exponential"])
 @pytest.mark.in_turn("optimizer")
-def test_defacto_in_phases_of_one_batch_is_all_reduce_sgd_on_any_graph(spec, optimizer, follow, each_group):
-    reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer)
-
-    def body(comm):
-        exact = spec != "one-peer" or comm.size & (comm.size - 1) == 0
-        if graph_of(spec, comm.size) is not None and exact:
-            run = train("defacto", spec, follow, comm, optimizer=optimizer, phase=1)
-            agree(run.own_path, reference.path)
-
-    each_group(body)
+def test_defacto_in_phases_of_one_batch_is_all_reduce_sgd_on_any_graph(spec, optimizer, follow, alone, comm):
+    reference = alone(optimizer=optimizer)
+    exact = spec != "one-peer" or comm.size & (comm.size - 1) == 0
+    if graph_of(spec, comm.size) is not None and exact:
+        run = train("defacto", spec, follow, comm, optimizer=optimizer, phase=1)
+        agree(run.own_path, reference.path)
 
 
-def test_a_phase_of_defacto_is_a_step_with_all_of_its_batches(follow, each_group):
+def test_a_phase_of_defacto_is_a_step_with_all_of_its_batches(follow, comm):
     random = np.random.default_rng(0)
     x, y = random.standard_normal((24, 6)), random.integers(0, 3, 24)
     data = from_arrays(x, y, x, y, dtype="float64")
     whole = follow(MPI.COMM_SELF, sequential.train, data, batch_size=8, schedule="constant")
-
-    def body(comm):
-        run = train("defacto", "ring", follow, comm, data=data, batch_size=4, phase=2, schedule="constant")
-        agree(run.own_path[1::2], whole.path)
-        for before, after in zip([None, *run.own_path[1::2]], run.own_path[::2], strict=False):
-            assert before is None or np.array_equal(before, after)  # nothing moves within a phase
-
-    each_group(body)
+    run = train("defacto", "ring", follow, comm, data=data, batch_size=4, phase=2, schedule="constant")
+    agree(run.own_path[1::2], whole.path)
+    for before, after in zip([None, *run.own_path[1::2]], run.own_path[::2], strict=False):
+        assert before is None or np.array_equal(before, after)  # nothing moves within a phase
 
 
 def plain(method, graph, size, data, model, phase, *, lr, steps, batch):
@@ -141,23 +113,20 @@ def plain(method, graph, size, data, model, phase, *, lr, steps, batch):
 @pytest.mark.parametrize("spec", ["ring", "star", "one-peer", "random-matching"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.in_turn("partition")
-def test_every_method_takes_the_steps_of_its_matrix_form(method, spec, partition, follow, each_group):
+@pytest.mark.least(3)
+def test_every_method_takes_the_steps_of_its_matrix_form(method, spec, partition, follow, comm):
     options = {"optimizer": "sgd", "schedule": "constant", "lr": 0.3, "batch_size": 13, "steps": 10}
-
-    def body(comm):
-        graph = graph_of(spec, comm.size)
-        try:
-            phase = gossip.batches_of(method, graph, "metropolis-hastings", 3 if method in ("detag", "defacto") else 0)
-            run = train(method, spec, follow, comm, data=data_of(partition), phase=phase, **options)
-        except UsageError:
-            assert (method, spec) in REFUSED
-            return
-        model = make_model("mlp:5", run.data.features, run.data.classes, "float64")
-        paths = plain(method, graph, comm.size, data_of(partition), model, phase, lr=0.3, steps=10, batch=13)
-        agree(run.own_path, [rows[comm.rank] for rows in paths])
-        agree(run.path, [rows.mean(axis=0) for rows in paths])
-
-    each_group(body, least=3)
+    graph = graph_of(spec, comm.size)
+    try:
+        phase = gossip.batches_of(method, graph, "metropolis-hastings", 3 if method in ("detag", "defacto") else 0)
+        run = train(method, spec, follow, comm, data=data_of(partition), phase=phase, **options)
+    except UsageError:
+        assert (method, spec) in REFUSED
+        return
+    model = make_model("mlp:5", run.data.features, run.data.classes, "float64")
+    paths = plain(method, graph, comm.size, data_of(partition), model, phase, lr=0.3, steps=10, batch=13)
+    agree(run.own_path, [rows[comm.rank] for rows in paths])
+    agree(run.path, [rows.mean(axis=0) for rows in paths])
 
 
 REFUSED = {("detag", "one-peer"), ("detag", "random-matching"), ("defacto", "one-peer"), ("defacto", "random-matching")}
@@ -188,27 +157,10 @@ def test_resumed_is_never_stopped_to_the_bit(method, stop, follow, world, mpi_tm
     assert np.array_equal(again.own_path[-1], whole.own_path[-1])
     world.Barrier()
     if world.rank == 0:
-        summary = json.loads((mpi_tmp_path / "parts" / "summary.json").read_text())
-        assert summary["strategy"] == "gossip" and summary["method"] == method
-        assert len(summary["replica_test_accuracy"]) == world.size and summary["replicas_agree"] is None
+        found = summary(mpi_tmp_path / "parts")
+        assert found["strategy"] == "gossip" and found["method"] == method
+        assert len(found["replica_test_accuracy"]) == world.size and found["replicas_agree"] is None
     world.Barrier()
-
-
-def test_what_does_not_go_together_is_refused_by_the_strategy_too(follow, world, mpi_tmp_path):
-    def refused(words, **own):
-        with pytest.raises(UsageError, match=words):
-            follow(world, gossip.train, own=own)
-
-    heavy = str(mpi_tmp_path / "heavy.edges")
-    if world.rank == 0:
-        Path(heavy).write_text("".join(f"{rank} {rank + 1} 0.7\n" for rank in range(world.size - 1)))
-    world.Barrier()
-    if world.size > 2:
-        refused("mixing matrix: row 1 gives rank 1 the weight -0.4", topology=topology(heavy, world.size))
-        refused("mixing matrix: row 1 gives", topology=topology(heavy, world.size), method="detag")
-    graph = topology("ring", world.size)
-    refused("unknown method 'dpsd'.*did you mean 'dpsgd'", topology=graph, method="dpsd")
-    refused("dpsgd has no phases", topology=graph, method="dpsgd", phase=3)
 
 
 def test_a_run_that_is_gone_on_with_keeps_its_settings(follow, world, mpi_tmp_path):
@@ -223,24 +175,20 @@ def test_a_run_that_is_gone_on_with_keeps_its_settings(follow, world, mpi_tmp_pa
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_are_those_of_the_edges(method, follow, each_group):
+def test_bytes_are_those_of_the_edges(method, follow, comm):
     """K values over each edge in each step; tracking sends two vectors; DeFacto one for each place in its factors."""
-
-    def body(comm):
-        run = train(method, "ring", follow, comm, steps=6, phase=3 if method in ("detag", "defacto") else 0)
-        graph, k = topology("ring", comm.size), run.parameters.size
-        if method == "defacto":
-            messages = 2 * sum(np.count_nonzero(np.delete(f[:, comm.rank], comm.rank)) for f in exact_factors(graph))
-        else:
-            messages = 6 * len(graph.graph(0)[comm.rank])
-        values = 2 * k if method in ("gradient-tracking", "detag") else k
-        assert run.comm.traffic["push"].messages == messages
-        assert run.comm.traffic["push"].bytes == messages * values * 8
-        if method != "defacto":  # on each edge in each step; all else is the broadcast of the initial values
-            left = {to: (size, count) for to, size, count in run.comm.sent_to}
-            for to in graph.graph(0)[comm.rank]:
-                left[to] = left[to][0] - 6 * values * 8, left[to][1] - 6
-            begun, sums = run.comm.traffic["broadcast"], np.sum([(0, 0), *left.values()], axis=0)
-            assert (begun.bytes, begun.messages) == tuple(sums) and np.min([*left.values(), (0, 0)]) == 0
-
-    each_group(body)
+    run = train(method, "ring", follow, comm, steps=6, phase=3 if method in ("detag", "defacto") else 0)
+    graph, k = topology("ring", comm.size), run.parameters.size
+    if method == "defacto":
+        messages = 2 * sum(np.count_nonzero(np.delete(f[:, comm.rank], comm.rank)) for f in exact_factors(graph))
+    else:
+        messages = 6 * len(graph.graph(0)[comm.rank])
+    values = 2 * k if method in ("gradient-tracking", "detag") else k
+    assert run.comm.traffic["push"].messages == messages
+    assert run.comm.traffic["push"].bytes == messages * values * 8
+    if method != "defacto":  # on each edge in each step; all else is the broadcast of the initial values
+        left = {to: (size, count) for to, size, count in run.comm.sent_to}
+        for to in graph.graph(0)[comm.rank]:
+            left[to] = left[to][0] - 6 * values * 8, left[to][1] - 6
+        begun, sums = run.comm.traffic["broadcast"], np.sum([(0, 0), *left.values()], axis=0)
+        assert (begun.bytes, begun.messages) == tuple(sums) and np.min([*left.values(), (0, 0)]) == 0

@@ -1,29 +1,19 @@
 """Local SGD: one local step is all-reduce SGD; several are what replicas simulated on one rank do; bytes fall by H."""
 
 from collections import namedtuple
-from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
+from paths import agree
 
-from hpcdl.chunks import chunks
 from hpcdl.data import from_arrays
-from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.random import Random
-from hpcdl.strategies import all_reduce, local_sgd, sequential
+from hpcdl.strategies import all_reduce, local_sgd
 
 pytestmark = pytest.mark.four
 
 RATE, STEPS, PER_EPOCH = 0.05, 12, 3  # 29 examples in batches of 13, 4 epochs
-
-
-def agree(run, reference, tolerance=1e-10):
-    path = getattr(reference, "path", reference)
-    assert len(run.path) == len(path) > 0
-    for step, (mine, wanted) in enumerate(zip(run.path, path, strict=True)):
-        assert np.abs(mine - wanted).max() <= tolerance * max(1, np.abs(wanted).max()), f"step {step}"
 
 
 # The textbook, on whole arrays: w, its state and the mean gradient -> the next w. t counts from 1.
@@ -105,12 +95,10 @@ def simulate(ranks, data, optimizer, sync_every, local_from=0, local_momentum="k
     ],
     ids=str,
 )
-def test_one_local_step_is_all_reduce_sgd(fate, options, follow, each_group):
-    def body(comm):
-        reference = follow(comm, all_reduce.train, **options)
-        agree(follow(comm, local_sgd.train, own={"sync_every": 1, "local_momentum": fate}, **options), reference)
-
-    each_group(body, least=4)
+@pytest.mark.least(4)
+def test_one_local_step_is_all_reduce_sgd(fate, options, follow, comm):
+    reference = follow(comm, all_reduce.train, **options)
+    agree(follow(comm, local_sgd.train, own={"sync_every": 1, "local_momentum": fate}, **options), reference)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +112,7 @@ def test_one_local_step_is_all_reduce_sgd(fate, options, follow, each_group):
         ("adam", {"sync_every": 3, "local_momentum": "average"}),
         ("adam", {"sync_every": 3, "local_momentum": "reset"}),
         ("sgd", {"sync_every": 2, "outer": "sgd", "outer_lr": 0.6}),
+        ("adam", {"sync_every": 2, "outer": "sgd", "outer_lr": 1.0}),
         ("momentum", {"sync_every": 2, "outer": "momentum", "outer_lr": 0.8}),  # SlowMo
         ("adam", {"sync_every": 3, "outer": "nesterov", "outer_lr": 0.7}),  # DiLoCo, but for the decay
         ("nesterov", {"sync_every": 2, "local_momentum": "average", "outer": "adam", "outer_lr": 0.01}),
@@ -131,66 +120,35 @@ def test_one_local_step_is_all_reduce_sgd(fate, options, follow, each_group):
     ],
     ids=str,
 )
-def test_several_local_steps_are_those_of_simulated_replicas(optimizer, own, follow, each_group):
-    def body(comm):
-        wanted = simulate(comm.size, follow.examples, optimizer, **own)
-        run = follow(comm, local_sgd.train, own=own, optimizer=optimizer, schedule="constant", lr=RATE)
-        agree(run, wanted)
-        synchronized = (STEPS - PER_EPOCH * own.get("local_from", 0)) % own["sync_every"] == 0
-        assert run.scores["consensus_distance"] == pytest.approx(wanted.distances[-1], rel=1e-6, abs=1e-25)
-        assert (wanted.distances[-1] > 1e-9) == (comm.size > 1 and not synchronized)
-        assert comm.size == 1 or max(wanted.distances) > 1e-9
-
-    each_group(body, least=3)
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_outer_sgd_with_rate_1_is_the_average(optimizer, follow, each_group):
-    def body(comm):
-        reference = follow(comm, local_sgd.train, own={"sync_every": 2}, optimizer=optimizer)
-        own = {"sync_every": 2, "outer": "sgd", "outer_lr": 1.0}
-        agree(follow(comm, local_sgd.train, own=own, optimizer=optimizer), reference)
-
-    each_group(body)
-
-
-@pytest.mark.parametrize("sync_every", [1, 3, 100])
-def test_the_same_examples_everywhere_make_local_steps_those_of_one_rank(sync_every, follow, each_group):
-    def body(comm):
-        rows = 6 * comm.size  # of one kind: any share of a batch is like any other
-        data = [from_arrays(np.tile([1.0, -2.0, 3.0], (rows, 1)), np.ones(rows, int), classes=2, dtype="float64")] * 2
-        options = {"model": "mlp:4", "batch_size": 2 * comm.size, "schedule": "constant"}
-        reference = follow(MPI.COMM_SELF, sequential.train, data[0], **options)
-        run = follow(comm, local_sgd.train, data[1], own={"sync_every": sync_every}, **options)
-        agree(run, reference)
-        assert run.scores["consensus_distance"] < 1e-25
-
-    each_group(body)
+@pytest.mark.least(3)
+def test_several_local_steps_are_those_of_simulated_replicas(optimizer, own, follow, comm):
+    wanted = simulate(comm.size, follow.examples, optimizer, **own)
+    run = follow(comm, local_sgd.train, own=own, optimizer=optimizer, schedule="constant", lr=RATE)
+    agree(run, wanted)
+    assert run.agree is None
+    synchronized = (STEPS - PER_EPOCH * own.get("local_from", 0)) % own["sync_every"] == 0
+    assert run.scores["consensus_distance"] == pytest.approx(wanted.distances[-1], rel=1e-6, abs=1e-25)
+    assert (wanted.distances[-1] > 1e-9) == (comm.size > 1 and not synchronized)
+    assert comm.size == 1 or max(wanted.distances) > 1e-9
 
 
 @pytest.mark.parametrize("options", [{"optimizer": "momentum"}, {"optimizer": "adam", "clip_norm": 0.05}], ids=str)
-def test_post_local_is_all_reduce_sgd_at_first(options, follow, each_group):
+def test_post_local_is_all_reduce_sgd_at_first(options, follow, comm):
     """To the bit and with every rule; then the local steps begin, from parameters and state that are the same."""
-
-    def body(comm):
-        reference = follow(comm, all_reduce.train, allreduce="ring", dtype="float32", **options)
-        own = {"sync_every": 4, "local_from": 2, "outer": "nesterov", "outer_lr": 0.7}
-        run = follow(comm, local_sgd.train, own=own, allreduce="ring", dtype="float32", **options)
-        exact = 2 * PER_EPOCH if comm.size in (1, 2, 4, 8) else 0  # else the average of equal bits is rounded
-        assert np.array_equal(run.path[:exact], reference.path[:exact])
-        assert np.allclose(run.path[: 2 * PER_EPOCH], reference.path[: 2 * PER_EPOCH], rtol=1e-6, atol=0)
-        assert run.comm.traffic["all_reduce"].calls == 2 * PER_EPOCH + 1  # of 6 local steps, 4 make a round
-        assert np.allclose(run.path[2 * PER_EPOCH + 3], run.state.tracked["outer/start"].array, rtol=1e-6, atol=0)
-
-    each_group(body)
+    reference = follow(comm, all_reduce.train, allreduce="ring", dtype="float32", **options)
+    own = {"sync_every": 4, "local_from": 2, "outer": "nesterov", "outer_lr": 0.7}
+    run = follow(comm, local_sgd.train, own=own, allreduce="ring", dtype="float32", **options)
+    exact = 2 * PER_EPOCH if comm.size in (1, 2, 4, 8) else 0  # else the average of equal bits is rounded
+    assert np.array_equal(run.path[:exact], reference.path[:exact])
+    assert np.allclose(run.path[: 2 * PER_EPOCH], reference.path[: 2 * PER_EPOCH], rtol=1e-6, atol=0)
+    assert run.comm.traffic["all_reduce"].calls == 2 * PER_EPOCH + 1  # of 6 local steps, 4 make a round
+    assert np.allclose(run.path[2 * PER_EPOCH + 3], run.state.tracked["outer/start"].array, rtol=1e-6, atol=0)
 
 
 def post_local_sgd(data, w, workers, switch, H, rates, m):
     """Lin et al. 2020, section 3, for a linear regression: the mean of the workers' models after each step.
-
     H(t) = 1 in the first `switch` steps, mini-batch SGD, whose momentum all workers share; H after it, and each worker
-    goes on with a momentum of its own. rates: of each step; m: of Nesterov's momentum.
-    """
+    goes on with a momentum of its own. rates: of each step; m: of Nesterov's momentum."""
     start, w = w, np.tile(w, (workers, 1))
     velocity, path = np.zeros_like(w), []
     for t, rate in enumerate(rates):
@@ -211,23 +169,19 @@ def post_local_sgd(data, w, workers, switch, H, rates, m):
 
 
 @pytest.mark.parametrize("optimizer, m", [("sgd", 0.0), ("nesterov", 0.9)])
-def test_post_local_sgd_in_plain_numpy(optimizer, m, follow, each_group):
+def test_post_local_sgd_in_plain_numpy(optimizer, m, follow, comm):
     """As in the paper the local steps begin where the rate first falls; the last of 15 steps is not averaged."""
     random = np.random.default_rng(2)
     x, y = random.standard_normal((36, 3)), random.standard_normal(36)
     rates = [0.1 * 0.2 ** (t // 6) for t in range(15)]
-
-    def body(comm):
-        data = [from_arrays(x, y, dtype="float64") for _ in range(2)]
-        options = {"optimizer": optimizer, "model": "linear", "batch_size": 12, "epochs": 5}
-        options |= {"lr": 0.1, "schedule": "step:every=2,factor=0.2"}
-        run = follow(comm, local_sgd.train, data[0], own={"sync_every": 4, "local_from": 2}, **options)
-        first = run.model.initialize(Random(0))
-        agree(run, post_local_sgd(data[1], first, comm.size, 6, 4, rates, m), 1e-12)
-        large_batch = post_local_sgd(data[1], first, comm.size, 15, 1, rates, m)
-        assert comm.size == 1 or np.abs(np.array(run.path) - large_batch).max() > 1e-4
-
-    each_group(body)
+    data = [from_arrays(x, y, dtype="float64") for _ in range(2)]
+    options = {"optimizer": optimizer, "model": "linear", "batch_size": 12, "epochs": 5}
+    options |= {"lr": 0.1, "schedule": "step:every=2,factor=0.2"}
+    run = follow(comm, local_sgd.train, data[0], own={"sync_every": 4, "local_from": 2}, **options)
+    first = run.model.initialize(Random(0))
+    agree(run, post_local_sgd(data[1], first, comm.size, 6, 4, rates, m), 1e-12)
+    large_batch = post_local_sgd(data[1], first, comm.size, 15, 1, rates, m)
+    assert comm.size == 1 or np.abs(np.array(run.path) - large_batch).max() > 1e-4
 
 
 @pytest.mark.parametrize("steps, own, calls", [
@@ -237,36 +191,16 @@ def test_post_local_sgd_in_plain_numpy(optimizer, m, follow, each_group):
     (12, {"local_momentum": "average"}, {1: 24, 4: 6}),
     (12, {"local_momentum": "reset", "outer": "nesterov", "outer_lr": 0.7}, {1: 12, 4: 3}),
 ], ids=str)  # fmt: skip
-def test_bytes_fall_by_exactly_h(steps, own, calls, follow, each_group):
-    def body(comm):
-        for sync_every, count in calls.items():
-            run = follow(comm, local_sgd.train, own={"sync_every": sync_every} | own, steps=steps, allreduce="ring")
-            counted, size = run.comm.traffic["all_reduce"], run.model.layout.size
-            length = [cut.stop - cut.start for cut in chunks(size, comm.size)]
-            values = 2 * size - length[(comm.rank + 1) % comm.size] - length[(comm.rank + 2) % comm.size]
-            assert counted.calls == count
-            assert counted.bytes == (8 * count * values if comm.size > 1 else 0)
-            assert counted.messages == count * 2 * (comm.size - 1)
-            assert run.comm.traffic.bytes == counted.bytes + run.comm.traffic["broadcast"].bytes
-            assert run.comm.traffic["broadcast"].calls == 1
-
-    each_group(body, least=3)
-
-
-def test_what_is_reported_is_the_average_of_the_replicas(follow, each_group):
-    def body(comm):
-        replicas = []
-
-        def train(*arguments, **own):
-            replicas.append(local_sgd.train(*arguments, **own))
-
-        run = follow(comm, train, own={"sync_every": 5})  # of 12 steps, the last two are not averaged
-        every = comm.allgather(replicas[0])
-        assert np.allclose(run.parameters, np.mean(every, axis=0), rtol=1e-13, atol=1e-15)
-        assert comm.size == 1 or not np.array_equal(every[0], every[1])
-        assert run.agree is None
-
-    each_group(body)
+@pytest.mark.least(3)
+def test_bytes_fall_by_exactly_h(steps, own, calls, follow, ring, comm):
+    for sync_every, count in calls.items():
+        run = follow(comm, local_sgd.train, own={"sync_every": sync_every} | own, steps=steps, allreduce="ring")
+        counted, size = run.comm.traffic["all_reduce"], run.model.layout.size
+        assert counted.calls == count
+        assert counted.bytes == count * ring.all_reduce(size, comm.rank, comm.size)
+        assert counted.messages == count * 2 * (comm.size - 1)
+        assert run.comm.traffic.bytes == counted.bytes + run.comm.traffic["broadcast"].bytes
+        assert run.comm.traffic["broadcast"].calls == 1
 
 
 @pytest.mark.parametrize(
@@ -280,18 +214,5 @@ def test_what_is_reported_is_the_average_of_the_replicas(follow, each_group):
     ],
     ids=str,
 )
-def test_resumed_is_never_stopped_to_the_bit(stop, optimizer, own, follow, world, tmp_path):
-    folder = str(Path(world.bcast(tmp_path)) / "a")
-    options = {"optimizer": optimizer, "schedule": "constant", "dtype": "float32"}
-    whole = follow(world, local_sgd.train, own=own, steps=11, **options)
-    follow(world, local_sgd.train, own=own, steps=stop, out=folder, **options)
-    again = follow(world, local_sgd.train, own=own, steps=11, resume=folder, **options)
-    assert np.array_equal(again.path, whole.path[stop:])
-    for name, vector in whole.state.tracked.items():  # the replica, too
-        assert np.array_equal(again.state.tracked[name].array, vector.array)
-
-
-@pytest.mark.parametrize("outer, words", [("newton", "unknown outer rule"), ("momentum:beta=2", "beta is at least 0")])
-def test_an_outer_rule_that_is_none(outer, words, follow, world):
-    with pytest.raises(UsageError, match=words):
-        follow(world, local_sgd.train, own={"outer": outer})
+def test_resumed_is_never_stopped_to_the_bit(stop, optimizer, own, resumes):
+    resumes(stop, local_sgd.train, own=own, optimizer=optimizer)

@@ -28,31 +28,18 @@ def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
     cut(world, model_parallel.train, own, model, **options)
 
 
-@pytest.mark.four
-def test_float32_to_rounding(cut, world):
-    cut(world, model_parallel.train, {}, GPT, 2e-5, dtype="float32")
-
-
-def test_messages_and_what_a_rank_holds(cut, each_group):
+def test_messages_and_what_a_rank_holds(cut, comm):
     """Activations one way, their gradients the other; a part of a batch is in flight at a time."""
-
-    def body(comm):
-        run = cut(comm, model_parallel.train, {}, DEEP, epochs=1, accumulate=2, optimizer=ADAM)
-        pushed, part = run.comm.traffic["push"], run.held.part
-        widths = [(6, 5, 4, 6, 3)[each] for each in (part.chunks[0].start, part.chunks[0].stop) if each not in (0, 5)]
-        assert len(widths) == (comm.rank > 0) + (comm.rank < comm.size - 1)
-        assert pushed.messages == len(cut.micro_batches(2)) * len(widths)
-        assert run.comm.traffic.bytes == pushed.bytes == 8 * 29 * sum(widths)
-        assert run.reported["in_flight_per_rank"] == [1] * comm.size
-        peak = run.memory.peak
-        assert [peak[kind] // 8 for kind in ("parameters", "gradients", "optimizer")] == [
-            part.size,
-            part.size,
-            2 * part.size,
-        ]
-        assert sum(comm.allgather(part.size)) == run.model.layout.size
-
-    each_group(body)
+    run = cut(comm, model_parallel.train, {}, DEEP, epochs=1, accumulate=2, optimizer=ADAM)
+    pushed, part = run.comm.traffic["push"], run.held.part
+    widths = [(6, 5, 4, 6, 3)[each] for each in (part.chunks[0].start, part.chunks[0].stop) if each not in (0, 5)]
+    assert len(widths) == (comm.rank > 0) + (comm.rank < comm.size - 1)
+    assert pushed.messages == len(cut.micro_batches(2)) * len(widths)
+    assert run.comm.traffic.bytes == pushed.bytes == 8 * 29 * sum(widths)
+    assert run.reported["in_flight_per_rank"] == [1] * comm.size
+    peak = [run.memory.peak[kind] // 8 for kind in ("parameters", "gradients", "optimizer")]
+    assert peak == [part.size, part.size, 2 * part.size]
+    assert sum(comm.allgather(part.size)) == run.model.layout.size
 
 
 @pytest.mark.long

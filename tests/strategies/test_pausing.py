@@ -1,11 +1,11 @@
 """A run that pauses, and goes on, is one that never paused: every program that trains, whatever it holds where."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 from few import write_few
+from written_runs import summary
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import AgreedError
@@ -33,10 +33,12 @@ EXACT = {
     "train-svrg": "--epochs=6 --batch-size=5 --model=softmax --dtype=float64",
     "train-coordinate-descent": "--rounds=6 --model=svm --dtype=float64",
 }
-BESIDE = ("train-allreduce --average=from=1", "train-coordinate-descent", "train-svrg", "train-tensor-parallel")
+BESIDE = {  # hold what another one holds in the same way
+    *("train-allreduce --average=from=1", "train-coordinate-descent", "train-svrg", "train-tensor-parallel"),
+    *("train-local-sgd --sync-every=3", "train-pipeline --microbatches=2", "train-federated"),
+}
 OTHERS = {  # of which no two runs are the same, or what is under way is done first
     "train-parameter-server --servers=1 --consistency=async": COMMON,
-    "train-parameter-server --servers=1 --consistency=bsp --fixed-delay=2": COMMON,
     "train-gossip --method=adpsgd --topology=ring": COMMON,
     "train-pipeline --schedule=pipedream": DEEP,
 }
@@ -57,9 +59,9 @@ def paused(world, mpi_tmp_path):
             ended = command.training.run(world, made, RunContext(pause=pause))
             read = Checkpoint.read(folder)
             found.append(Checkpoint(dict(read.vectors), read.attributes))  # before the next leg replaces the file
-            summary = json.loads((folder / "summary.json").read_text())
-            assert summary["stopped"] == ended.stopped == ("paused" if pause else "finished")
-            assert summary["test_loss"] is not None or "test_rmse" in summary
+            written = summary(folder)
+            assert written["stopped"] == ended.stopped == ("paused" if pause else "finished")
+            assert written["test_loss"] is not None or "test_rmse" in written
             world.Barrier()
         return found
 

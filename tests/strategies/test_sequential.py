@@ -12,20 +12,10 @@ def test_linear_regression_step_by_step(follow):
     random = np.random.default_rng(1)
     x, y = random.standard_normal((17, 3)), random.standard_normal(17)
     data = from_arrays(x, y, dtype="float64")
-    run = follow(
-        MPI.COMM_SELF,
-        sequential.train,
-        data,
-        "linear",
-        optimizer="sgd",
-        schedule="constant",
-        lr=0.1,
-        batch_size=5,
-        epochs=3,
-    )
-    w, b, t = run.path[0][:3] * 0, 0.0, 0
+    options = {"optimizer": "sgd", "schedule": "constant", "lr": 0.1, "batch_size": 5, "epochs": 3}
+    run = follow(MPI.COMM_SELF, sequential.train, data, "linear", **options)
     first = run.model.initialize(Random(0))
-    w, b = first[:3].copy(), first[3]
+    w, b, t = first[:3].copy(), first[3], 0
     for epoch in range(3):
         order = Random(0)("order", epoch).permutation(17)
         for start in range(0, 17, 5):

@@ -1,16 +1,14 @@
 """SGLD: on any number of ranks the textbook's steps; an exact posterior; chains, samples and what is kept of them."""
 
-from pathlib import Path
-
 import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from paths import agree
 
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
 from hpcdl.errors import AgreedError
-from hpcdl.inference import chains as chains_module
 from hpcdl.inference.posterior_samples import Samples
 from hpcdl.inference.r_hat import rank_normalized_r_hat
 from hpcdl.kernels import references
@@ -73,67 +71,49 @@ def iterates(comm, run_of, **own):
     return run_of(train, own), found
 
 
-def agree(path, wanted, tolerance=1e-10):
-    assert len(path) == len(wanted) > 0
-    for step, (mine, other) in enumerate(zip(path, wanted, strict=True)):
-        assert np.abs(mine - other).max() <= tolerance * max(1, np.abs(other).max()), f"step {step}"
-
-
 @pytest.mark.parametrize(
     "model, prior, noise", [("mlp:5", 1.0, 1.0), ("softmax", 0.0, 1.0), ("linear", 3.0, 0.5)], ids=str
 )
-def test_the_steps_of_the_textbook(model, prior, noise, follow, each_group):
+@pytest.mark.least(1)
+def test_the_steps_of_the_textbook(model, prior, noise, follow, comm):
     wanted = textbook(model, made(model), 12, prior, noise)
-
-    def body(comm):
-        own = OWN | {"prior_precision": prior, "noise_variance": noise}
-        run, path = iterates(comm, lambda train, own: follow(comm, train, made(model), model, own, **PLAIN), **own)
-        agree(path, wanted)
-        assert run.agree and run.reported["samples"] == 4
-        mean = weighted([wanted])
-        assert np.abs(run.parameters - mean).max() < 1e-10
-        assert np.abs(run.path[4] - wanted[4]).max() < 1e-10  # no sample yet: the iterate
-
-    each_group(body, least=1)
+    own = OWN | {"prior_precision": prior, "noise_variance": noise}
+    run, path = iterates(comm, lambda train, own: follow(comm, train, made(model), model, own, **PLAIN), **own)
+    agree(path, wanted)
+    assert run.agree and run.reported["samples"] == 4
+    mean = weighted([wanted])
+    assert np.abs(run.parameters - mean).max() < 1e-10
+    assert np.abs(run.path[4] - wanted[4]).max() < 1e-10  # no sample yet: the iterate
 
 
 @pytest.mark.parametrize("chains", [2, 3])
-def test_chains_are_runs_of_their_own(chains, follow, each_group):
-    def body(comm):
-        if comm.size < chains:
-            return
-        own = OWN | {"chains": chains}
-        run, path = iterates(
-            comm, lambda train, own: follow(comm, train, made("softmax"), "softmax", own, **PLAIN), **own
-        )
-        wanted = [textbook("softmax", made("softmax"), 12, chain=c, chains=chains) for c in range(chains)]
-        agree(path, wanted[run.held.number])
-        assert {*comm.allgather(run.held.number)} == {*range(chains)} and run.reported["samples"] == 4 * chains
-        mean = weighted(wanted)
-        assert np.abs(run.parameters - mean).max() < 1e-10 and run.agree
-        assert run.examples == chains * 4 * 29
-        r_hat = rank_normalized_r_hat(np.array([[w[at - 1] for at in SAMPLED] for w in wanted]))
-        assert run.scores["r_hat_max"] == pytest.approx(r_hat.max(), rel=1e-8)
-        assert run.scores["r_hat_median"] == pytest.approx(np.median(r_hat), rel=1e-8)
-
-    each_group(body)
+def test_chains_are_runs_of_their_own(chains, follow, comm):
+    if comm.size < chains:
+        return
+    own = OWN | {"chains": chains}
+    run, path = iterates(comm, lambda train, own: follow(comm, train, made("softmax"), "softmax", own, **PLAIN), **own)
+    wanted = [textbook("softmax", made("softmax"), 12, chain=c, chains=chains) for c in range(chains)]
+    agree(path, wanted[run.held.number])
+    assert {*comm.allgather(run.held.number)} == {*range(chains)} and run.reported["samples"] == 4 * chains
+    mean = weighted(wanted)
+    assert np.abs(run.parameters - mean).max() < 1e-10 and run.agree
+    assert run.examples == chains * 4 * 29
+    r_hat = rank_normalized_r_hat(np.array([[w[at - 1] for at in SAMPLED] for w in wanted]))
+    assert run.scores["r_hat_max"] == pytest.approx(r_hat.max(), rel=1e-8)
+    assert run.scores["r_hat_median"] == pytest.approx(np.median(r_hat), rel=1e-8)
 
 
 @pytest.mark.parametrize("chains", [1, 2])
-def test_bytes(chains, follow, ring, each_group):
+def test_bytes(chains, follow, ring, comm):
     """One all-reduce of the parameters in each step, within a chain; nothing between chains."""
-
-    def body(comm):
-        if comm.size < chains:
-            return
-        run = follow(comm, sgld.train, made("softmax"), "softmax", OWN | {"chains": chains}, **PLAIN)
-        counted, size = run.comm.traffic["all_reduce"], run.model.layout.size
-        part = next(cut for cut in np.array_split(np.arange(comm.size), chains) if comm.rank in cut)
-        one = ring.all_reduce(size, comm.rank - part[0], len(part))
-        assert counted.calls == 12 and counted.bytes == 12 * one
-        assert run.comm.traffic.bytes == counted.bytes + run.comm.traffic["broadcast"].bytes
-
-    each_group(body)
+    if comm.size < chains:
+        return
+    run = follow(comm, sgld.train, made("softmax"), "softmax", OWN | {"chains": chains}, **PLAIN)
+    counted, size = run.comm.traffic["all_reduce"], run.model.layout.size
+    part = next(cut for cut in np.array_split(np.arange(comm.size), chains) if comm.rank in cut)
+    one = ring.all_reduce(size, comm.rank - part[0], len(part))
+    assert counted.calls == 12 and counted.bytes == 12 * one
+    assert run.comm.traffic.bytes == counted.bytes + run.comm.traffic["broadcast"].bytes
 
 
 STEPS, BURN_IN, ROWS, NOISE, PRIOR = 30_000, 500, 20, 0.25, 2.0
@@ -149,9 +129,7 @@ def posterior(x, y):
 @pytest.mark.long
 def test_the_exact_posterior_of_a_linear_regression(follow):
     """Mean and covariance within the Monte-Carlo error; at a rate h the exact covariance is (A - h/4 A^2)^-1.
-
-    For w <- (I - h/2 A) w + noise of variance h has that one for its own. (A: the precision. Whole batches.)
-    """
+    For w <- (I - h/2 A) w + noise of variance h has that one for its own. (A: the precision. Whole batches.)"""
     random = np.random.default_rng(2)
     x = random.standard_normal((ROWS, 2))
     y = x @ [1.0, -0.5] + 0.3 + np.sqrt(NOISE) * random.standard_normal(ROWS)
@@ -162,9 +140,7 @@ def test_the_exact_posterior_of_a_linear_regression(follow):
     options = {"batch_size": "full", "steps": STEPS, "evaluate_every": STEPS, "lr": h, "schedule": "constant"}
     data = from_arrays(x, y, dtype="float64")
     _, path = iterates(
-        MPI.COMM_SELF,
-        lambda train, own: follow(MPI.COMM_SELF, train, data, "linear", own, **PLAIN | options),
-        **own,
+        MPI.COMM_SELF, lambda train, own: follow(MPI.COMM_SELF, train, data, "linear", own, **PLAIN | options), **own
     )
     drawn = np.array(path[BURN_IN:])
     slowest = 4 / (h * np.linalg.eigvalsh(precision).min())  # steps after which a sample counts as a new one
@@ -178,8 +154,8 @@ def test_the_exact_posterior_of_a_linear_regression(follow):
 
 
 @pytest.mark.parametrize("chains, stop", [(1, 2), (1, 7), (2, 8), (2, 5)])
-def test_resumed_is_never_stopped_to_the_bit(chains, stop, follow, world, tmp_path):
-    folder, chains = Path(world.bcast(tmp_path)), min(chains, world.size)
+def test_resumed_is_never_stopped_to_the_bit(chains, stop, follow, world, mpi_tmp_path):
+    folder, chains = mpi_tmp_path, min(chains, world.size)
 
     def steps(count, comm=world, **more):
         def start(train, own):
@@ -212,51 +188,43 @@ def test_resumed_is_never_stopped_to_the_bit(chains, stop, follow, world, tmp_pa
         assert Samples.read(folder / "b", 12, 21, np.dtype("float64")).steps.tolist() == [6, 8, 10, 12]
 
 
-def test_an_older_checkpoint_has_the_samples_up_to_its_step(follow, world, tmp_path):
-    folder = Path(world.bcast(tmp_path))
+def test_an_older_checkpoint_has_the_samples_up_to_its_step(follow, world, mpi_tmp_path):
 
     def steps(count, **more):
         options = {"checkpoint_every": 4, "keep": 3} | PLAIN | more
         return follow(world, sgld.train, made("softmax"), "softmax", OWN, steps=count, **options)
 
-    whole = steps(12, out=str(folder / "a"))
-    again = steps(12, resume=str(folder / "a/checkpoint-000000008.h5"), out=str(folder / "a"))
+    whole = steps(12, out=str(mpi_tmp_path / "a"))
+    again = steps(12, resume=str(mpi_tmp_path / "a/checkpoint-000000008.h5"), out=str(mpi_tmp_path / "a"))
     assert np.array_equal(again.parameters, whole.parameters) and again.scores == whole.scores
     if world.rank == 0:
-        assert Samples.read(folder / "a", 12, 21, np.dtype("float64")).steps.tolist() == [6, 8, 10, 12]
-        assert Samples.read(folder / "a", 9, 21, np.dtype("float64")).steps.tolist() == [6, 8]
+        assert Samples.read(mpi_tmp_path / "a", 12, 21, np.dtype("float64")).steps.tolist() == [6, 8, 10, 12]
+        assert Samples.read(mpi_tmp_path / "a", 9, 21, np.dtype("float64")).steps.tolist() == [6, 8]
 
 
 @pytest.mark.parametrize(
     "left, words",
     [
         (None, r"there is no .*samples.h5: only runs of train-sgld have samples"),
-        ([6], r"samples.h5 does not hold the samples of step 8's checkpoint"),
+        ([6], r"samples.h5 does not hold the samples of the checkpoint of step 8"),
     ],
 )
-def test_without_its_samples_a_run_is_not_gone_on_with(left, words, follow, world, tmp_path):
-    folder = Path(world.bcast(tmp_path))
+def test_without_its_samples_a_run_is_not_gone_on_with(left, words, follow, world, mpi_tmp_path):
 
     def steps(count, **more):
         return follow(world, sgld.train, made("softmax"), "softmax", OWN, steps=count, **PLAIN, **more)
 
-    steps(8, out=str(folder / "a"))
+    steps(8, out=str(mpi_tmp_path / "a"))
     if world.rank == 0 and left is None:
-        (folder / "a/samples.h5").unlink()
+        (mpi_tmp_path / "a/samples.h5").unlink()
     elif world.rank == 0:
-        Samples(np.array(left), np.zeros((1, len(left), 21))).write(folder / "a")
+        Samples(np.array(left), np.zeros((1, len(left), 21))).write(mpi_tmp_path / "a")
     with pytest.raises(AgreedError, match=words):
-        steps(12, resume=str(folder / "a"))
+        steps(12, resume=str(mpi_tmp_path / "a"))
 
 
-def test_more_samples_than_are_kept(follow, world, monkeypatch):
-    monkeypatch.setattr(chains_module, "MOST", 3)
-    with pytest.raises(AgreedError, match="4 samples of a chain are too many, 3 are kept at most: --thin 3 or more"):
-        follow(world, sgld.train, made("softmax"), "softmax", OWN, **PLAIN)
-
-
-def test_another_number_of_chains_is_another_run(follow, world, tmp_path):
-    folder = str(Path(world.bcast(tmp_path)) / "a")
+def test_another_number_of_chains_is_another_run(follow, world, mpi_tmp_path):
+    folder = str(mpi_tmp_path / "a")
     follow(world, sgld.train, made("softmax"), "softmax", OWN, steps=5, out=folder, **PLAIN)
     with pytest.raises(AgreedError, match="thin is 2, not 3"):
         follow(world, sgld.train, made("softmax"), "softmax", OWN | {"thin": 3}, steps=9, resume=folder, **PLAIN)

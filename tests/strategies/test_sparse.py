@@ -12,7 +12,6 @@ from hpcdl.data import from_arrays
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.strategies import (
     all_reduce,
-    asynchronous_gossip,
     federated,
     fully_sharded,
     gossip,
@@ -90,28 +89,12 @@ WHOLE = {
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.in_turn("ranks")
-def test_on_several_ranks(name, ranks, follow, each_group):
+def test_on_several_ranks(name, ranks, follow, comm):
     train, own, options = WHOLE[name]
     if "federated" in name:
         options = options | {"optimizer": "sgd", "schedule": "constant"}
-
-    def body(comm):
-        if comm.size == ranks or MPI.COMM_WORLD.size == 1:
-            agree(follow, comm, train, own, **options)
-
-    each_group(body)
-
-
-@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_compressed_sums(kind, follow, world):
-    """A rounding of 16 bits hides a difference of 1e-16, or makes it one of its own unit."""
-    own = {"compress": kind}
-    runs = [
-        follow(world, all_reduce.train, rows(sparse), "softmax", own, dtype="float64", steps=5)
-        for sparse in (False, True)
-    ]
-    dense, sparse = (run.path for run in runs)
-    assert np.abs(np.array(dense) - np.array(sparse)).max() < (1e-3 if kind == "float16" else 1e-2)
+    if comm.size == ranks or MPI.COMM_WORLD.size == 1:
+        agree(follow, comm, train, own, **options)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -119,16 +102,6 @@ def test_compressed_sums(kind, follow, world):
 def test_gossip(method, follow, world):
     own = {"topology": topology("ring", world.size), "method": method, "phase": 2 if method == "defacto" else 0}
     agree(follow, world, gossip.train, own, batch_size=8, steps=4)
-
-
-def test_asynchronous_gossip(follow, world):
-    """On one rank it is sequential SGD; on several the pairs meet by chance, and the replicas come out finite."""
-    own = {"topology": topology("complete", world.size)}
-    if world.size == 1:
-        agree(follow, world, asynchronous_gossip.train, own)
-    else:
-        run = follow(world, asynchronous_gossip.train, rows(True), own=own, **EPOCH)
-        assert np.isfinite(run.parameters).all() and np.isfinite(run.own_losses).all()
 
 
 @pytest.mark.parametrize("own", [{"servers": 1}, {"servers": 2}, {"on_workers": True}, {"delay": 1}], ids=str)
@@ -145,16 +118,10 @@ def test_parameter_server_with_one_worker(consistency, follow, world):
     agree(follow, world, parameter_server.train, own, workers=1, **EPOCH)
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 3), (2, 2, 1), (1, 2, 2), (2, 1, 2)]
-)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 3), (2, 2, 1), (1, 2, 2), (2, 1, 2)])
 @pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.in_turn("stage")
-def test_grid(shape, stage, follow, each_group):
+def test_grid(shape, stage, follow, comm):
     own = {"grid": dict(zip(("data", "pipeline", "tensor"), shape, strict=True)), "stage": stage}
-
-    def body(comm):
-        if comm.size == math.prod(shape):
-            agree(follow, comm, grid.train, own, **CUT)
-
-    each_group(body)
+    if comm.size == math.prod(shape):
+        agree(follow, comm, grid.train, own, **CUT)

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from mpi4py import MPI
+from paths import agree
 
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
-from hpcdl.errors import AgreedError, UsageError
+from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.parameter_server.store_messages import ANSWER_HEADER, REQUEST_HEADER
+from hpcdl.parameter_server.store_messages import ANSWER, REQUEST
 from hpcdl.parameter_server.store_settings import StoreLayout
 from hpcdl.strategies import parameter_server, sequential
 
@@ -30,21 +31,14 @@ def documents(sparse=True, classes=3):
 
 
 @pytest.fixture
-def serve(follow):
-    """A function: train with parameter servers; own: arguments of the strategy, the others are options."""
+def push(serve):
+    """A function: train with parameter servers on sparse rows; own: arguments of the strategy."""
 
     def run(comm, own, data=None, **options):
-        workers = comm.size if own.get("on_workers") else comm.size - own.get("servers", 1)
         options = {"model": "softmax", "optimizer": "sgd", "lr": 0.5, "epochs": 2} | options
-        return follow(comm, parameter_server.train, data or documents(), own=own, workers=workers, **options)
+        return serve(comm, own, data or documents(), **options)
 
     return run
-
-
-def same(run, reference, tolerance=1e-12):
-    assert len(run.path) == len(reference.path) > 0
-    for step, (mine, wanted) in enumerate(zip(run.path, reference.path, strict=True)):
-        assert np.abs(mine - wanted).max() <= tolerance * max(1, np.abs(wanted).max()), f"step {step}"
 
 
 @pytest.mark.mpi(min_size=2)
@@ -61,43 +55,40 @@ def same(run, reference, tolerance=1e-12):
 )
 @pytest.mark.parametrize("place", [{"servers": 1}, {"servers": 2}, {"on_workers": True}, {"servers": 1, "delay": 1}])
 @pytest.mark.in_turn("place")
-def test_bsp_takes_the_same_steps(model, classes, options, place, serve, each_group):
-    def body(comm):
-        if place.get("servers", 1) < comm.size:
-            data = documents(classes=classes)
-            plain, keyed = (
-                serve(comm, place | more, data, model=model, **options) for more in ({}, {"sparse_push": True})
-            )
-            if comm.rank == 0:
-                same(keyed, plain)
-                assert keyed.reported["staleness_histogram"] == plain.reported["staleness_histogram"]
-            everywhere = comm.allgather(keyed.parameters if keyed.held.works or comm.rank == 0 else None)
-            assert all(np.array_equal(each, everywhere[0]) for each in everywhere if each is not None)
-
-    each_group(body, least=3)
+@pytest.mark.least(3)
+def test_bsp_takes_the_same_steps(model, classes, options, place, push, comm):
+    if place.get("servers", 1) < comm.size:
+        data = documents(classes=classes)
+        plain, keyed = (push(comm, place | more, data, model=model, **options) for more in ({}, {"sparse_push": True}))
+        if comm.rank == 0:
+            agree(keyed, plain)
+            assert keyed.reported["staleness_histogram"] == plain.reported["staleness_histogram"]
+        everywhere = comm.allgather(keyed.parameters if keyed.held.works or comm.rank == 0 else None)
+        assert all(np.array_equal(each, everywhere[0]) for each in everywhere if each is not None)
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("consistency", [ASYNC, SSP, Consistency("ssp", 0)], ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_one_worker_is_sequential(consistency, optimizer, serve, follow, world):
+@pytest.mark.in_turn("optimizer")
+def test_one_worker_is_sequential(consistency, optimizer, push, follow, world):
     """The steps are applied one by one, each at its elements alone; under bsp two ranks show no more."""
     settings = {"optimizer": optimizer, "lr": 0.5, "epochs": 2}
     reference = follow(MPI.COMM_SELF, sequential.train, documents(), "softmax", **settings)
     own = {"servers": world.size - 1, "consistency": consistency, "sparse_push": True}
-    run = serve(world, own, **settings)
+    run = push(world, own, **settings)
     if world.rank == 0:
-        same(run, reference)
+        agree(run, reference)
 
 
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize(
     "own", [{"consistency": ASYNC}, {"consistency": SSP}, {"consistency": ASYNC, "on_workers": True}]
 )
-def test_several_workers_that_do_not_wait(own, serve, world):
+def test_several_workers_that_do_not_wait(own, push, world):
     """Every push is applied once; steps small enough for any order of them bring the table's loss down."""
     data = documents()
-    run = serve(world, own | {"sparse_push": True}, data, epochs=6, lr=0.2)
+    run = push(world, own | {"sparse_push": True}, data, epochs=6, lr=0.2)
     if world.rank == 0:
         pushes = sum(run.reported["staleness_histogram"])
         assert pushes == len(run.path) * (1 if own["consistency"] == ASYNC else run.workers)
@@ -110,12 +101,13 @@ def test_several_workers_that_do_not_wait(own, serve, world):
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("consistency", [Consistency("bsp"), ASYNC], ids=str)
 @pytest.mark.parametrize("model", ["softmax", "mlp:5"])
-def test_bytes_are_those_of_what_the_batches_touch(model, consistency, servers, serve, world):
+@pytest.mark.in_turn("model")
+def test_bytes_are_those_of_what_the_batches_touch(model, consistency, servers, push, world):
     """Counted from the rows themselves: keys and values of a worker; under async of all of them, which draw batches."""
     if servers >= world.size:
         return
     own = {"servers": servers, "consistency": consistency, "sparse_push": True}
-    run, dense = serve(world, own, model=model), serve(world, own | {"sparse_push": False}, model=model)
+    run, dense = push(world, own, model=model), push(world, own | {"sparse_push": False}, model=model)
     if world.rank > 0:
         return
     made, data = make_model(model, (FEATURES,), 3, "float64"), documents()
@@ -134,10 +126,10 @@ def test_bytes_are_those_of_what_the_batches_touch(model, consistency, servers, 
                 touched = batch.x.dense().any(axis=0)
                 for (first, last), tail in zip(edges, tails, strict=True):
                     rows = np.count_nonzero(touched[first : max(first, last)])
-                    bytes += 2 * REQUEST_HEADER.itemsize + 8 * rows + 8 * (rows * width + max(0, tail))
+                    bytes += 2 * REQUEST.bytes + 8 * rows + 8 * (rows * width + max(0, tail))
         return bytes
 
-    header = REQUEST_HEADER.itemsize
+    header = REQUEST.bytes
     found = run.summary["bytes_sent_per_rank"][servers:]
     if clocked:
         assert found == [sent(k, workers) + header * servers for k in range(workers)]
@@ -150,8 +142,8 @@ def test_bytes_are_those_of_what_the_batches_touch(model, consistency, servers, 
             for epoch in range(2)
             for batch in data.batches(epoch, 13, (k, workers))
         )
-        answers = values - 2 * header * steps * workers + ANSWER_HEADER.itemsize * steps * workers
-        whole = workers * (ANSWER_HEADER.itemsize + 8 * made.size)
+        answers = values - 2 * header * steps * workers + ANSWER.bytes * steps * workers
+        whole = workers * (ANSWER.bytes + 8 * made.size)
         assert run.summary["bytes_sent_per_rank"][0] == answers + whole
     before = dense.summary["bytes_sent_per_rank"][servers:]
     assert sum(found) < sum(before)
@@ -159,30 +151,14 @@ def test_bytes_are_those_of_what_the_batches_touch(model, consistency, servers, 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_resumed_to_the_bit(optimizer, serve, world, mpi_tmp_path):
+def test_resumed_to_the_bit(optimizer, push, world, mpi_tmp_path):
     own = {"servers": min(2, world.size - 1), "sparse_push": True}
     options = {"optimizer": optimizer, "schedule": "constant", "dtype": "float64"}
-    whole = serve(world, own, steps=6, **options)
-    serve(world, own, steps=4, out=str(mpi_tmp_path / "a"), **options)
-    again = serve(world, own, steps=6, resume=str(mpi_tmp_path / "a"), **options)
+    whole = push(world, own, steps=6, **options)
+    push(world, own, steps=4, out=str(mpi_tmp_path / "a"), **options)
+    again = push(world, own, steps=6, resume=str(mpi_tmp_path / "a"), **options)
     if world.rank == 0:
         assert np.array_equal(again.path, whole.path[4:])
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"optimizer": "momentum"}, "take --optimizer sgd or adagrad"),
-        ({"optimizer": "adam"}, "take --optimizer sgd or adagrad"),
-        ({"weight_decay": 0.1}, "without --weight-decay"),
-        ({"data": documents(sparse=False)}, "is for sparse data"),
-    ],
-    ids=["momentum", "adam", "decay", "dense"],
-)
-def test_refused_where_more_would_move_than_is_sent(options, message, serve, world):
-    with pytest.raises(AgreedError, match=message):
-        serve(world, {"sparse_push": True}, **options)
 
 
 @pytest.mark.parametrize("model", [object(), make_model("gpt:layers=1,width=4,heads=1", (8,), 5)], ids=["own", "gpt"])

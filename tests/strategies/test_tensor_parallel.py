@@ -1,11 +1,8 @@
 """Tensor parallelism: steps are those of sequential SGD; sums, bytes and memory are those of the formulas."""
 
-import numpy as np
 import pytest
 
 from hpcdl.chunks import chunk
-from hpcdl.data import from_arrays
-from hpcdl.errors import UsageError
 from hpcdl.strategies import tensor_parallel
 
 LAYERS, WIDTH, LENGTH, VOCABULARY = 2, 12, 12, 7
@@ -36,82 +33,59 @@ def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
     cut(world, tensor_parallel.train, own, model, **options)
 
 
-@pytest.mark.parametrize("model, own", [("mlp:12,12", {}), (GPT, {}), (OWN, SEQUENCE)], ids=str)
-@pytest.mark.four
-def test_float32_to_rounding(model, own, cut, world):
-    cut(world, tensor_parallel.train, own, model, 2e-5, dtype="float32")
-
-
-def test_sums_and_bytes_of_a_transformer(cut, ring, each_group):
+def test_sums_and_bytes_of_a_transformer(cut, ring, comm):
     """All-reduces: 4 a block and micro-batch, 1 each for embedding and head, 2 of the loss."""
-
-    def body(comm):
-        run = cut(comm, tensor_parallel.train, None, GPT, epochs=1, accumulate=2)
-        rows = cut.micro_batches(2)
-        each = [n * LENGTH * WIDTH for n in rows for _ in range(4 * LAYERS + 2)]
-        if comm.size > 1:
-            each += [values for n in rows for values in (n * LENGTH, 2 * n * LENGTH)]
-        counted = run.comm.traffic["all_reduce"]
-        assert counted.calls == len(each) + ALONE
-        assert counted.messages == 2 * (comm.size - 1) * len(each)
-        assert counted.bytes == sum(ring.all_reduce(values, comm.rank, comm.size) for values in each)
-        assert run.comm.traffic.bytes == counted.bytes
-
-    each_group(body)
+    run = cut(comm, tensor_parallel.train, None, GPT, epochs=1, accumulate=2)
+    rows = cut.micro_batches(2)
+    each = [n * LENGTH * WIDTH for n in rows for _ in range(4 * LAYERS + 2)]
+    if comm.size > 1:
+        each += [values for n in rows for values in (n * LENGTH, 2 * n * LENGTH)]
+    counted = run.comm.traffic["all_reduce"]
+    assert counted.calls == len(each) + ALONE
+    assert counted.messages == 2 * (comm.size - 1) * len(each)
+    assert counted.bytes == sum(ring.all_reduce(values, comm.rank, comm.size) for values in each)
+    assert run.comm.traffic.bytes == counted.bytes
 
 
-def test_halves_of_sums_and_bytes_with_sequence_parallelism(cut, ring, each_group):
+def test_halves_of_sums_and_bytes_with_sequence_parallelism(cut, ring, comm):
     """An all-reduce is a reduce-scatter and an all-gather; backward gathers the input of a product anew, which is one
     all-gather more for each. At the end of a step the gradient of what all have alike is summed."""
-
-    def body(comm):
-        run = cut(comm, tensor_parallel.train, SEQUENCE, GPT, epochs=1, accumulate=2)
-        rows, where, traffic = cut.micro_batches(2), (comm.rank, comm.size), run.comm.traffic
-        values = [n * LENGTH * WIDTH for n in rows]
-        alike = LAYERS * 6 * WIDTH + (12 + 2) * WIDTH  # norms and two biases of a block; positions, the last norm
-        loss = [n * LENGTH * numbers for n in rows for numbers in (1, 2)] if comm.size > 1 else []
-        wanted = {
-            "all_gather": (1, (6 * LAYERS + 3) * values, ring.all_gather),
-            "reduce_scatter": (1, (4 * LAYERS + 2) * values, ring.reduce_scatter),
-            "all_reduce": (2, [*loss, *3 * [alike]], ring.all_reduce),
-        }
-        for name, (halves, each, sent) in wanted.items():
-            assert traffic[name].calls == len(each) + ALONE * (name == "all_reduce"), name
-            assert traffic[name].messages == len(each) * halves * (comm.size - 1), name
-            assert traffic[name].bytes == sum(sent(values, *where) for values in each), name
-        assert traffic.bytes == sum(traffic[name].bytes for name in wanted)
-
-    each_group(body)
+    run = cut(comm, tensor_parallel.train, SEQUENCE, GPT, epochs=1, accumulate=2)
+    rows, where, traffic = cut.micro_batches(2), (comm.rank, comm.size), run.comm.traffic
+    values = [n * LENGTH * WIDTH for n in rows]
+    alike = LAYERS * 6 * WIDTH + (12 + 2) * WIDTH  # norms and two biases of a block; positions, the last norm
+    loss = [n * LENGTH * numbers for n in rows for numbers in (1, 2)] if comm.size > 1 else []
+    wanted = {
+        "all_gather": (1, (6 * LAYERS + 3) * values, ring.all_gather),
+        "reduce_scatter": (1, (4 * LAYERS + 2) * values, ring.reduce_scatter),
+        "all_reduce": (2, [*loss, *3 * [alike]], ring.all_reduce),
+    }
+    for name, (halves, each, sent) in wanted.items():
+        assert traffic[name].calls == len(each) + ALONE * (name == "all_reduce"), name
+        assert traffic[name].messages == len(each) * halves * (comm.size - 1), name
+        assert traffic[name].bytes == sum(sent(values, *where) for values in each), name
+    assert traffic.bytes == sum(traffic[name].bytes for name in wanted)
 
 
-def test_sums_of_a_perceptron(cut, ring, each_group):
+def test_sums_of_a_perceptron(cut, ring, comm):
     """Three layers by columns, rows, columns: forward sums after the second, backward before the third; the loss twice.
-
-    The norm of the gradient, for clipping, is one more of one number a step.
-    """
-
-    def body(comm):
-        run = cut(comm, tensor_parallel.train, None, "mlp:24,12", epochs=1, clip_norm=1.0)
-        loss = (1, 2) if comm.size > 1 else ()
-        each = [1, 1, 1] + [n * width for n in cut.micro_batches(1) for width in (12, 12, *loss)]
-        counted = run.comm.traffic["all_reduce"]
-        assert counted.calls == len(each) + ALONE
-        assert counted.bytes == sum(ring.all_reduce(values, comm.rank, comm.size) for values in each)
-        assert run.comm.traffic.bytes == counted.bytes
-
-    each_group(body)
+    The norm of the gradient, for clipping, is one more of one number a step."""
+    run = cut(comm, tensor_parallel.train, None, "mlp:24,12", epochs=1, clip_norm=1.0)
+    loss = (1, 2) if comm.size > 1 else ()
+    each = [1, 1, 1] + [n * width for n in cut.micro_batches(1) for width in (12, 12, *loss)]
+    counted = run.comm.traffic["all_reduce"]
+    assert counted.calls == len(each) + ALONE
+    assert counted.bytes == sum(ring.all_reduce(values, comm.rank, comm.size) for values in each)
+    assert run.comm.traffic.bytes == counted.bytes
 
 
-def test_a_rank_holds_its_part_of_the_weights_and_all_of_norms_and_biases(cut, each_group):
-    def body(comm):
-        part = chunk(VOCABULARY, comm.size, comm.rank)
-        block = 12 * WIDTH**2 // comm.size + 7 * WIDTH // comm.size + 6 * WIDTH
-        held = LAYERS * block + (part.stop - part.start) * WIDTH + 12 * WIDTH + 2 * WIDTH
-        for own in ({}, SEQUENCE):
-            peak = cut(comm, tensor_parallel.train, own, GPT, optimizer=ADAM).memory.peak
-            assert (peak["parameters"], peak["gradients"], peak["optimizer"]) == (8 * held, 8 * held, 16 * held)
-
-    each_group(body)
+def test_a_rank_holds_its_part_of_the_weights_and_all_of_norms_and_biases(cut, comm):
+    part = chunk(VOCABULARY, comm.size, comm.rank)
+    block = 12 * WIDTH**2 // comm.size + 7 * WIDTH // comm.size + 6 * WIDTH
+    held = LAYERS * block + (part.stop - part.start) * WIDTH + 12 * WIDTH + 2 * WIDTH
+    for own in ({}, SEQUENCE):
+        peak = cut(comm, tensor_parallel.train, own, GPT, optimizer=ADAM).memory.peak
+        assert (peak["parameters"], peak["gradients"], peak["optimizer"]) == (8 * held, 8 * held, 16 * held)
 
 
 @pytest.mark.four
@@ -120,32 +94,7 @@ def test_sequence_parallelism_keeps_less_between_the_parts(cut, world):
     assert (kept[1] < kept[0]) == (world.size > 1)
 
 
-def test_what_all_ranks_have_is_the_same_on_all_of_them(cut, world):
-    for own in ({}, SEQUENCE):
-        run = cut(world, tensor_parallel.train, own, GPT)
-        assert run.agree is (True if world.size > 1 else None)
-        assert run.reported["sequence_parallel"] is bool(own)
-
-
 @pytest.mark.parametrize("stop, own, optimizer", [(4, {}, "adam"), (5, SEQUENCE, "momentum")], ids=str)
 @pytest.mark.four
 def test_resumed_is_never_stopped_to_the_bit(stop, own, optimizer, resumes):
     resumes(stop, tensor_parallel.train, GPT, own, optimizer=optimizer, clip_norm=0.1)
-
-
-@pytest.mark.parametrize(
-    "model, own, words",
-    [
-        ("mlp:7", {}, "a hidden layer's width 7 cannot be divided evenly among {} ranks"),
-        ("gpt:layers=1,width=10,heads=5,context=12", {}, "heads 5 cannot be divided evenly among {} ranks"),
-        ("mlp:12", SEQUENCE, "needs a model gpt"),
-        ("linear", {}, "Squared has outputs that ranks cannot share; add a hidden layer"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_shared(model, own, words, follow, cut, world):
-    if world.size == 1 and not own:
-        pytest.skip("one rank shares nothing")
-    regression = from_arrays(np.ones((9, 6)), np.ones(9), dtype="float64") if model == "linear" else None
-    with pytest.raises(UsageError, match=words.format(world.size)):
-        follow(world, tensor_parallel.train, regression or cut.data(model, "float64"), model, own)

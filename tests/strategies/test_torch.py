@@ -1,7 +1,6 @@
 """A module of PyTorch's takes the same steps under every strategy, on any number of ranks, as sequential SGD takes.
 
-What cuts a model by its layers has its tests beside it (tests/pytorch/test_layers.py, ...).
-"""
+What cuts a model by its layers has its tests beside it (tests/pytorch/test_layers.py, ...)."""
 
 # ruff: noqa: E402 - PyTorch may be missing
 
@@ -14,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mpi4py import MPI
+from paths import agree
 
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.data import from_arrays
@@ -29,7 +29,6 @@ EPOCHS = 1  # of 3 steps
 CNN = "torch:cnn:make,width=2,hidden=6,kernel=3,dropout=0.4"
 RESNET = "torch:resnet:make,width=2,stages=2,norm="
 MODELS = [CNN, f"{RESNET}group", f"{RESNET}frozen"]
-LINEAR = ["sgd", "momentum", "nesterov"]
 PLAIN = {"optimizer": "sgd", "schedule": "constant", "lr": 0.1}
 
 
@@ -41,97 +40,50 @@ def images(dtype="float64", partition="iid"):
     return from_arrays(x, y, x[:11], y[:11], dtype=dtype, partition=partition)
 
 
-def agree(path, reference, tolerance=1e-10):
-    assert len(path) == len(reference) > 0
-    for step, (mine, wanted) in enumerate(zip(path, reference, strict=True)):
-        assert np.abs(mine - wanted).max() <= tolerance * max(1, np.abs(wanted).max()), f"step {step}"
-
-
-@pytest.fixture(scope="session")
-def known():
-    return {}
-
-
 @pytest.fixture
-def alone(follow, known):
-    """A function: the same run on one rank, sequentially."""
-
-    def run(model, **options):
-        key = model, repr(sorted(options.items()))
-        if key not in known:
-            known[key] = follow(MPI.COMM_SELF, sequential.train, images(), model, **{"epochs": EPOCHS} | options).path
-        return known[key]
-
-    return run
+def path_alone(alone):
+    """A function: the path of the same run on one rank, sequentially."""
+    return lambda model, **options: alone(model, images, **{"epochs": EPOCHS} | options).path
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("more", [{}, {"accumulate": 3}, {"overlap": True, "bucket_mib": 1e-4}], ids=str)
-@pytest.mark.in_turn("model", "optimizer")
-def test_all_reduce_with_accumulation_and_overlap(more, optimizer, model, follow, alone, each_group):
-    reference = alone(model, optimizer=optimizer)
-    options = {name: value for name, value in more.items() if name == "accumulate"}
+def on_complete_graph(comm, *arguments):
+    return gossip.train(comm, *arguments, topology=topology("complete", comm.size))
 
-    def body(comm):
-        own = more if "overlap" in more else {}
-        run = follow(comm, all_reduce.train, images(), model, own, optimizer=optimizer, epochs=EPOCHS, **options)
-        agree(run.path, reference)
-        assert run.agree is True
-        assert "overlap" not in more or run.reported["overlap"]["buckets"] > 2
 
-    each_group(body)
+EVERY = {"clients": 5, "fraction": 1.0, "local_epochs": 1, "local_batch": 0}
+FULL = {"batch_size": "full", "epochs": 2}
+STRATEGIES = {  # the loop, its arguments, options of it, options of both, those of the sequential run
+    "all-reduce, adam": (all_reduce.train, {}, {}, {"optimizer": "adam"}, {}),
+    "all-reduce in parts": (all_reduce.train, {}, {"accumulate": 3}, {}, {}),
+    "overlap": (all_reduce.train, {"overlap": True, "bucket_mib": 1e-4}, {}, {}, {}),
+    "servers on workers": (parameter_server.train, {"on_workers": True}, {}, {"optimizer": "adam"}, {}),
+    "2 servers": (parameter_server.train, {"servers": 2}, {}, {"optimizer": "adam"}, {}),
+    "gossip": (on_complete_graph, {}, {}, {"optimizer": "nesterov"}, {}),
+    "local SGD": (local_sgd.train, {"sync_every": 1, "local_momentum": "average"}, {}, {}, {}),
+    "every client": (federated.train, EVERY, {"rounds": 2}, PLAIN, FULL),
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("own", [{"on_workers": True}, {"servers": 1}, {"servers": 2}], ids=str)
+@pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.in_turn("model")
-def test_servers_in_bulk(own, model, follow, alone, each_group):
-    reference = alone(model, optimizer="adam")
-
-    def body(comm):
-        servers = own.get("servers", 0)
-        if servers < comm.size:
-            settings = {"optimizer": "adam", "epochs": EPOCHS, "workers": comm.size - servers}
-            run = follow(comm, parameter_server.train, images(), model, own, **settings)
-            if comm.rank == 0:
-                agree(run.path, reference)
-
-    each_group(body)
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("optimizer", LINEAR)
-@pytest.mark.in_turn("model")
-def test_gossip_on_the_complete_graph_and_one_local_step(optimizer, model, follow, alone, each_group):
-    reference = alone(model, optimizer=optimizer)
-
-    def body(comm):
-        own = {"topology": topology("complete", comm.size)}
-        agree(follow(comm, gossip.train, images(), model, own, optimizer=optimizer, epochs=EPOCHS).path, reference)
-        own = {"sync_every": 1, "local_momentum": "average"}
-        agree(follow(comm, local_sgd.train, images(), model, own, optimizer=optimizer, epochs=EPOCHS).path, reference)
-
-    each_group(body)
-
-
-@pytest.mark.parametrize("model", [CNN, MODELS[2]])
-def test_every_client_one_epoch_one_batch_is_full_gradient_descent(model, follow, alone, each_group):
-    reference = alone(model, batch_size="full", epochs=2, **PLAIN)
-    own = {"clients": 5, "fraction": 1.0, "local_epochs": 1, "local_batch": 0}
-
-    def body(comm):
-        run = follow(comm, federated.train, images(partition="dirichlet:0.5"), model, own, rounds=2, **PLAIN)
-        agree(run.path, reference)
-
-    each_group(body)
+def test_the_steps_of_sequential_sgd(name, model, follow, path_alone, comm):
+    train, own, mine, both, sequentially = STRATEGIES[name]
+    reference = path_alone(model, **both, **sequentially)
+    data = images(partition="dirichlet:0.5" if train is federated.train else "iid")
+    servers = own.get("servers", 0)
+    if servers < comm.size:
+        run = follow(comm, train, data, model, own, workers=comm.size - servers, **{"epochs": EPOCHS} | both | mine)
+        if comm.rank == 0:
+            agree(run, reference)
+        assert "overlap" not in own or run.reported["overlap"]["buckets"] > 2
 
 
 @pytest.mark.parametrize("model", [*MODELS[1:], CNN.replace("dropout=0.4", "dropout=0.0")])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.in_turn("optimizer")
-def test_as_plain_pytorch_on_one_process(optimizer, model, alone):
-    path = alone(model, optimizer=optimizer, schedule="constant", lr=0.02)
+def test_as_plain_pytorch_on_one_process(optimizer, model, path_alone):
+    path = path_alone(model, optimizer=optimizer, schedule="constant", lr=0.02)
     data = images()
     made = for_data(model, data, "float64")
     made.initialize(Random(0))  # its buffers, too
@@ -152,10 +104,10 @@ def test_as_plain_pytorch_on_one_process(optimizer, model, alone):
     assert step == len(path)
 
 
-def test_dropout_drops_and_the_draws_of_others_repeat(follow, alone):
-    path = alone(CNN, optimizer="sgd")
-    assert not np.allclose(path[-1], alone(CNN.replace("0.4", "0.0"), optimizer="sgd")[-1], rtol=1e-4)
-    assert not np.allclose(path[-1], alone(CNN, optimizer="sgd", seed=1)[-1], rtol=1e-4)
+def test_dropout_drops_and_the_draws_of_others_repeat(follow, path_alone):
+    path = path_alone(CNN, optimizer="sgd")
+    assert not np.allclose(path[-1], path_alone(CNN.replace("0.4", "0.0"), optimizer="sgd")[-1], rtol=1e-4)
+    assert not np.allclose(path[-1], path_alone(CNN, optimizer="sgd", seed=1)[-1], rtol=1e-4)
     again = follow(MPI.COMM_SELF, sequential.train, images(), CNN, epochs=EPOCHS, optimizer="sgd").path
     assert np.array_equal(again, path)
 
@@ -163,51 +115,35 @@ def test_dropout_drops_and_the_draws_of_others_repeat(follow, alone):
 @pytest.mark.parametrize("name", ["branches", "tied"])
 @pytest.mark.parametrize("own", [{}, {"overlap": True, "bucket_mib": 1e-5}], ids=str)
 @pytest.mark.in_turn("name")
-def test_what_a_rank_does_not_use_has_no_gradient_there(own, name, follow, alone, each_group):
+def test_what_a_rank_does_not_use_has_no_gradient_there(own, name, follow, alone, comm):
     """Which branch computes differs from rank to rank; and one has no rows."""
     model = f"torch:torch_nets:{name}"
-    data = follow.examples("float64")
-    reference = follow(MPI.COMM_SELF, sequential.train, data, model, epochs=EPOCHS)
-
-    def body(comm):
-        run = follow(comm, all_reduce.train, follow.examples("float64"), model, own, epochs=EPOCHS)
-        agree(run.path, reference.path)
-        assert run.model.extra.get("count", [3])[0] == 3
-
-    each_group(body)
+    reference = alone(model, epochs=EPOCHS)
+    run = follow(comm, all_reduce.train, follow.examples("float64"), model, own, epochs=EPOCHS)
+    agree(run, reference)
+    assert run.model.extra.get("count", [3])[0] == 3
 
 
-def test_batch_norm_averages_its_statistics_over_the_ranks(follow, each_group):
+def test_batch_norm_averages_its_statistics_over_the_ranks(follow, comm):
     model = f"{RESNET}batch"
-
-    def body(comm):
-        run = follow(comm, all_reduce.train, images(), model, epochs=EPOCHS, batch_size=28)
-        mean = run.model.extra["2.running_mean"]
-        assert all(np.array_equal(each, mean) for each in comm.allgather(mean)) and mean.any()
-        assert run.model.extra["2.num_batches_tracked"] == len(run.path)
-        own = {"overlap": True, "bucket_mib": 1e-4}  # whose trial leaves no trace
-        overlapped = follow(comm, all_reduce.train, images(), model, own, epochs=EPOCHS, batch_size=28)
-        for name, array in run.model.extra.items():
-            np.testing.assert_allclose(overlapped.model.extra[name], array, rtol=1e-10, atol=1e-12)
-        local = follow(comm, all_reduce.train, images(), f"{model},buffers=local", epochs=EPOCHS, batch_size=28)
-        everyone = comm.allgather(local.model.extra["2.running_mean"].copy())
-        assert all(not np.array_equal(each, everyone[0]) for each in everyone[1:])
-        if comm.size == 1:
-            assert np.array_equal(run.path, local.path)
-
-    each_group(body)
+    run = follow(comm, all_reduce.train, images(), model, epochs=EPOCHS, batch_size=28)
+    mean = run.model.extra["2.running_mean"]
+    assert all(np.array_equal(each, mean) for each in comm.allgather(mean)) and mean.any()
+    assert run.model.extra["2.num_batches_tracked"] == len(run.path)
+    own = {"overlap": True, "bucket_mib": 1e-4}  # whose trial leaves no trace
+    overlapped = follow(comm, all_reduce.train, images(), model, own, epochs=EPOCHS, batch_size=28)
+    for name, array in run.model.extra.items():
+        np.testing.assert_allclose(overlapped.model.extra[name], array, rtol=1e-10, atol=1e-12)
+    local = follow(comm, all_reduce.train, images(), f"{model},buffers=local", epochs=EPOCHS, batch_size=28)
+    everyone = comm.allgather(local.model.extra["2.running_mean"].copy())
+    assert all(not np.array_equal(each, everyone[0]) for each in everyone[1:])
+    if comm.size == 1:
+        assert np.array_equal(run.path, local.path)
 
 
 @pytest.mark.parametrize("model", [CNN, f"{RESNET}batch"])
-def test_resumed_is_never_stopped(model, follow, world, mpi_tmp_path):
-    def steps(count, **more):
-        return follow(world, all_reduce.train, images("float32"), model, steps=count, dtype="float32",
-                      schedule="constant", optimizer="adam", **more)  # fmt: skip
-
-    whole = steps(6)
-    steps(2, out=str(mpi_tmp_path / "a"))
-    again = steps(6, resume=str(mpi_tmp_path / "a"))
-    assert np.array_equal(again.path, whole.path[2:])
+def test_resumed_is_never_stopped(model, resumes):
+    whole, again = resumes(2, all_reduce.train, model, data=images, optimizer="adam")
     for name, array in whole.model.extra.items():
         assert np.array_equal(again.model.extra[name], array)
 

@@ -1,13 +1,10 @@
-"""All-reduce algorithms, one per file, chosen by name; a user's own is package.module:name.
+"""All-reduce algorithms, one per file, chosen by name. A user's own algorithm is named package.module:name.
 
-An algorithm is a function (comm, vector, op): comm a bare mpi4py communicator, vector a flat contiguous array that
-it reduces in place over all ranks, op(into, values) the reduction of two vectors. Written as a generator under
-`@collective` (hpcdl/comm/collective_schedule.py) it runs asynchronously, too. A generator may use tags 0 to 31; a
-receive without a tag matches sends without one.
-
-Further properties of an algorithm are in its record, an `Algorithm` (record.py), which is ALGORITHM in each file here.
-A user's own is a function, plain or under `@collective`, or such a record.
-"""
+An algorithm is a function (comm, vector, op). comm is a bare mpi4py communicator; vector is a flat contiguous array
+that the function reduces in place over all ranks; op(into, values) combines two vectors into the first. An algorithm
+written as a generator under `@collective` (hpcdl/comm/collective_schedule.py) runs asynchronously, too. It may use tags
+0 to 31; a receive without a tag matches sends without one. ALGORITHM in each file here is the algorithm's record, with
+further properties (record.py). A user's own is a function, plain or under `@collective`, or such a record."""
 
 from importlib import import_module
 
@@ -20,7 +17,7 @@ ALGORITHMS: dict[str, Algorithm] = {name: import_module(f"{__name__}.{name}").AL
 
 
 def algorithm(name: str) -> Algorithm:
-    """Return the all-reduce algorithm of that name. Raises UsageError, with the known names, for another name."""
+    """Return the algorithm of a known name, or of package.module:name. UsageError, with known names, for others."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if name.startswith(":") or ":" not in name:
@@ -29,6 +26,6 @@ def algorithm(name: str) -> Algorithm:
     if isinstance(found, Algorithm):
         return found
     if not callable(found) or settings:
-        raise UsageError(f"--allreduce {name}: it is not a function, which has no settings")
+        raise UsageError(f"--allreduce {name}: name a function, or an Algorithm record, without settings")
     steps = getattr(found, "steps", None)
     return Algorithm(name, steps, None if steps else found)

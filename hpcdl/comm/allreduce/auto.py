@@ -5,14 +5,11 @@
     algorithm               the fastest of shared (one node) or hierarchical (several), recursive, ring, tree and mpi
 
 The candidates take turns. A turn's time is that of the slowest rank, and the first quartile of the turns counts,
-because other load only makes turns longer. A candidate is dropped if the best of its three trial turns takes three
-times the best candidate's. Algorithms in shared memory are timed in vectors from `comm.empty`, and are chosen only if
-they also keep up with the library's all-reduce for other vectors.
-
-The table is stored in a file for each MPI library, processor, number of cores, of nodes and of ranks per node, in
-$HPCDL_CACHE or the user's cache folder (hpcdl/files.py). Delete it to measure again. The algorithm determines the order
-of additions: name one to get the same bits on every machine.
-"""
+because other load only makes turns longer. A candidate, except mpi, is dropped if its best of three trial turns is
+more than three times as long as the best turn of all. Algorithms in shared memory are timed with vectors from
+`comm.empty`, and are chosen only if they keep up with mpi for other vectors, too. A file in $HPCDL_CACHE or the user's
+cache folder (hpcdl/files.py) keeps the table of each MPI library, processor, number of cores, nodes and ranks per node.
+Delete it to measure again. The order of additions depends on the algorithm: name one for equal bits on all machines."""
 
 import bisect
 import hashlib
@@ -23,7 +20,6 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -51,13 +47,8 @@ TABLE = "table of algorithms"  # attribute of a communicator
 tables: dict[str, list[str]] = {}  # of this process, by key: the algorithm for each size
 
 
-def auto_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> None:
-    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by the fastest for its length."""
-    choose(comm, vector)(comm, vector, op)
-
-
 def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-    """The all-reduce as an asynchronous generator."""
+    """Yield the steps of the algorithm for this vector."""
     yield from choose(comm, vector).steps(comm, vector, op)  # type: ignore[misc]  # all candidates have steps
 
 
@@ -67,16 +58,14 @@ def choose(comm: MPI.Intracomm, vector: np.ndarray) -> Algorithm:
 
 
 def table(comm: MPI.Intracomm) -> list[str]:
-    """Return the algorithm for each of SIZES; the first call is collective."""
-    found: Any = comm.Get_attr(attribute_key(TABLE))
-    if found is None:
+    """Return the name of the algorithm for each of SIZES. The first call on a communicator is collective."""
+    if comm.Get_attr(attribute_key(TABLE)) is None:
         prepare(comm)
-        found = comm.Get_attr(attribute_key(TABLE))
-    return found
+    return comm.Get_attr(attribute_key(TABLE))  # type: ignore[return-value]
 
 
 def prepare(comm: MPI.Intracomm) -> NodeMemory:
-    """Make the memory of the node and read or measure the table; collective."""
+    """Make the shared memory of the node, and return it; read or measure the table of algorithms. Collective."""
     memory = node_memory(comm)
     if comm.Get_size() == 1:
         comm.Set_attr(attribute_key(TABLE), ["ring"] * len(SIZES))  # any: a single rank sends nothing
@@ -95,17 +84,10 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
 
 
 def description(comm: MPI.Intracomm, memory: NodeMemory) -> dict:
-    """Return the machine properties of rank 0 that the table depends on."""
-    about = {
-        "mpi": MPI.Get_library_version().strip("\0").split("\n")[0],
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "nodes": memory.nodes,
-        "ranks": comm.Get_size(),
-        "ranks_per_node": memory.ranks_per_node,
-        "shared_memory": bool(memory.usable),
-        "sizes": SIZES,
-    }
+    """Return the properties of rank 0's machine that the table depends on; collective."""
+    about: dict = {"mpi": MPI.Get_library_version().strip("\0").split("\n")[0], "processor": processor()}
+    about |= {"cores": os.cpu_count(), "nodes": memory.nodes, "ranks": comm.Get_size()}
+    about |= {"ranks_per_node": memory.ranks_per_node, "shared_memory": bool(memory.usable), "sizes": SIZES}
     return comm.bcast(about)
 
 
@@ -120,19 +102,18 @@ def processor() -> str:
 
 
 def read(path: Path, about: dict) -> list[str] | None:
-    """Return the table in the file, or None if there is no usable one."""
+    """Return the table in file `path`; None if the file has no valid one, or is of another machine than `about`."""
     try:
         found = parse_json(path.read_text())
-        usable = (
-            found["about"] == about and len(found["table"]) == len(SIZES) and set(found["table"]) <= set(CANDIDATES)
-        )
-        return found["table"] if usable else None
+        table = found["table"]
+        usable = found["about"] == about and len(table) == len(SIZES) and set(table) <= set(CANDIDATES)
+        return table if usable else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def measure_and_keep(comm: MPI.Intracomm, path: Path, about: dict) -> list[str]:
-    """Measure the table on all ranks; rank 0 writes it, if it can."""
+    """Measure the table on all ranks and return it. Rank 0 writes it to `path`, if it can, with `about`."""
     start, own = time.perf_counter(), comm.Dup()
     fastest, times = measure(own)
     node_memory(own).free()
@@ -142,8 +123,7 @@ def measure_and_keep(comm: MPI.Intracomm, path: Path, about: dict) -> list[str]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as file:
-                text = json.dumps({"about": about, "table": fastest, "microseconds": times}, indent=1)
-                file.write(text.encode())
+                file.write(json.dumps({"about": about, "table": fastest, "microseconds": times}, indent=1).encode())
         except OSError as error:
             where = f"not kept: {path.parent}: {error.strerror}"
         names = ", ".join(f"{size >> 10} KiB {name}" for size, name in zip(SIZES, fastest, strict=True))
@@ -153,7 +133,7 @@ def measure_and_keep(comm: MPI.Intracomm, path: Path, about: dict) -> list[str]:
 
 
 def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
-    """Return the fastest algorithm for each size, and the microseconds of all candidates; equal on all ranks."""
+    """Return, for each size, the fastest algorithm's name and each candidate's microseconds. Equal on all ranks."""
     memory = node_memory(comm)
     sharing = ["shared" if memory.nodes == 1 else "hierarchical"] if memory.usable and memory.ranks_per_node > 1 else []
     fastest, microseconds = [], []
@@ -174,7 +154,7 @@ def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
 
 
 def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) -> dict[str, float]:
-    """Return the microseconds of each candidate on the slowest rank, without the dropped ones."""
+    """Time each algorithm on its vector; return its microseconds on the slowest rank, by name, unless it is dropped."""
     for algorithm, vector in vectors.values():  # warm-up: compile, touch the memory
         algorithm(comm, vector)
     taken: dict[str, list[float]] = {name: [] for name in vectors}
@@ -189,12 +169,10 @@ def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) 
             times.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
         turn += 1
         if turn == TRIAL:
-            best = min(min(times) for times in taken.values())
-            taken = {
-                name: times for name, times in taken.items() if min(times) <= HOPELESS * best or name in ALWAYS_RACED
-            }
+            most = HOPELESS * min(min(times) for times in taken.values())
+            taken = {name: times for name, times in taken.items() if min(times) <= most or name in ALWAYS_RACED}
             turns = int(min(MAX_TURNS, max(TRIAL, SECONDS / max(min(times) for times in taken.values()))))
     return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
 
 
-ALGORITHM = Algorithm("auto", steps, auto_all_reduce, prepare, choose)
+ALGORITHM = Algorithm("auto", steps, lambda comm, x, op=SUM: choose(comm, x)(comm, x, op), prepare, choose)

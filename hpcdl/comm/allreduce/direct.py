@@ -9,9 +9,8 @@
     cost, N ranks        messages      values sent         steps
     every rank           N - 1         (N - 1) K           1
 
-Each rank sends first to the rank after it, in a circle: if all began with rank 0, its link would be the bottleneck
-while others idle. A rank holds N K values while it sums them in the order of the ranks, so that all get the same bits.
-"""
+Each rank sends first to the rank after it, in a circle: if all began with rank 0, its link would be the bottleneck. A
+rank holds N K values while it sums them in the order of the ranks, so that all get the same bits."""
 
 from collections.abc import Iterator
 
@@ -25,7 +24,7 @@ from hpcdl.comm.operations import SUM, Reduction
 
 @collective
 def direct_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, each rank adding all vectors itself."""
+    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place; each rank combines all vectors itself."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [(rank + i) % size for i in range(1, size)]
     inbox = np.empty((size, vector.size), vector.dtype)

@@ -1,4 +1,4 @@
-"""Hierarchical all-reduce: in shared memory within each node, by messages between one rank of each.
+"""Hierarchical all-reduce: in shared memory within each node, by messages between one rank of each node.
 
     node 0                        node 1               the leader (L) of a node only exchanges; its other
     ranks  L ... add ... 1 2      L ... add ... 1 2    ranks add all vectors of the node into the leader's,
@@ -9,19 +9,12 @@
     others         add            add            add            copy 0, 1, 2, ... as they complete
     leader                        exchange 0     exchange 1     exchange 2
 
-The pieces of 512 KiB are pipelined: while the leaders exchange one, the other ranks add the next. The exchange is
-recursive halving and doubling for a power of two of leaders, else a ring. With H nodes a node's link carries 2 (H - 1)
-K / H values each way, for any number of ranks per node. A ring over all N ranks sends 2 (N - 1) K / N over it, in more
-steps, and a recursive exchange of all ranks up to N / H times as much.
+Pieces of 512 KiB are pipelined: while the leaders exchange one, the other ranks add the next. On H nodes a leader sends
+2 (H - 1) K / H values: in 2 h messages for each piece if H = 2^h (recursive halving and doubling), else in 2 (H - 1)
+(ring). A ring over all N ranks sends 2 (N - 1) K / N values over a node's link, in more steps, and a recursive exchange
+of all ranks up to N / H times as many as here. All leaders get the same bits, which their nodes copy."""
 
-    cost, H nodes, N ranks      messages of a leader        values it sends        values added in a node
-    H = 2^h                     2 h for each piece          2 (H - 1) K / H        all vectors of the node, once
-    else                        2 (H - 1) for each piece    2 (H - 1) K / H        the same
-
-A node with one rank adds nothing. All leaders end with the same bits, and their nodes copy them.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from mpi4py import MPI
@@ -31,7 +24,7 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
 from hpcdl.comm.allreduce.ring import ring_all_reduce
 from hpcdl.comm.collective_schedule import Collective, Step, collective
-from hpcdl.comm.node_memory import NodeMemory, SubsetCommunicator, node_memory
+from hpcdl.comm.node_memory import CODES, NodeMemory, SubsetCommunicator, call_code, node_memory
 from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.kernels import shared as kernels
 
@@ -40,7 +33,7 @@ PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them
 
 @collective
 def hierarchical_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, node by node."""
+    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, within each node and between the nodes."""
     memory = node_memory(comm)
     if memory.nodes == 1:
         yield from shared.steps(comm, vector, op)
@@ -53,55 +46,51 @@ def hierarchical_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reducti
 
 
 def between(comm: MPI.Intracomm | SubsetCommunicator) -> Collective:
-    """Return the algorithm between the leaders."""
+    """Return the algorithm between the ranks of `comm`, the leaders: recursive for a power of two of them, or ring."""
     size = comm.Get_size()
     return recursive_all_reduce if size & (size - 1) == 0 else ring_all_reduce
 
 
 def pieces(first: int, size: int, itemsize: int) -> list[slice]:
-    """Cut elements first to first + size where all nodes cut: at multiples of PIECE bytes."""
+    """Return slices of at most PIECE bytes that together cover elements `first` to first + size; equal on all nodes."""
     each = PIECE // itemsize
     return [slice(start, min(start + each, first + size)) for start in range(first, first + size, each)]
 
 
 def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: Reduction) -> Iterator[Step]:
-    """The steps on several nodes, some of them with several ranks."""
-    leaders = memory.leaders(comm)
+    """Yield the steps of an all-reduce over several nodes, at least one of which has several ranks."""
+    leaders = SubsetCommunicator(comm, memory.firsts)
     exchange = between(leaders)
     if memory.size == 1:  # alone on its node: keep step with the other leaders
         for piece in pieces(0, vector.size, vector.itemsize):
             yield from exchange.steps(leaders, vector[piece], op)
         return
     start = 0
-    memory.begin(vector, op)
+    memory.words[kernels.CALL] = call_code(vector, op)  # all ranks of the node compare their calls
     while start < vector.size:
-        memory.offer(vector, start)
+        kernels.offer_from(vector, start, memory.places, memory.state)
         yield memory.arrived
         size = kernels.offered_size(vector, start, memory.places)
         block = pieces(start, size, vector.itemsize)
         if memory.rank == 0:
             total = memory.offered(vector, start)[:size]
             for piece in block:
-                memory.post()
+                kernels.raise_flag(memory.places, memory.state)
                 yield memory.arrived  # all ranks have added this piece
                 yield from exchange.steps(leaders, total[piece.start - start : piece.stop - start], op)
-                memory.publish()
+                kernels.publish(memory.places, memory.state)
             if not np.may_share_memory(total, vector):
-                memory.copy_from_leader(vector[start : start + size], 0)
+                kernels.copy_from_leader(vector[start : start + size], 0, memory.places, memory.state)
         else:
             for piece in block:
-                memory.add_to_leader(vector, piece.start - start, piece.stop - piece.start, op)
+                first, length = piece.start - start, piece.stop - piece.start
+                kernels.add_to_leader(vector, first, length, memory.places, memory.state, CODES[op.name])
             for piece in block:
                 yield memory.published()
-                memory.copy_from_leader(vector[piece], piece.start - start)
-        memory.post()
+                kernels.copy_from_leader(vector[piece], piece.start - start, memory.places, memory.state)
+        kernels.raise_flag(memory.places, memory.state)
         yield memory.arrived  # no rank reads another's vector any more
         start += size
 
 
-def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """Return the blocking form for vectors like this one if all ranks are on one node; else None."""
-    return shared.bind(comm, vector, op) if node_memory(comm).nodes == 1 else None
-
-
-ALGORITHM = Algorithm("hierarchical", hierarchical_all_reduce.steps, prepare=node_memory, bind=bind)
+ALGORITHM = Algorithm("hierarchical", hierarchical_all_reduce.steps, prepare=node_memory, bind=shared.bind)

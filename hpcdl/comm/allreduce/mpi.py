@@ -1,9 +1,7 @@
 """The MPI library's all-reduce, as the reference.
 
-Its algorithm depends on the library, the length of the vector and the network: often recursive doubling for short
-vectors, a reduce-scatter with an all-gather for long ones, and shared memory within a node. Its messages are invisible
-from outside, so a trace counts the payload of the call, K values, and no messages.
-"""
+Its algorithm depends on the library, the vector's length and the network: often recursive doubling for short vectors, a
+reduce-scatter with an all-gather for long ones. A trace counts the K values of the call, and no messages."""
 
 from collections.abc import Iterator
 
@@ -22,7 +20,7 @@ def mpi_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM)
 
 
 def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-    """The asynchronous form: MPI_Iallreduce."""
+    """Yield the steps of MPI_Iallreduce, after the ranks' calls are compared."""
     with turn(comm) as mine:
         yield mine
         same = CallComparison(comm, vector, op)

@@ -9,8 +9,7 @@
     driver               N - 1         (N - 1) K           2 (N - 1), one after the other on its link
     every other rank     1             K                   2
 
-The driver's link carries 2 (N - 1) K values: time grows linearly with the number of ranks.
-"""
+The driver's link carries 2 (N - 1) K values: time grows linearly with the number of ranks."""
 
 from collections.abc import Iterator
 

@@ -15,23 +15,18 @@ from hpcdl.comm.operations import SUM, Reduction
 @dataclass(frozen=True)
 class Algorithm:
     """An all-reduce algorithm: `algorithm(comm, vector, op)` reduces a flat contiguous vector in place, and blocks.
+    comm: a bare mpi4py communicator. op(into, values): combines two vectors. Required: name, and steps or blocking.
 
-    comm is a bare mpi4py communicator, op(into, values) the reduction of two vectors. Required are the name and one of
-    steps and blocking.
-
-    name        the name that the user chooses
-    steps       (comm, vector, op): its schedule, a generator (collective_schedule.py); None: it only blocks
+    steps       (comm, vector, op): the schedule, a generator (collective_schedule.py); None: no steps, it blocks
     blocking    (comm, vector, op): the blocking call, if it differs from executing the steps
-    prepare     (comm): a collective call before the first all-reduce; returns the shared memory that the algorithm uses
-                (hpcdl/comm/node_memory.py)
-    choose      (comm, vector): the algorithm to use instead, by the length and type of the vector
-    bind        (comm, vector, op): the blocking call for vectors of this length and type, with all look-ups done: a
-                function of the vector that returns the nanoseconds waited and the bytes written to or copied from
-                shared memory; or None
-    direct      True if it passes its vector to the MPI library unread, so that it may lie on a GPU
-    meets       True if its blocking call matches no asynchronous one and advances no other operation: all ranks wait
-                for all before they make it
-    """
+    prepare     (comm): a collective call before the first all-reduce; returns the shared memory used (node_memory.py)
+    choose      (comm, vector): returns the algorithm to use instead, by the length and type of the vector
+    bind        (comm, vector, op): returns None, or the blocking call for vectors of this length and type, with all
+                look-ups done: a function of the vector, which returns the nanoseconds waited and the bytes written to
+                or copied from shared memory
+    direct      True if the algorithm passes its vector to the MPI library unread: the vector may then lie on a GPU
+    meets       True if the blocking call matches no asynchronous one and advances no other operation: before it, all
+                ranks wait for each other"""
 
     name: str
     steps: Callable[..., Iterator[Step]] | None = None
@@ -50,7 +45,7 @@ class Algorithm:
                 complete(step)
 
     def meeting(self, comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Iterator[Step]:
-        """The steps of a blocking call of an algorithm that `meets`, beside operations in flight."""
+        """Yield the steps of a blocking call beside operations in flight; for algorithms with `meets`."""
         with turn(comm) as mine:
             yield mine
             same = CallComparison(comm, vector, op)

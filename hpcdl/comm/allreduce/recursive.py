@@ -7,17 +7,14 @@
     doubling, distance 2         r ^ 2      both        0 1 2 3 on all ranks
 
 In each halving step a rank exchanges half of its current chunks with the rank at that distance, the farthest first; the
-doubling runs the steps backwards. This needs a power of two, P. The N - P excess ranks fold first: of the first 2 (N -
-P) ranks each odd one sends its vector to the even one below, and receives the result from it at the end. (Rabenseifner,
-"Optimization of collective reduction operations", ICCS 2004)
+doubling runs the steps backwards. This needs P ranks, a power of two. The N - P excess ranks fold first: of the first
+2 (N - P) ranks each odd one sends its vector to the even one below, and receives the result from it at the end.
+(Rabenseifner, "Optimization of collective reduction operations", ICCS 2004)
 
     cost, N ranks              messages             values sent               steps
     N = P, every rank          2 log2 P             2 (P - 1) K / P           2 log2 P
     else, folded away (odd)    1                    K                         2 log2 P + 2
-    else, its partner (even)   2 log2 P + 1         2 (P - 1) K / P + K       2 log2 P + 2
-
-Good for all lengths if P = N; with ranks to fold, half of the pairs send K values more than in the ring.
-"""
+    else, its partner (even)   2 log2 P + 1         2 (P - 1) K / P + K       2 log2 P + 2"""
 
 from collections.abc import Callable, Iterator
 
@@ -54,7 +51,7 @@ def recursive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction 
 def halve_and_double(
     comm: MPI.Intracomm, vector: np.ndarray, op: Reduction, place: int, power: int, rank_of: Callable[[int], int]
 ) -> Iterator[Step]:
-    """The steps among `power` ranks; this rank is number `place` among them, and number p is rank_of(p)."""
+    """Yield the steps among `power` ranks; place: this rank's number among them; rank_of(p): the rank of number p."""
     cut = chunks(vector.size, power)
 
     def part(first: int, count: int) -> "np.ndarray":

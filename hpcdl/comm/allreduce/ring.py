@@ -10,19 +10,17 @@ one from its left. With 3 ranks (a, b, c hold vectors a0 a1 a2, b0 b1 b2, c0 c1 
     step 2: sends    a2+c2 ->             a0+b0 ->             b1+c1 ->
     then holds       .. S1 ..             .. .. S2             S0 .. ..        (S = complete sum)
 
-    all-gather       each rank sends the chunk that it completed, then forwards what it receives, until all have all
+    all-gather       each rank sends its complete chunk, then forwards what it receives, until each has all chunks
 
     cost, N ranks        messages            values sent                                  steps
     every rank           2 (N - 1) s         2 K - k(r+1) - k(r+2)  (2 (N-1) K / N)       2 (N - 1)
 
 where k(c) is the length of chunk c mod N. The values sent do not grow with N: the ring is optimal in bandwidth
-(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), and pays 2 (N -
-1) latencies for it. Each chunk is summed once, along the ring from a fixed rank, so that all ranks get the same
-bits.
+(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), and pays 2 (N - 1)
+latencies for it. Each chunk is summed once, along the ring from a fixed rank, so that all ranks get the same bits.
 
 Chunks of more than 1 MiB are sent as s segments, 16 at most, each a message: while one is added, the next arrives, and
-a segment is forwarded as soon as it is added, so that additions overlap with messages.
-"""
+a segment is forwarded as soon as it is added, so that additions overlap with messages."""
 
 from collections.abc import Iterator
 
@@ -50,11 +48,8 @@ def ring_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM
 def ring_reduce_scatter(
     comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM, first: int | None = None
 ) -> Iterator[Step]:
-    """Leave in each rank one chunk of the reduced vector; the other chunks hold partial sums afterwards.
-
-    first: the chunk that this rank sends first; it completes chunk `first + 1`. By default rank r completes chunk r.
-    Sends all chunks but the completed one: K - k(first + 1) values in N - 1 messages, times the segments.
-    """
+    """Leave chunk first + 1 of the reduced vector on this rank; its other chunks get partial sums. first: number of the
+    chunk that the rank sends first; None: rank - 1. It sends K - k(first + 1) values, in (N - 1) s messages."""
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
     first = rank - 1 if first is None else first
@@ -72,11 +67,8 @@ def ring_reduce_scatter(
 
 @collective
 def ring_all_gather(comm: MPI.Intracomm, vector: np.ndarray, first: int | None = None) -> Iterator[Step]:
-    """Fill in the chunks of `vector` that other ranks hold; each rank starts with one.
-
-    first: the chunk that this rank holds, by default rank r holds chunk r. Sends all chunks but `first + 1`, which its
-    right neighbour holds: K - k(first + 1) values in N - 1 messages, times the segments.
-    """
+    """Fill in the chunks of `vector` that other ranks hold. first: number of the chunk that this rank holds; None: its
+    rank. The right neighbour holds chunk first + 1, so a rank sends K - k(first + 1) values, in (N - 1) s messages."""
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
     first = rank if first is None else first
@@ -90,17 +82,10 @@ def ring_all_gather(comm: MPI.Intracomm, vector: np.ndarray, first: int | None =
 
 
 def in_segments(
-    comm: MPI.Intracomm,
-    vector: np.ndarray,
-    first: int,
-    inbox: np.ndarray | None = None,
-    op: Reduction | None = None,
+    comm: MPI.Intracomm, vector: np.ndarray, first: int, inbox: np.ndarray | None = None, op: Reduction | None = None
 ) -> Iterator[Step]:
-    """The same N - 1 steps with pipelining: each chunk is cut into segments.
-
-    In step t a rank sends chunk first - t and receives chunk first - t - 1, which it sends next: into `inbox`, to be
-    added by op, or directly to its place in the vector.
-    """
+    """Yield the N - 1 steps of a reduce-scatter or all-gather in segments of chunks. In step t a rank sends chunk first
+    - t and receives chunk first - t - 1: into `inbox`, for `op` to add, or, without inbox, into `vector`."""
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
     count = min(SEGMENTS, -(-cut[0].stop * vector.itemsize // SEGMENT))  # for all chunks, though one may be shorter

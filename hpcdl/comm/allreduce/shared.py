@@ -13,11 +13,9 @@ the flags, where every rank adds them all: one wait.
     in windows           0             K               K                             2
     elsewhere            0             3 K             3 K                           2 for each MiB
 
-N K reads and N K writes of all ranks together are the minimum that leaves the sum in every vector; the memory
-bandwidth, or that of the caches between cores, bounds the time. If ranks outnumber cores, a waiting rank yields its
-core. Each element is added by one rank, in one order: all ranks get the same bits. It works within one node;
-`hierarchical` extends it to several.
-"""
+N K reads and N K writes by all ranks together are the minimum; the bandwidth of memory, or of the caches between cores,
+bounds the time. If ranks outnumber cores, a waiting rank yields its core. Each element is added by one rank, in one
+order: all ranks get the same bits. `hierarchical` extends the algorithm to several nodes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -44,7 +42,7 @@ def shared_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = S
 
 
 def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
-    """The all-reduce as an asynchronous generator."""
+    """Yield the steps of the all-reduce; by messages if there is no room for shared memory."""
     memory = prepare(comm)
     if not memory.usable:
         yield from recursive_all_reduce.steps(comm, vector, op)
@@ -53,18 +51,17 @@ def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Itera
 
 
 def prepare(comm: MPI.Intracomm) -> NodeMemory:
-    """Allocate the shared memory of the node; collective. Raises AgreedError if `comm` spans several nodes."""
+    """Allocate the shared memory of the node and return it; collective. AgreedError if `comm` spans several nodes."""
     memory = node_memory(comm)
     if memory.nodes > 1:
-        raise AgreedError(
-            f"--allreduce shared works within one node, these ranks are on {memory.nodes}; use hierarchical or auto"
-        )
+        where = f"and these ranks are on {memory.nodes} nodes"
+        raise AgreedError(f"--allreduce shared works within one node, {where}; take hierarchical or auto")
     return memory
 
 
 def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """Return the blocking form for vectors like this one if all ranks share memory; else None."""
-    memory = prepare(comm)
+    """Return the blocking all-reduce for vectors like this one; None unless all ranks share memory on one node."""
+    memory = node_memory(comm)
     return memory.reducer(vector, op) if memory.shared else None
 
 

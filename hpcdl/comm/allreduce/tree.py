@@ -5,19 +5,16 @@
                      7->6
     broadcast        0->4               0->2 4->6          0->1 2->3 4->5 6->7
 
-In step s of the reduction the ranks that are odd multiples of 2^(s-1) send their partial sum to the rank 2^(s-1)
-below and are done; the broadcast runs the steps backwards. Any number of ranks works: a partner that does not exist
-is left out.
+In step s of the reduction the ranks that are odd multiples of 2^(s-1) send their partial sum to the rank 2^(s-1) below
+and are done; the broadcast runs the steps backwards. For any number of ranks, a missing partner is left out.
 
     cost, N ranks        messages                          values sent          steps
     all ranks together   2 (N - 1)                         2 (N - 1) K          2 ceil(log2 N)
     rank 0               ceil(log2 N)                      ceil(log2 N) K
 
-Few steps, so little latency; but whole vectors are sent, and half of the ranks idle in each step: better than the ring
-for short vectors on many ranks, worse for long ones. (Thakur, Rabenseifner and Gropp, "Optimization of
-collective communication operations in MPICH", 2005.) All ranks receive the sum that rank 0 made, so all get the
-same bits.
-"""
+The latency is low, but whole vectors are sent, and half of the ranks idle in each step: better than the ring for short
+vectors on many ranks, worse for long ones. All ranks get the same bits, the sum of rank 0. (Thakur, Rabenseifner and
+Gropp, "Optimization of collective communication operations in MPICH", 2005)"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -41,11 +38,8 @@ def tree_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM
 def tree_reduce(
     comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM, root: int = 0, met: bool = False
 ) -> Iterator[Step]:
-    """Combine the vectors of all ranks into that of `root`; the others' vectors hold partial sums afterwards.
-
-    met: use synchronous sends: a rank completes only when its message is being received. If ranks make different calls,
-    with another root for example, some then wait, and the difference is detected (hpcdl/comm/call_matching.py).
-    """
+    """Combine all vectors into that of rank `root`; other vectors get partial sums. met: sends are synchronous, so a
+    rank completes only when its message is being received, and differing calls are detected (call_matching.py)."""
     rank, size = comm.Get_rank(), comm.Get_size()
     place, send = (rank - root) % size, comm.Issend if met else comm.Isend  # the tree is drawn with the root at 0
     inbox: Any = np.empty_like(vector) if place % 2 == 0 and place + 1 < size else None  # only leaves receive nothing

@@ -4,16 +4,12 @@
     rank 1    all_reduce of 100 float64 (sum)    code c1  |  on a communicator for nothing else
     all       if c0 = c1 = ... the call goes on; else all ranks report every rank's call and its line
 
-A code is a hash of operation, type, length, reduction, root and all-reduce algorithm. The nth comparison on the
-communicator belongs to the nth call. It precedes the call's own messages, so all ranks may continue after the error. An
-asynchronous call is compared when it is waited for or tested, so that its start still does not block.
+A code is a hash of operation, type, length, reduction, root and all-reduce algorithm. The comparison, an uncounted
+all-reduce of 16 bytes, precedes the call's own messages, so all ranks may continue after the error. An asynchronous
+call is compared when it is waited for or tested, so that its start still does not block.
 
-If a rank never makes the call, there is nothing to compare. The wait is visible to the watchdog, as in every collective
-call: it ends a job whose ranks deadlock in calls of different communicators, or wait for a rank that has left, and with
---timeout a job in which a rank never arrives (watchdog.py).
-
-cost      an uncounted all-reduce of 16 bytes by the library before each call; when off, one comparison
-"""
+If a rank never makes the call, the watchdog sees the others wait: it ends a job whose ranks deadlock in calls of
+different communicators, or wait for a rank that has left, and a job that waits longer than --timeout (watchdog.py)."""
 
 import hashlib
 import os
@@ -41,12 +37,12 @@ def enabled_by_environment() -> bool:
     """True if $HPCDL_CHECK turns the checker on. Raises UsageError for an unknown value."""
     value = os.environ.get(VARIABLE, "")
     if value not in OFF + ON:
-        raise UsageError(f"{VARIABLE}={value}: it is 1 to compare what ranks call together, or 0")
+        raise UsageError(f"{VARIABLE}={value}: set 1 to compare the collective calls of all ranks, or 0")
     return value in ON
 
 
 class CollectiveChecker:
-    """Compares the calls on one communicator, using a duplicate of it; the constructor is a collective call."""
+    """Compares the calls on one communicator, by messages on its duplicate; the constructor is a collective call."""
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm = comm.Dup()
@@ -54,7 +50,7 @@ class CollectiveChecker:
         self.beginning: deque[np.ndarray] = deque()  # comparisons of asynchronous calls, in order
 
     def code(self, call: Call, algorithm: str) -> int:
-        """Return a hash of 56 bits, equal on all ranks for equal calls."""
+        """Return a hash of 56 bits of a call and its algorithm: equal on all ranks if both are equal."""
         found = self.codes.get((call, algorithm))
         if found is None:
             if len(self.codes) == MOST:
@@ -70,10 +66,7 @@ class CollectiveChecker:
         return largest, self.comm.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX)
 
     def before(self, group: Any, call: Call) -> int:
-        """Compare a blocking call before it is made, advancing operations in flight; return the nanoseconds waited.
-
-        Raises AgreedError, on all ranks, if they make different calls.
-        """
+        """Compare a blocking call before it is made; return the nanoseconds waited. AgreedError if calls differ."""
         around = activity.enter(call[0], group._everyone)
         start = activity.since
         try:
@@ -89,10 +82,8 @@ class CollectiveChecker:
         return clock() - start
 
     def checked_steps(self, group: Any, call: Call, steps: Iterator[Step]) -> Iterator[Step]:
-        """Return the steps of an asynchronous call, with the comparison before the first.
-
-        The calls begin in their order, on which the turns in the shared memory of a node rely.
-        """
+        """Return the comparison of an asynchronous call of `group`, then its `steps`, as one generator. Calls begin in
+        the order in which they are made; the turns in a node's shared memory rely on it."""
         where, number = location(caller()), group.sequence
 
         def compared() -> Iterator[Step]:
@@ -113,11 +104,8 @@ class CollectiveChecker:
         return compared()
 
     def refuse(self, group: Any, call: Call, number: int, where: str) -> Iterator[Step]:
-        """Exchange all ranks' calls and call sites, as steps, and raise AgreedError on all ranks.
-
-        The call's number is the tag of the messages. A library collective would not do: with several calls in flight
-        each rank detects differences in another order, and has begun other comparisons.
-        """
+        """Yield the steps that exchange all ranks' calls and call sites (`where`); then raise AgreedError on all ranks.
+        The tag is the call's `number`: ranks with several calls in flight find differences in different orders."""
         everyone, tag = np.zeros((self.comm.size, 3), WORDS), number % TAGS
         everyone[self.comm.rank] = [each.encode() for each in (describe_call(call), group.algorithm_of(call), where)]
         others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
@@ -127,10 +115,5 @@ class CollectiveChecker:
         words, algorithms, lines = ([each.decode(errors="replace") for each in row] for row in everyone.T)
         if len({*words}) == 1:
             words = [f"{each} by {name}" for each, name in zip(words, algorithms, strict=True)]
-        at = group_by_text(dict(enumerate(lines)))
-        raise AgreedError(
-            f"{mismatch_message(dict(enumerate(words)))} (call number {number} of {group.name!r}, from {at})"
-        )
-
-    def free(self) -> None:
-        self.comm.Free()
+        at, told = group_by_text(dict(enumerate(lines))), mismatch_message(dict(enumerate(words)))
+        raise AgreedError(f"{told} (call number {number} of {group.name!r}, called from {at})")

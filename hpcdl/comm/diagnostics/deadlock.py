@@ -1,7 +1,6 @@
 """Deadlock detection: which ranks wait for an event that can never happen, from the status of every rank.
 
-A rank that has left its program makes no more calls. A rank that waits for it is stuck, and so is a rank that waits for
-a stuck rank:
+A rank that has left its program makes no more calls. A rank that waits for it, or for a stuck rank, is stuck:
 
     a rank waits for     it is stuck when                           (least fixpoint, from the ranks that have left)
     one rank             that rank has left, or is stuck
@@ -9,13 +8,11 @@ a stuck rank:
     some rank            all of them have left, or are stuck
 
 A message may arrive after its sender has left: a wait for one rank or some rank counts after SENT seconds. A rank that
-computes is never stuck. Neither is a rank that all others have joined, however long its messages take.
+computes is never stuck, nor is one in a collective call that all have entered, however long its messages take.
 
 Ranks also deadlock while none has left (`mutual_waits`, the greatest fixpoint): each waits in a call that no rank can
-leave before all have entered it (`TOGETHER`; every collective call where calls are compared), and one of the others
-waits in a call of another communicator instead. Other cycles of waits are not reported, because messages may be on
-their way: --timeout ends those and prints where each rank is (`status_lines`).
-"""
+leave before all have entered (`TOGETHER`; every collective call if calls are compared), and another rank waits in a
+call of another communicator. Other cycles are not reported, as messages may be on their way: --timeout ends them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -31,13 +28,12 @@ class RankStatus(NamedTuple):
     """The status that a rank reports. Ranks are numbered as in the job's communicator.
 
     text      what the rank does, and where        left   True if it has left its program
-    busy      True inside `activity.exempt()`      made   text of its call with the number that another rank waits in
+    busy      True inside `activity.exempt()`      made   text of its call that a query names; None: not known
     calls     the number of its last collective call on each communicator, by the communicator's key
     waits     seconds of its wait, and the start of the wait; None if it does not wait
-    key, members, other, call                      the target of the wait (progress.WaitTarget)
+    key, members, other, call     target of the wait: communicator, its ranks, the rank (ALL, SOME), number of the call
     called    text of the call that it waits in; name: of the communicator; at: the line that makes the call
-    together  True if no rank can leave that call before all have entered it
-    """
+    together  True if no rank can leave that call before all have entered it"""
 
     text: str
     left: bool
@@ -56,21 +52,18 @@ class RankStatus(NamedTuple):
 
 
 def stuck(statuses: dict[int, RankStatus], size: int) -> set[int]:
-    """Return the ranks, of `size`, that wait for ever. A rank without a status is taken to compute."""
+    """Return the ranks, among `size` ranks, that wait for ever. A rank without a status is taken to compute."""
     halted = {rank for rank, status in statuses.items() if status.left}
     left, before = set(halted), set[int]()
     while halted != before:
         before = set(halted)
-        halted |= {
-            rank
-            for rank, status in statuses.items()
-            if rank not in halted and rank_is_stuck(rank, status, statuses, halted, size)
-        }
+        halted |= {rank for rank in statuses if rank not in halted and rank_is_stuck(rank, statuses, halted, size)}
     return halted - left
 
 
-def rank_is_stuck(rank: int, status: RankStatus, statuses: dict[int, RankStatus], halted: set[int], size: int) -> bool:
+def rank_is_stuck(rank: int, statuses: dict[int, RankStatus], halted: set[int], size: int) -> bool:
     """True if this rank is stuck; halted: the ranks known to have left or to be stuck."""
+    status = statuses[rank]
     seconds = status.waits[0] if status.waits else 0.0
     if seconds < LONG:
         return False
@@ -84,18 +77,18 @@ def rank_is_stuck(rank: int, status: RankStatus, statuses: dict[int, RankStatus]
 
 
 def call_mismatch(statuses: dict[int, RankStatus], members: tuple[int, ...]) -> str | None:
-    """Return the message for ranks whose calls of one number differ; None if all are the same."""
+    """Return the message for `members` whose calls of the same number differ; None if the known calls are equal."""
     calls = {rank: str(status.made) for rank, status in statuses.items() if status.made and rank in members}
     lines = {rank: statuses[rank].at for rank in calls if statuses[rank].at and statuses[rank].called == calls[rank]}
     return mismatch_message(calls, lines) if len(set(calls.values())) > 1 else None
 
 
 def stuck_message(statuses: dict[int, RankStatus], halted: set[int]) -> str:
-    """Return the message for stuck ranks."""
+    """Return the message for the stuck ranks `halted`, which also names the ranks that have left."""
     left = sorted(rank for rank, status in statuses.items() if status.left)
-    gone = f"{format_ranks(left)} {'has' if len(left) == 1 else 'have'} left before the end"
+    gone = f"{format_ranks(left)} {'has' if len(left) == 1 else 'have'} left the program before its end"
     first = min(halted)
-    return f"{gone}, {format_ranks(sorted(halted))} would wait for ever: rank {first} {statuses[first].text}"
+    return f"{gone}; {format_ranks(sorted(halted))} would wait for ever: rank {first} {statuses[first].text}"
 
 
 def status_from_json(fields: dict[str, Any]) -> RankStatus:
@@ -105,7 +98,7 @@ def status_from_json(fields: dict[str, Any]) -> RankStatus:
 
 
 def mutual_waits(statuses: dict[int, RankStatus]) -> set[int]:
-    """Return the ranks that wait for each other in collective calls, each for a rank that waits in another call."""
+    """Return the ranks in collective calls that wait for each other, each for a rank that waits in another call."""
     halted = {rank for rank, status in statuses.items() if status.together and status.waits and status.waits[0] >= LONG}
     before = set[int]()
     while halted != before:
@@ -115,7 +108,7 @@ def mutual_waits(statuses: dict[int, RankStatus]) -> set[int]:
 
 
 def missing_ranks(status: RankStatus, statuses: dict[int, RankStatus]) -> list[int]:
-    """Return the ranks that have not entered the collective call in which this rank waits."""
+    """Return the ranks that have not entered the collective call in which the rank of `status` waits."""
     members = [rank for rank in status.members if rank in statuses]
     return [rank for rank in members if statuses[rank].calls.get(str(status.key), 0) < status.call]
 
@@ -123,35 +116,31 @@ def missing_ranks(status: RankStatus, statuses: dict[int, RankStatus]) -> list[i
 def mutual_wait_message(statuses: dict[int, RankStatus], halted: set[int]) -> str:
     """Return the message for the ranks of `mutual_waits`."""
     places = "; ".join(f"{format_ranks(ranks)} in {where}" for where, ranks in together(statuses, halted).items())
-    return f"{format_ranks(sorted(halted))} wait for each other for ever ({places}); call the same on all, in one order"
+    advice = "make the same calls in the same order on all ranks"
+    return f"{format_ranks(sorted(halted))} wait for each other for ever ({places}); {advice}"
 
 
 def together(statuses: dict[int, RankStatus], ranks: Iterable[int]) -> dict[str, list[int]]:
-    """Group the ranks by the text of their place."""
+    """Return the ranks grouped by the text of their place: the call that they wait in, or else what they do."""
     places: dict[str, list[int]] = {}
     for rank in sorted(ranks):
-        places.setdefault(place_text(statuses[rank]), []).append(rank)
+        status, place = statuses[rank], statuses[rank].text
+        if status.waits and status.key:
+            whom = "some rank" if status.other == SOME else f"rank {status.other}"
+            place = f"{status.called} of {status.name!r}, for {whom}"
+            if status.other == ALL:
+                place = f"call number {status.call} of {status.name!r}, {status.called}"
+            place += f", at {status.at}" if status.at else ""
+        places.setdefault(place, []).append(rank)
     return places
-
-
-def place_text(status: RankStatus) -> str:
-    """Return the text of a rank's place: equal for ranks at the same place."""
-    if not status.waits or not status.key:
-        return status.text
-    at = f", at {status.at}" if status.at else ""
-    if status.other == ALL:
-        return f"call number {status.call} of {status.name!r}, {status.called}{at}"
-    whom = "some rank" if status.other == SOME else f"rank {status.other}"
-    return f"{status.called} of {status.name!r}, for {whom}{at}"
 
 
 def status_lines(statuses: dict[int, RankStatus], size: int) -> list[str]:
     """Return a line for each place with its ranks, then the lines of `conclusions`."""
     silent = [rank for rank in range(size) if rank not in statuses]
     waiting = [rank for rank, status in sorted(statuses.items()) if status.waits and status.key]
-    lines = [
-        f"{format_ranks(ranks)} {verb(ranks, 'wait')} in {at}" for at, ranks in together(statuses, waiting).items()
-    ]
+    places = together(statuses, waiting).items()
+    lines = [f"{format_ranks(ranks)} {wait(ranks)} in {at}" for at, ranks in places]
     lines += [f"{format_ranks(ranks)}: {at}" for at, ranks in together(statuses, set(statuses) - set(waiting)).items()]
     lines += [f"{format_ranks(silent)}: nothing is known"] if silent else []
     return lines + conclusions(statuses)
@@ -160,29 +149,23 @@ def status_lines(statuses: dict[int, RankStatus], size: int) -> list[str]:
 def conclusions(statuses: dict[int, RankStatus]) -> list[str]:
     """Return lines that say which ranks wait for which, and which calls differ."""
     waiting = [rank for rank, status in sorted(statuses.items()) if status.waits and status.key]
-    lines = []
-    for key, call in dict.fromkeys(
-        (statuses[rank].key, statuses[rank].call) for rank in waiting if statuses[rank].other == ALL
-    ):
-        there = [
-            rank
-            for rank in waiting
-            if (statuses[rank].key, statuses[rank].call, statuses[rank].other) == (key, call, ALL)
-        ]
+    lines, calls = [], dict[Any, list[int]]()
+    for rank in waiting:
+        if statuses[rank].other == ALL:
+            calls.setdefault((statuses[rank].key, statuses[rank].call), []).append(rank)
+    for there in calls.values():
         first, what = statuses[there[0]], {rank: statuses[rank].called for rank in there}
-        number = f"call number {call} of {first.name!r}"
+        number = f"call number {first.call} of {first.name!r}"
         if len(set(what.values())) > 1:
             lines.append(f"{number}: {mismatch_message(what)}")
         if late := missing_ranks(first, statuses):
             come = f"which {'has' if len(late) == 1 else 'have'} not come to {number}"
-            lines.append(f"{format_ranks(there)} {verb(there, 'wait')} for {format_ranks(late)}, {come}")
-    for rank in waiting:
-        if statuses[rank].other >= 0:
-            lines.append(f"rank {rank} waits for rank {statuses[rank].other}")
+            lines.append(f"{format_ranks(there)} {wait(there)} for {format_ranks(late)}, {come}")
+    lines += [f"rank {rank} waits for rank {statuses[rank].other}" for rank in waiting if statuses[rank].other >= 0]
     if halted := mutual_waits(statuses):
         lines.append(mutual_wait_message(statuses, halted))
     return lines
 
 
-def verb(ranks: Sequence[int], word: str) -> str:
-    return word if len(ranks) > 1 else f"{word}s"
+def wait(ranks: Sequence[int]) -> str:
+    return "wait" if len(ranks) > 1 else "waits"

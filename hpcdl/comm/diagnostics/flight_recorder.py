@@ -3,15 +3,10 @@
     flight/rank-0003.bin    | head | names, groups, lines of code | a ring of records, each of 64 bytes |
     flight/try-1/           the recordings of an interrupted segment of a run that was resumed
 
-A record is written when an operation begins and completed when it ends. The file is memory-mapped, so a write is a
-store without a system call, and the data survive an exit, a crash or SIGKILL of the process (not a failure of the
-machine). `hpcdl postmortem` reads the files of all ranks together.
-
-    cost    about 1 us for each operation; 64 bytes for each record, 100 KB for the tables
-
-Times are this host's `perf_counter_ns`; the head relates them to the time of day. Texts (operations, groups,
-lines of code) are written once and numbered.
-"""
+A record is written when an operation begins and completed when it ends, about 1 us in all. A write is a store without a
+system call, and survives an exit, a crash or SIGKILL of the process (not a failure of the machine). `hpcdl postmortem`
+reads the files of all ranks together. Times are this host's `perf_counter_ns`; the head relates them to the time of
+day. Texts (operations, groups, lines of code) are written once, in tables of 100 KB, and numbered."""
 
 import contextlib
 import mmap
@@ -38,45 +33,28 @@ STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4  # states of an operation: in flight
 RUNS, LEFT, BROKE = 0, 1, 2  # states of a rank: running, or ended without a record; exited in good order; failed
 TEXTS, WIDTH = 640, 144  # entries of the table of texts, and bytes of each
 GROUPS = 128  # entries of the table of communicators
-HEAD = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "<u4"),
-        ("capacity", "<u4"),
-        ("rank", "<i4"),
-        ("size", "<i4"),
-        ("process", "<i8"),
-        ("born", "<i8"),  # start time of the process in kernel ticks; with the number it identifies the process
-        ("clock", "<i8"),  # perf_counter_ns, and ...
-        ("time", "<i8"),  # ... time_ns, when the file was made
-        ("seen", "<i8"),  # perf_counter_ns of the last sign of life
-        ("state", "<i8"),
-        ("ended", "<i8"),  # perf_counter_ns
-        ("texts", "<i8"),  # number of texts
-        ("groups", "<i8"),
-        ("host", "S64"),
-        ("why", "S400"),  # reason of the end
-    ]
+
+
+def fields(text: str) -> np.dtype:
+    """Return the dtype of a structure with these fields: names and types, as in fields("rank <i4, host S64")."""
+    return np.dtype([(name, kind) for name, kind in map(str.split, text.split(","))])
+
+
+# born: start time of the process in kernel ticks; with the number it identifies the process. clock, time:
+# perf_counter_ns and time_ns when the file was made. seen, ended: perf_counter_ns of the last sign of life, and of the
+# end, with its state and reason. texts, groups: how many there are.
+HEAD = fields(
+    "magic S8, version <u4, capacity <u4, rank <i4, size <i4, process <i8, born <i8, clock <i8, time <i8, seen <i8,"
+    "state <i8, ended <i8, texts <i8, groups <i8, host S64, why S400"
 )
 # last: the number of the last collective call when the ring was last full; records tell of later ones.
-GROUP = np.dtype([("last", "<i8"), ("size", "<i4"), ("rank", "<i4"), ("key", "S32"), ("name", "S48")])
-RECORD = np.dtype(
-    [
-        ("number", "<i8"),  # of the operation on this rank, from 1; 0: an empty record
-        ("start", "<i8"),
-        ("call", "<i8"),  # number among the collective calls of the group; 0: point-to-point
-        ("elements", "<i8"),
-        ("other", "<i4"),  # the other rank, ALL or SOME
-        ("operation", "<u2"),  # numbers of texts
-        ("group", "<u2"),
-        ("line", "<u2"),
-        ("reduction", "<u2"),
-        ("root", "<u2"),  # its last 16 bits
-        ("kind", "u1"),  # of elements: call_signature.TYPES
-        ("state", "u1"),
-        ("end", "<i8"),  # 0: not yet
-        ("bytes", "<i8"),  # sent; set at its end
-    ]
+GROUP = fields("last <i8, size <i4, rank <i4, key S32, name S48")
+# number: of the operation on this rank, from 1 (0: an empty record). call: among the collective calls of the group (0:
+# point-to-point). other: a rank, ALL or SOME. operation, line, reduction: numbers of texts. root: its last 16 bits.
+# kind: of the elements (call_signature.TYPES). end: 0 means not yet. bytes: sent; set at the end.
+RECORD = fields(
+    "number <i8, start <i8, call <i8, elements <i8, other <i4, operation <u2, group <u2, line <u2, reduction <u2,"
+    "root <u2, kind u1, state u1, end <i8, bytes <i8"
 )
 BEGIN = struct.Struct("<4qi5H2Bqq").pack_into
 END = struct.Struct("<Bqq").pack_into  # from the field `state` on
@@ -88,7 +66,7 @@ assert struct.calcsize("<4qi5H2Bqq") == RECORD.itemsize == 64
 
 
 def sizes(capacity: int) -> tuple[int, int, int, int]:
-    """Return the offsets of the texts, the groups and the records, and the length of the file."""
+    """Return the offsets of texts, groups and records in a file of `capacity` records, and the length of the file."""
     texts = HEAD.itemsize
     groups = texts + TEXTS * WIDTH
     records = -(-(groups + GROUPS * GROUP.itemsize) // 64) * 64
@@ -96,14 +74,12 @@ def sizes(capacity: int) -> tuple[int, int, int, int]:
 
 
 def earlier_tries(folder: Path) -> dict[int, Path]:
-    """Return the folders of a run's earlier interrupted segments' recordings, by number."""
+    """Return, by number, the folders with recordings of a run's earlier, interrupted segments."""
     flight = folder / FOLDER
     if flight.is_symlink() or not flight.is_dir():
         return {}
     found = {int(name[1]): each for each in flight.iterdir() if (name := TRY.fullmatch(each.name))}
-    return {
-        number: found[number] for number in sorted(found) if found[number].is_dir() and not found[number].is_symlink()
-    }
+    return {number: each for number, each in sorted(found.items()) if each.is_dir() and not each.is_symlink()}
 
 
 def recordings_in(folder: Path) -> list[Path]:
@@ -112,7 +88,7 @@ def recordings_in(folder: Path) -> list[Path]:
 
 
 def set_aside(folder: Path) -> None:
-    """Move the recordings of the last, interrupted segment of a resumed run to the next try folder."""
+    """Move the recordings of a resumed run's last segment, which was interrupted, to the next try folder."""
     flight = folder / FOLDER
     if not flight.is_symlink() and (recordings := recordings_in(flight)):
         aside = flight / f"try-{1 + max(earlier_tries(folder), default=0)}"
@@ -122,7 +98,7 @@ def set_aside(folder: Path) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Remove the recordings of earlier tries."""
+    """Remove the recordings of earlier tries, and the folders if they are then empty."""
     for earlier in earlier_tries(folder).values():
         for recording in recordings_in(earlier):
             recording.unlink()
@@ -142,11 +118,8 @@ def process_start(process: int | str = "self") -> int:
 
 
 class FlightRecorder:
-    """Records the last `capacity` operations of this rank in the file at `path`.
-
-    rank, size: of the ranks whose files share a folder. groups: the existing communicators. Raises OSError if the file
-    cannot be made.
-    """
+    """Records the last `capacity` operations of this rank in the file at `path`. rank, size: this rank, and the number
+    of ranks whose files share a folder. groups: existing communicators. OSError if the file cannot be made."""
 
     def __init__(self, path: Path, rank: int, size: int, capacity: int, groups: Iterable[Any] = ()):
         self.path, self.capacity = path, capacity
@@ -179,10 +152,8 @@ class FlightRecorder:
         for group in groups:
             self.register(group)
 
-    # -- written for speed -------------------------------------------------------------------------------------------
-
     def begin(self, group: Any, name: str, start: int, other: int, state: int = WAITING) -> int:
-        """Begin the record of an operation on `group`; return its offset. start: perf_counter_ns."""
+        """Begin the record of an operation; return its offset. start: perf_counter_ns. other: rank, ALL or SOME."""
         self.count = number = self.count + 1
         at = self.first + number % self.capacity * 64
         known = self.groups.get(id(group))
@@ -209,23 +180,22 @@ class FlightRecorder:
         else:
             operation = self.texts.get(name) or self._text(name)
             BEGIN(self.map, at, number, start, 0, 0, other, operation, known, line, 0, 0, NO_TYPE, state, 0, 0)
-        if number % self.capacity == 0:
-            self._note_calls()
+        if number % self.capacity == 0:  # store the numbers of calls before older records are overwritten
+            for entry, each in self.members.items():
+                LONG(self.map, self.first_group + entry * GROUP.itemsize, each.sequence)
         return at
 
     def end(self, at: int, stop: int, sent: int, state: int = DONE) -> None:
-        """Complete the record at offset `at`."""
+        """Complete the record at offset `at`. stop: perf_counter_ns. sent: bytes."""
         END(self.map, at + STATE, state, stop, sent)
 
     def waits(self, at: int) -> None:
-        """Mark the operation at offset `at` as waited in."""
+        """Mark the operation of the record at offset `at` as waited in."""
         BYTE(self.map, at + STATE, WAITING)
 
     def beat(self) -> None:
         """Record a sign of life."""
         LONG(self.map, self.heartbeat_offset, time.perf_counter_ns())
-
-    # -- new entries -------------------------------------------------------------------------------------------------
 
     def _text(self, text: str) -> int:
         """Return the number of a text, adding it if new; 0 if the table is full."""
@@ -257,7 +227,7 @@ class FlightRecorder:
         return what
 
     def register(self, group: Any) -> int:
-        """Add a new communicator; return its number. When the table is full, all further ones share the last number."""
+        """Add a new communicator; return its number. When the table is full, all further ones get the last number."""
         number = min(self.group_count, GROUPS - 1)
         at = self.first_group + number * GROUP.itemsize
         watcher = group._watcher
@@ -269,18 +239,11 @@ class FlightRecorder:
         self.groups[id(group)], self.members[number] = number, group
         return number
 
-    def _note_calls(self) -> None:
-        """Store the number of collective calls on each communicator, before older records are overwritten."""
-        for number, group in self.members.items():
-            LONG(self.map, self.first_group + number * GROUP.itemsize, group.sequence)
-
     def forget(self, group: Any) -> None:
         """Remove a freed communicator: its id may be reused."""
         number = self.groups.pop(id(group), None)
         if number is not None and self.members.get(number) is group:
             LONG(self.map, self.first_group + number * GROUP.itemsize, self.members.pop(number).sequence)
-
-    # -- the end -----------------------------------------------------------------------------------------------------
 
     def ended(self, state: int, reason: str) -> None:
         """Record how this rank has ended; only the first call counts."""

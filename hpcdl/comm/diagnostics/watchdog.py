@@ -1,19 +1,14 @@
 """Watchdog: end a job that hangs, and report which rank waits in which operation, and its call site.
 
-A thread on every rank, one for all its communicators, polls what the rank is doing. A rank that has waited in one
-operation for a second, then two, four and so on, sends an alarm to rank 0, whose thread queries all ranks. Their
-answers show two errors without any timeout: ranks whose collective calls differ (hpcdl/comm/call_matching.py), and
-ranks that wait for one that has left its program (deadlock.py). Either ends the job with one line. With a timeout, a
-longer wait ends the job, too, with a line for each rank, unless a rank is inside `activity.exempt()`, as in scoring or
-checkpoints.
+A thread on every rank polls what the rank is doing. A rank that has waited in one operation for a second, then two,
+four and so on, sends an alarm to rank 0, whose thread queries all ranks. Their answers show, without any timeout, ranks
+whose collective calls differ (call_matching.py) and ranks that wait for ever (deadlock.py). Either ends the job with
+one line. With a timeout, a longer wait ends the job, too, with a line for each rank, unless a rank is inside
+`activity.exempt()`. The threads answer while their ranks compute, or hang elsewhere, too.
 
-The threads answer, so the status of a rank that computes, or hangs elsewhere, is known, too. If rank 0 does not react
-(it may be stopped), the rank whose timeout is over ends the job with its own report. All this needs MPI's
-THREAD_MULTIPLE; without it each rank acts alone, and on timeouts only.
-
-A rank whose program ends reports that to rank 0, and rank 0 listens until all ranks have reported: MPI_Finalize waits
-for the other ranks, which may wait for this one.
-"""
+If rank 0 does not react (it may be stopped), the rank whose timeout is over ends the job. All this needs MPI's
+THREAD_MULTIPLE; without it each rank acts alone, and on timeouts only. A rank whose program ends reports that to rank
+0, which listens until all have: MPI_Finalize waits for the other ranks, which may wait for this one."""
 
 import functools
 import json
@@ -25,58 +20,43 @@ import time
 import traceback
 import zlib
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl import kernels, shared_memory
-from hpcdl.comm.diagnostics import status_signal
+from hpcdl.comm.counting import translate_ranks
+from hpcdl.comm.diagnostics import deadlock, status_signal
 from hpcdl.comm.diagnostics.call_signature import ALL
 from hpcdl.comm.diagnostics.call_site import innermost, location
-from hpcdl.comm.diagnostics.deadlock import (
-    LONG,
-    TOGETHER,
-    RankStatus,
-    call_mismatch,
-    conclusions,
-    mutual_wait_message,
-    mutual_waits,
-    status_from_json,
-    status_lines,
-    stuck,
-    stuck_message,
-)
+from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus
 from hpcdl.comm.job_abort import end_job
 from hpcdl.comm.progress import LONGEST, Wait, WaitTarget, activity
 
-BELOW = (
-    *(os.path.dirname(file) + os.sep for file in (os.path.dirname(__file__), kernels.__file__)),
-    shared_memory.__file__,
-)
+FOLDERS = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(kernels.__file__)
+BELOW = *(folder + os.sep for folder in FOLDERS), shared_memory.__file__
 SELDOM, PERIOD = 30.0, 0.25  # seconds: longest time between two queries; between two polls
 FREED = 1000  # freed communicators that are remembered
 MOST = 4  # alarms that are handled in a poll
 
 
-class WatchThread(threading.Thread):
-    """The thread of this process that polls for all its watchdogs. lock: held while it polls or their list changes."""
+polling = threading.Lock()  # held while the thread polls, or the list of watchdogs changes
 
-    def __init__(self) -> None:
-        super().__init__(name="hpcdl-watchdog", daemon=True)
-        self.lock = threading.Lock()
 
-    def run(self) -> None:
-        while True:
-            time.sleep(min((each.period for each in list(activity.watchdogs)), default=PERIOD))
-            if activity.flight is not None:
-                activity.flight.beat()
-            if activity.watchdogs and status_signal.received():
-                activity.watchdogs[0].on_status_signal()
-            for each in list(activity.watchdogs):
-                with self.lock:
-                    if not each.stopped.is_set():
-                        each.poll()
+def poll_all() -> None:
+    """Poll for all watchdogs of this process, for ever; the body of their thread."""
+    while True:
+        time.sleep(min((each.period for each in list(activity.watchdogs)), default=PERIOD))
+        if activity.flight is not None:
+            activity.flight.beat()
+        if activity.watchdogs and status_signal.received():
+            activity.watchdogs[0].on_status_signal()
+        for each in list(activity.watchdogs):
+            with polling:
+                if not each.stopped.is_set():
+                    each.poll()
 
 
 def leave(*_: Any) -> None:
@@ -96,16 +76,14 @@ def finalizing() -> int:
 
 
 def leave_once() -> None:
-    """Run `leave` at the end of the program, unless it has run; for the others may go on."""
+    """Run `leave`, unless it has run: this rank's program ends, and other ranks may go on."""
     if MPI.COMM_SELF.Get_attr(finalizing()):
         MPI.COMM_SELF.Delete_attr(finalizing())
 
 
 class Watchdog:
-    """Watches this rank's calls on a communicator and those derived from it; made and closed collectively.
-
-    timeout: seconds, or 0 for none. ends: True if errors that need no timeout end the job.
-    """
+    """Watches this rank's calls on a communicator and on communicators derived from it; made and closed collectively.
+    timeout: longest wait in seconds; 0: no limit. ends: True if differing calls, and deadlocks, end the job."""
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, ends: bool = True):
         self.comm, self.timeout, self.ends = comm.Dup(), timeout, ends
@@ -115,9 +93,8 @@ class Watchdog:
         self.talks = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.grace = min(3.0, max(1.0, timeout / 2)) if timeout else 3.0  # seconds within which other ranks must answer
         self.period = min(PERIOD, timeout / 4) if timeout else PERIOD
-        self.groups: dict[
-            str, tuple[Any, tuple[int, ...]]
-        ] = {}  # by key: a communicator, and its ranks numbered in this one
+        # by key: a communicator, and its ranks numbered in this one
+        self.groups: dict[str, tuple[Any, tuple[int, ...]]] = {}
         self.keys: dict[int, str] = {}  # by id of the communicator
         self.group_counts: Counter[tuple[int, ...]] = Counter()  # communicators by their ranks
         self.alarm, self.after = 0, LONG  # start of the wait reported last, seconds of the next alarm
@@ -137,17 +114,14 @@ class Watchdog:
             MPI.COMM_SELF.Set_attr(finalizing(), True)
         activity.watchdogs.append(self)
         if activity.watch_thread is None or not activity.watch_thread.is_alive():
-            activity.watch_thread = WatchThread()
+            activity.watch_thread = threading.Thread(target=poll_all, name="hpcdl-watchdog", daemon=True)
             activity.watch_thread.start()
 
     def watch(self, group: Any) -> None:
-        """Watch this communicator, too; called on all of its ranks. A closed watchdog ignores it."""
+        """Watch communicator `group`, too; called on all of its ranks. A closed watchdog ignores the call."""
         if self.stopped.is_set():
             return
-        ours, mine = self.comm.Get_group(), group.mpi.Get_group()
-        ranks = tuple(map(int, mine.Translate_ranks(None, ours)))
-        ours.Free()
-        mine.Free()
+        ranks = tuple(translate_ranks(group.mpi, self.comm))
         self.group_counts[ranks] += 1
         key = f"{zlib.crc32(str(ranks).encode()):x}.{self.group_counts[ranks]}"
         self.groups[key], self.keys[id(group)] = (group, ranks), key
@@ -174,30 +148,29 @@ class Watchdog:
         if wait is not None and wait.seconds >= self.after:
             self.after = wait.seconds + min(wait.seconds, SELDOM)
             self.send_alarm(wait.awaits, False)
-        self.listen()
+        while (message := self.receive()) is not None:
+            self.handle(*message)
+        for call in self.alarms[:MOST]:
+            self.query(call, False)
+        self.alarms.clear()
         if self.next_query is not None and time.monotonic() > self.next_query:
             self.query(None, False)
 
     def check_timeout(self, wait: Wait | None) -> None:
         """Report a wait that exceeds the timeout; if rank 0 does not react, end the job."""
         now = time.monotonic()
-        if (
-            wait is None
-            or wait.seconds <= self.timeout
-            or now < self.no_timeout_until
-            or (wait.patient and not self.talks)
-        ):
+        over = wait is not None and wait.seconds > self.timeout and now >= self.no_timeout_until
+        if wait is None or not over or (wait.patient and not self.talks):
             self.overdue = None
-        elif not self.talks:
-            self.end_alone()
-        elif self.overdue is None:
+        elif self.talks and self.overdue is None:
             self.overdue = now
             self.send_alarm(wait.awaits, True, wait.patient)
-        elif now - self.overdue > 2 * self.grace + self.timeout * wait.patient:
-            self.end_alone()
+        elif self.overdue is None or now - self.overdue > 2 * self.grace + self.timeout * wait.patient:
+            said = f"a rank has waited longer than --timeout {self.timeout:g} s, and rank 0 does not answer"
+            self.end([said, f"rank {self.rank}: {self.report()}"])
 
     def send_alarm(self, awaits: WaitTarget | None, overdue: bool, patient: bool = False) -> None:
-        """Send rank 0 the alarm that this rank has waited long; patient: the wait may last while all ranks answer."""
+        """Alert rank 0 to a long wait. overdue: it exceeds the timeout. patient: it may last while all ranks answer."""
         key = self.keys.get(id(awaits.group)) if awaits is not None else None
         call = [key, self.number(awaits)] if awaits is not None and awaits.other == ALL else None
         if self.rank > 0:
@@ -205,16 +178,8 @@ class Watchdog:
         else:
             self.query(call, overdue, patient)
 
-    def listen(self) -> None:
-        """Handle the arrived messages: alarms and farewells on rank 0, queries on the others."""
-        while (message := self.receive()) is not None:
-            self.handle(*message)
-        for call in self.alarms[:MOST]:
-            self.query(call, False)
-        self.alarms.clear()
-
     def handle(self, source: int, message: dict[str, Any]) -> None:
-        """Handle a message."""
+        """Handle a message: alarms, farewells and status requests on rank 0; queries and new deadlines elsewhere."""
         if "alarm" in message and message["overdue"]:
             self.query(message["alarm"], True, message["patient"])
         elif "alarm" in message and message["alarm"] not in self.alarms:  # many ranks may wait in the same call
@@ -222,7 +187,7 @@ class Watchdog:
         elif "asked" in message:
             self.show()
         elif "left" in message:
-            self.left[source] = status_from_json(message["left"])
+            self.left[source] = deadlock.status_from_json(message["left"])
             self.next_query = time.monotonic() + LONG
         elif "spare" in message:
             self.no_timeout_until, self.overdue = time.monotonic() + self.timeout, None
@@ -232,11 +197,8 @@ class Watchdog:
     # -- rank 0 ------------------------------------------------------------------------------------------------------
 
     def query(self, call: Any, overdue: bool, patient: bool = False) -> None:
-        """Query all ranks, and end the job if their answers show that it cannot go on.
-
-        call: key of a communicator and number of the call in which a rank waits. patient: the wait of a server for
-        requests; it exceeds the timeout only if a rank has not answered twice, a timeout apart: it is stopped, or lost.
-        """
+        """Query all ranks; end the job if the answers show that it cannot go on. call: [communicator key, call number]
+        of a wait, or None. overdue: beyond the timeout. patient: a server's wait, ended if a rank is silent twice."""
         statuses = self.collect(call)
         all_answer = patient and not self.silent - {*statuses}
         self.silent = {*range(self.size)} - {*statuses} if patient else self.silent
@@ -245,35 +207,31 @@ class Watchdog:
             for rank in set(statuses) - set(self.left) - {0}:
                 self.send({"spare": True}, rank)
         elif overdue:
-            lines = [
-                f"rank {rank}: {statuses[rank].text if rank in statuses else 'no answer'}" for rank in range(self.size)
-            ]
             over = f"a rank has waited longer than --timeout {self.timeout:g} s; the job is ended"
-            self.end([over, *lines, *conclusions(statuses)])
+            texts = {rank: "no answer" for rank in range(self.size)} | {rank: s.text for rank, s in statuses.items()}
+            self.end([over, *(f"rank {rank}: {text}" for rank, text in texts.items()), *deadlock.conclusions(statuses)])
         members = next((each.members for each in statuses.values() if call and each.key == call[0]), ())
-        if mismatch := call_mismatch(statuses, members):
+        if mismatch := deadlock.call_mismatch(statuses, members):
             self.end_if_enabled(mismatch, 2)
-        for_ever, mutual = stuck(statuses, self.size), mutual_waits(statuses)
+        for_ever, mutual = deadlock.stuck(statuses, self.size), deadlock.mutual_waits(statuses)
         waiting = {rank: statuses[rank].waits[1] for rank in for_ever | mutual}  # type: ignore[index]
         if waiting and waiting == self.suspects:  # unchanged since the last query
-            if mutual:
-                self.end_if_enabled(mutual_wait_message(statuses, mutual), 2)
-            else:
-                self.end_if_enabled(stuck_message(statuses, for_ever), 1)
+            say, ranks = (deadlock.mutual_wait_message, mutual) if mutual else (deadlock.stuck_message, for_ever)
+            self.end_if_enabled(say(statuses, ranks), 2 if mutual else 1)
         self.suspects = waiting
         pause = LONG if waiting else SELDOM if self.next_query is None else 4 * LONG
         self.next_query = time.monotonic() + pause if self.left or waiting else None
 
     def show(self) -> None:
-        """Print the status of all ranks, once for a SIGUSR2 to one rank or, as by schedulers, to all at once."""
+        """Print the status of all ranks after SIGUSR2; only once if all ranks get the signal, as from a scheduler."""
         if time.monotonic() - self.last_print > LONG:
             statuses = self.collect(None)
-            sys.stderr.write("".join(f"hpcdl: {line}\n" for line in status_lines(statuses, self.size)))
+            sys.stderr.write("".join(f"hpcdl: {line}\n" for line in deadlock.status_lines(statuses, self.size)))
             sys.stderr.flush()
             self.last_print = time.monotonic()
 
     def collect(self, call: Any) -> dict[int, RankStatus]:
-        """Query all ranks; return the statuses that arrive in time."""
+        """Query all ranks about `call` (see `query`); return, by rank, the statuses that arrive in time."""
         statuses = {0: self.status(call)} | self.left
         self.question += 1
         for rank in sorted(set(range(self.size)) - set(statuses)):
@@ -288,17 +246,17 @@ class Watchdog:
                 self.handle(*message)
                 statuses |= self.left
             elif message[1]["question"] == self.question:
-                statuses[message[0]] = status_from_json(message[1]["said"])
+                statuses[message[0]] = deadlock.status_from_json(message[1]["said"])
         return statuses
 
     # -- every rank --------------------------------------------------------------------------------------------------
 
     def number(self, awaits: WaitTarget) -> int:
-        """Return the sequence number of the call of a wait."""
+        """Return the sequence number of the collective call for which a rank waits."""
         return awaits.group.sequence if awaits.call is None else awaits.call
 
     def status(self, call: Any, left: bool = False) -> RankStatus:
-        """Return this rank's status; left: at the end of its program."""
+        """Return this rank's status. call: as in `query`. left: True at the end of its program."""
         calls = {key: group.sequence for key, (group, _) in list(self.groups.items())}
         for request in list(activity.in_flight):  # an incomplete operation does not count as made
             key = self.keys.get(id(request.communicator))
@@ -324,30 +282,28 @@ class Watchdog:
             if other == ALL
             else wait.operation,
             name=wait.awaits.group.name,
-            at=self.line(),
-            together=other == ALL and (wait.operation in TOGETHER or wait.awaits.group.checked),
+            at=location(innermost(self.frames()[0])),
+            together=other == ALL and (wait.operation in deadlock.TOGETHER or wait.awaits.group.checker is not None),
         )
 
-    def line(self) -> str:
-        """Return the main thread's call site (call_site.py) of its current communication."""
-        top = sys._current_frames()[self.main]
-        ours = (each for each, _ in traceback.walk_stack(top) if each.f_code.co_filename.startswith(BELOW))
-        return location(innermost(next(ours, top)))
+    def frames(self) -> list[FrameType]:
+        """Return the main thread's frames, innermost first; during communication, from hpcdl.comm's innermost on."""
+        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[self.main])]
+        below = [frame.f_code.co_filename.startswith(BELOW) for frame in frames]
+        return frames[below.index(True) :] if True in below else frames
 
     def report(self) -> str:
-        """Return operation, seconds and caller as text: the main thread's innermost frame outside hpcdl.comm."""
-        stack = traceback.extract_stack(sys._current_frames()[self.main])
-        below = [frame.filename.startswith(BELOW) for frame in stack]
-        within = len(stack) - below[::-1].index(True) if True in below else len(stack)
-        frame = next((stack[i] for i in reversed(range(within)) if not below[i]), stack[-1])
-        place = f"{frame.filename}:{frame.lineno} in {frame.name}"
+        """Return what the rank does as text: operation, seconds, and the innermost frame outside hpcdl.comm."""
+        frames = self.frames()
+        outside = (each for each in frames if not each.f_code.co_filename.startswith(BELOW))
+        frame = next(outside, frames[0])
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         wait = activity.waiting()
         if wait is None:
             return f"in no communication (the last was {activity.last}), at {place}"
         return f"waits in {wait.operation} for {wait.seconds:.1f} s, called from {place}"
 
     def on_status_signal(self) -> None:
-        """Handle SIGUSR2 on this rank."""
         if not self.talks:
             sys.stderr.write(f"hpcdl: rank {self.rank}: {self.report()}\n")
         elif self.rank > 0:
@@ -357,12 +313,8 @@ class Watchdog:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def end_alone(self) -> None:
-        over = f"--timeout {self.timeout:g} s is over, rank 0 does not answer"
-        self.end([over, f"rank {self.rank}: {self.report()}"])
-
     def end_if_enabled(self, line: str, status: int) -> None:
-        """End the job with this line, if `ends`."""
+        """If `ends`, print this line as an error and end the job with this status."""
         if self.ends:
             sys.stderr.write(f"error: {line}\n")
             end_job(status, f"ended the job: {line}")
@@ -380,14 +332,14 @@ class Watchdog:
             self.send({"left": self.status(None, left=True)._asdict()}, 0)
 
     def may_end(self) -> bool:
-        """True if the program may end: all messages have left and, on rank 0, all ranks have reported their ends."""
+        """True if the program may end: all ranks have reported their ends (rank 0), all messages are sent (others)."""
         if self.talks and self.rank == 0:
             self.poll()
         self._drop_sent()
         return not self.talks or not (len(self.left) < self.size if self.rank == 0 else self.sending)
 
     def close(self) -> None:
-        """Stop watching, after receiving all messages of the threads; collective."""
+        """Stop watching, after receiving all messages of the other threads; collective."""
         if self.stopped.is_set():  # the program ends
             return
         self._stop_polling()
@@ -400,9 +352,8 @@ class Watchdog:
         self.comm.Free()
 
     def _stop_polling(self) -> None:
-        """Remove this watchdog from the thread's list."""
         self.stopped.set()
-        with activity.watch_thread.lock:
+        with polling:
             activity.watchdogs.remove(self)
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -414,11 +365,10 @@ class Watchdog:
         self._drop_sent()
 
     def _drop_sent(self) -> None:
-        """Remove completed sends."""
         self.sending = [each for each in self.sending if not each[0].Test()]
 
     def receive(self) -> tuple[int, dict[str, Any]] | None:
-        """Return source and content of an arrived message, or None."""
+        """Return the source and the content of a message that has arrived, or None."""
         status = MPI.Status()
         if not self.comm.Iprobe(status=status):
             return None

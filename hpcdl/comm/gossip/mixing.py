@@ -3,11 +3,11 @@
     x_i <- sum over j of W[i, j] x_j            W[i, j] > 0 only where j sends to i
 
 W is doubly stochastic. With rows that sum to 1, equal replicas stay equal; with columns that sum to 1, the average of
-the replicas is kept. The distance to the average shrinks in each step at least to
+the replicas is kept. Each step shrinks the distance to the average at least by the factor lambda:
 
     |X - mean| <- lambda |X - mean|             lambda = || W - 11^T/n ||, the spectral gap is 1 - lambda
 
-    lambda                      weights           1 - lambda for many ranks
+    topology                    weights           1 - lambda for many ranks
     ring                        1/3               about 4 pi^2 / (3 n^2)
     torus of k x k              1/5               about 4 pi^2 / (5 n)
     hypercube, d = log2 n       1/(d+1)           2 / (d+1)
@@ -17,10 +17,9 @@ the replicas is kept. The distance to the average shrinks in each step at least 
     complete                    1/n               1
 
 (Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004; Xiao, Boyd and Kim, "Distributed average
-consensus with least-mean-square deviation", 2007, for the Metropolis-Hastings weights; Ying et al., "Exponential graph
-is provably efficient for decentralized deep training", NeurIPS 2021; Lu and De Sa, "Optimal complexity in decentralized
-training", ICML 2021, for averaging exactly and for acceleration.)
-"""
+consensus with least-mean-square deviation", 2007: Metropolis-Hastings weights; Ying et al., "Exponential graph is
+provably efficient for decentralized deep training", NeurIPS 2021; Lu and De Sa, "Optimal complexity in decentralized
+training", ICML 2021: exact averaging, acceleration)"""
 
 import functools
 import math
@@ -37,11 +36,8 @@ ROUNDING = 1e-12
 
 
 def mixing(topology: Topology, step: int, rule: str = RULES[0]) -> np.ndarray:
-    """Return W of a step, (size, size) float64: W[i, j] is the weight of rank j's vector in the mean of rank i.
-
-    With d the degrees, W[i, j] = 1 / (1 + max(d_i, d_j)) (metropolis-hastings) or 1 / (1 + max d) (uniform); the
-    rest of 1 is W[i, i]. Weights from a file take precedence.
-    """
+    """Return W of a step, (size, size) float64. W[i, j], the weight of rank j in the mean of rank i, is the file's, or
+    1 / (1 + max(d_i, d_j)) (metropolis-hastings) or 1 / (1 + max d) (uniform), d: degrees. Each row sums to 1."""
     if rule not in RULES:
         raise unknown("mixing rule", rule, RULES)
     graph, size = topology.graph(step), topology.size
@@ -66,25 +62,18 @@ def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
 
 
 def mixing_over_period(topology: Topology, rule: str = RULES[0]) -> np.ndarray:
-    """Return the product over a period, W_(p-1) ... W_1 W_0; for random matchings, the mean E[W] of one step.
-
-    A matching's W is a projection, so E |W x|^2 = x^T E[W] x: its second eigenvalue bounds squared distances.
-    """
+    """Return the product over a period, W_(p-1) ... W_1 W_0; for random matchings, the mean E[W] of one step. A
+    matching's W is a projection, so E |W x|^2 = x^T E[W] x: E[W]'s second eigenvalue bounds squared distances."""
     size = topology.size
     if topology.period is None:
         pair = 1 / (2 * math.ceil(size / 2) - 1)  # probability that two given ranks are paired
         return np.eye(size) + pair / 2 * (np.ones((size, size)) - size * np.eye(size))
-    return functools.reduce(
-        lambda product, step: mixing(topology, step, rule) @ product, range(topology.period), np.eye(size)
-    )
+    return functools.reduce(lambda w, step: mixing(topology, step, rule) @ w, range(topology.period), np.eye(size))
 
 
 def second_eigenvalue(w: np.ndarray) -> float:
     """Return lambda = || W - 11^T/n ||, the largest singular value: a step shrinks |x - mean| at least by this factor.
-
-    For symmetric W and for circulants (exponential graphs) it is the second largest absolute eigenvalue. For other W an
-    eigenvalue describes only many steps of the same W, while a single step may shrink less.
-    """
+    It is the second largest absolute eigenvalue of symmetric W and circulants (exponential graphs)."""
     return float(np.linalg.norm(w - 1 / len(w), 2))
 
 
@@ -104,26 +93,21 @@ def check_mixing(w: np.ndarray) -> None:
     if w[i, j] < -ROUNDING:
         rest = f": the weights of the other ranks sum to {1 - w[i, i]:.6g}" if i == j else ""
         raise UsageError(f"mixing matrix: row {i} gives rank {j} the weight {w[i, j]:.6g}, below 0{rest}")
-    missing = unreached([tuple(np.flatnonzero(column)) for column in w.T])
-    if missing:
+    if missing := unreached([tuple(np.flatnonzero(column)) for column in w.T]):
         raise UsageError(f"mixing matrix: no path leads from rank 0 to {missing}")
     if second_eigenvalue(w) > 1 - ROUNDING:
-        raise UsageError("mixing matrix: the ranks only change places; leave each some weight for its own")
+        raise UsageError("mixing matrix: the vectors do not converge to their mean; give each rank weight for its own")
 
 
 def acceleration(w: np.ndarray) -> float:
-    """Return eta of accelerated gossip, x_(k+1) = (1 + eta) W x_k - eta x_(k-1), with x_(-1) = x_0.
-
-    eta = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2)). The average is kept, and the distance to it falls like
-    sqrt(eta)^k instead of lambda^k. That needs real eigenvalues: with complex ones, as of exponential graphs, it would
-    fall more slowly than without acceleration. So eta is 0 for W that is not symmetric.
-    """
+    """Return eta = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2)) of accelerated gossip (rounds.py): the distance
+    falls like sqrt(eta)^k, not lambda^k. 0 for asymmetric W: with complex eigenvalues acceleration would slow it."""
     root = math.sqrt(1 - second_eigenvalue(w) ** 2) if np.array_equal(w, w.T) else 1
     return (1 - root) / (1 + root)
 
 
 def rounds_until(w: np.ndarray, distance: float) -> int:
-    """Return the rounds of accelerated gossip that reduce |X - mean| by the factor `distance`; at least 1."""
+    """Return how many rounds of accelerated gossip reduce |X - mean| by the factor `distance`; at least 1."""
     eta, before, now, rounds = acceleration(w), np.eye(len(w)), w, 1
     while second_eigenvalue(now) > distance:
         now, before, rounds = (1 + eta) * w @ now - eta * before, now, rounds + 1
@@ -135,11 +119,9 @@ def exact_factors(topology: Topology) -> list[np.ndarray]:
 
     A complete graph needs one factor; a hypercube, and exponential graphs on 2^d ranks, d halvings. On other graphs
     partial sums go to a root by shortest paths, and the mean returns: the number of factors is the longest distance to
-    the root plus that from it, for the best root (undirected graphs: 2 radius), with 2 (n-1) messages in all. Some
-    graphs, such as rings, need only half as many factors (Hendrickx et al., "Graph diameter, eigenvalues, and
-    minimum-time consensus", 2014), but then every factor sends over every edge. Raises UsageError for random matchings,
-    and for one-peer if the number of ranks is not 2^d.
-    """
+    the root plus that from it, for the best root (undirected: 2 radius), with 2 (n-1) messages in all. Rings and some
+    others need half as many (Hendrickx et al., "Graph diameter, eigenvalues, and minimum-time consensus", 2014), but
+    every factor sends over every edge. Raises UsageError for random matchings, and for one-peer unless size is 2^d."""
     size, me = topology.size, np.arange(topology.size)
     if topology.name == "complete":
         return [mixing(topology, 0)]
@@ -148,7 +130,7 @@ def exact_factors(topology: Topology) -> list[np.ndarray]:
     if topology.directed and size & (size - 1) == 0:
         return [(np.eye(size) + np.eye(size)[(me - hop) % size]) / 2 for hop in hops(size)]
     if topology.period != 1:
-        what = "one-peer averages exactly on a power of two of ranks only" if topology.period else "random pairs do not"
+        what = "one-peer needs a power of two of ranks" if topology.period else "random matchings never average exactly"
         raise UsageError(f"no exact averaging in factors on {size} ranks: {what}; take exponential, or ring")
     graph = networkx.DiGraph(topology.edges)
     graph.add_nodes_from(range(size))

@@ -7,19 +7,13 @@
                   <-- m --        m <- x_j                picked a lower rank asks that one to begin.
     x_i <- x_i + m - a
 
-Averagings are atomic: until m has arrived, i neither sends its x to another rank nor averages another's. Its own
-training steps go on; they are contained in x_i - a, so the result is as if the averaging had been instantaneous and the
-steps had followed. Without steps both hold the same bits. There is no deadlock, on any graph (it need not be
-bipartite): only lower ranks wait, for higher ones, so the highest waiting rank waits for one that does not wait and
-answers; the others follow in turn. No rank blocks meanwhile: `progress` advances messages between layers and between
-steps.
-
-    cost of an averaging     messages                            values        memory
-    a pair                   2, and one or two signals of 8 bytes     K each way    about 2 vectors of K on each rank
-
-(Lian, Zhang, Zhang and Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018. There a
-thread of each worker communicates, and only the ranks of one side of a bipartite graph begin an averaging.)
-"""
+Averagings are atomic: until m has arrived, i neither sends its x to another rank nor averages another's. Its training
+steps go on; they are contained in x_i - a, so the result is as if they had followed an instantaneous averaging. Without
+steps both ranks hold the same bits. There is no deadlock, on any graph: only lower ranks wait, for higher ones, so the
+highest waiting rank waits for one that answers; the others follow in turn. No rank blocks meanwhile: `progress`
+advances messages between layers and steps. An averaging costs 2 messages of K values, one or two signals of 8 bytes,
+and the memory of about 2 vectors on each rank. (After Lian, Zhang, Zhang and Liu, "Asynchronous decentralized parallel
+stochastic gradient descent", ICML 2018, where a thread communicates and the graph is bipartite)"""
 
 import os
 from typing import Any
@@ -27,24 +21,21 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm.communicator import Communicator
+from hpcdl.comm.framing import Frame, Inbox
 from hpcdl.comm.gossip.topology import Topology
-from hpcdl.comm.inbox import Inbox
-from hpcdl.comm.progress import activity
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.reduce import add_into, add_scaled, scale
 from hpcdl.memory import Memory
 
-SIGN, VALUES, MEAN = 1, 2, 3  # tags
+SIGN, MEAN = Frame(1, ["sign"], number=np.int64), 3  # a signal, and values under tag 2; tag of the mean
 COMING, SEND_ME, LAST = 1, 2, 3  # signals: my values follow; send me yours; no more signals
 
 
 class PairwiseGossip:
-    """The averagings of this rank's vector `x` with those of its neighbours in the graph.
-
-    averagings: the number that have entered x. moved: set by the caller if a step has changed x since it was sent.
-    resting: True while this rank begins no averaging. memory: counts the vectors in flight.
-    """
+    """Averages this rank's vector `x` with its neighbours' vectors, in pairs; memory: counts the vectors in flight.
+    averagings: number completed. moved: the caller sets it if a step has changed x since x was sent.
+    resting: True while this rank begins no averaging."""
 
     sent: Any  # Array | None, as `mean`
     mean: Any
@@ -59,9 +50,8 @@ class PairwiseGossip:
         self.buffers: list[tuple[np.ndarray, Request]] = []  # send buffers, and the last message of each
         self.sent = self.sending = self.mean = self.answer = None  # the vector sent to a higher rank, and its answer
         self.averagings, self.moved, self.resting = 0, False, False
-        one, other = (
-            device_of(x).zeros(1, x.dtype) for _ in range(2)
-        )  # compile the kernels before the first averaging
+        # Compile the kernels before the first averaging.
+        one, other = (device_of(x).zeros(1, x.dtype) for _ in range(2))
         add_into(one, other)
         add_scaled(one, other, -1.0)
         scale(one, 0.5)
@@ -69,13 +59,10 @@ class PairwiseGossip:
     def listen(self) -> None:
         """Start to receive signals of the neighbours."""
         neighbours = sorted(to for rank, to in self.topology.edges if rank == self.comm.rank)
-        self.signs = Inbox(self.comm, SIGN, neighbours, 1, np.int64)
+        self.signs = Inbox(self.comm, SIGN, neighbours)
 
     def pick(self, random: np.random.Generator, step: int) -> None:
-        """Begin an averaging with a random neighbour in the graph of this step, or ask the neighbour to do so.
-
-        A pair that is already queued is not queued again.
-        """
+        """Queue an averaging with a random neighbour in this step's graph, or ask it to begin; once for each pair."""
         neighbours = self.topology.graph(step)[self.comm.rank]
         if neighbours:
             other = neighbours[random.integers(len(neighbours))]
@@ -87,11 +74,11 @@ class PairwiseGossip:
         self.progress()
 
     def progress(self, _part: slice | None = None) -> bool:
-        """Advance the averagings; True if any was done. May serve as `on_ready` of a backward pass."""
+        """Advance the averagings; True if one was completed. May serve as `on_ready` of a backward pass."""
         before = self.averagings
         self.signs.look()
         for source in self.signs.arrived():
-            self._handle_sign(source, self.signs.take(source)[0])
+            self._handle_sign(source, int(self.signs.take(source)["sign"]))
         if self.answer is not None and self.answer.done:
             self._take_mean()
         if self.answer is None:
@@ -104,7 +91,7 @@ class PairwiseGossip:
         return self.averagings > before
 
     def rest(self, comm: Communicator) -> None:
-        """Begin no averagings, and answer until none of any rank of `comm` (the same ranks) is open; collective."""
+        """Begin no averaging, but answer until no rank has one open; collective. comm: of the same ranks."""
         self.resting = True
         self.comm.wait_until(lambda: self.answer is None, self.progress)
         all_rest = comm.ibarrier()
@@ -119,32 +106,29 @@ class PairwiseGossip:
         for neighbour in list(self.signs.room):
             self._sign(neighbour, LAST)
         self.comm.wait_until(lambda: not self.signs.pending, self.progress)
-        self.comm.wait_until(lambda: not any(each.communicator is self.comm for each in activity.in_flight))
+        self.comm.wait_until(lambda: not self.comm.in_flight)
 
     def _sign(self, to: int, sign: int) -> None:
-        self.comm.ipush(np.array([sign]), to, SIGN)
+        SIGN.send(self.comm, to, SIGN.header(sign=sign))
 
     def _handle_sign(self, source: int, sign: int) -> None:
-        """Handle a neighbour's signal."""
         if sign == COMING:
             buffer = self._buffer()
-            self.arriving[source] = buffer, self.comm.iwait(buffer, source, VALUES)
+            self.arriving[source] = buffer, self.comm.iwait(buffer, source, SIGN.payload)
         elif sign == SEND_ME:
             self.to_send[source] = True
         if sign != LAST:
             self.signs.listen(source)
 
     def _send(self, to: int) -> None:
-        """Send x to a higher rank."""
         del self.to_send[to]
         self.sent, self.mean, self.moved = self._buffer(), self._buffer(), False
         self.sent[:] = self.x
-        self._sign(to, COMING)
-        self.sending = self.comm.ipush(self.sent, to, VALUES)
+        _, self.sending = SIGN.send(self.comm, to, SIGN.header(sign=COMING), self.sent)
         self.answer = self.comm.iwait(self.mean, to, MEAN)
 
     def _take_mean(self) -> None:
-        """x <- x + mean - what was sent."""
+        """Add to x the mean less the vector that was sent."""
         if self.moved:
             add_scaled(self.x, self.sent, -1.0)
             add_into(self.x, self.mean)
@@ -155,7 +139,7 @@ class PairwiseGossip:
         self.averagings += 1
 
     def _average(self, source: int) -> None:
-        """x <- (x + values of a lower rank) / 2, and send it back."""
+        """Replace x by the mean of x and the vector of `source`, a lower rank, and send that rank the mean."""
         buffer, _ = self.arriving.pop(source)
         add_into(self.x, buffer)
         scale(self.x, 0.5)
@@ -165,7 +149,6 @@ class PairwiseGossip:
         self.averagings += 1
 
     def _buffer(self) -> np.ndarray:
-        """Return a send buffer that is not in use."""
         for which, (buffer, request) in enumerate(self.buffers):
             if request.done:
                 del self.buffers[which]

@@ -1,21 +1,15 @@
 """Rounds of gossip: every rank replaces its vector by a weighted mean of its own and its neighbours' vectors.
 
-    x_i <- sum over j of W[i, j] x_j         one message over each edge
+    x_i <- sum over j of W[i, j] x_j         one message of K values over each edge, one latency
 
-    cost of a round      messages sent by rank i      values sent                         latencies
-    each rank            number of neighbours         K for each of them                  1
-
-It keeps the average over all ranks if the columns of W sum to 1 (hpcdl/comm/gossip/mixing.py). A round may overlap with
-computing, as long as x does not change.
-
-An accelerated round also uses the vector of the round before, as Chebyshev polynomials do. The distance to the average
-then falls by about 1 - sqrt(2 (1 - lambda)) in a round, instead of lambda:
+A round keeps the average over all ranks if the columns of W sum to 1 (mixing.py). It may overlap with computing, as
+long as x does not change. An accelerated round also uses the vector of the round before, as Chebyshev polynomials do.
+It shrinks the distance to the average to about 1 - sqrt(2 (1 - lambda)) of itself, instead of lambda:
 
     x_(k+1) = (1 + eta) W x_k - eta x_(k-1),   x_(-1) = x_0,   eta = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2))
 
 (Boyd et al., "Randomized gossip algorithms", 2006; Liu and Morse, "Accelerated linear iterations for distributed
-averaging", 2011)
-"""
+averaging", 2011)"""
 
 from typing import Any
 
@@ -31,10 +25,7 @@ TAG = 11
 
 
 class Gossip:
-    """Rounds of gossip over one vector x, which `start` sends and `finish` replaces; collective over neighbours.
-
-    memory: counts the received vectors.
-    """
+    """Rounds of gossip over a vector x, which `start` sends and `finish` replaces; memory: counts received vectors."""
 
     def __init__(self, comm: Communicator, x: Array, memory: Memory | None = None):
         self.comm, self.x, self.device, self.memory = comm, x, device_of(x), memory or Memory()
@@ -45,12 +36,10 @@ class Gossip:
         add_scaled(x[:1], x[:1], 0.0)
 
     def start(self, w: np.ndarray) -> None:
-        """Send x to the ranks i with w[i, rank] > 0, post receives for j with w[rank, j] > 0; x must not change."""
+        """Send x to i if w[i, rank] > 0, and receive from j if w[rank, j] > 0; x must not change until `finish`."""
         rank = self.comm.rank
         senders = [j for j in np.flatnonzero(w[rank]).tolist() if j != rank]
-        for j in senders:
-            if j not in self.received:
-                self.received[j] = self._vector()
+        self.received |= {j: self._vector() for j in senders if j not in self.received}
         self.in_flight = [self.comm.iwait(self.received[j], j, TAG) for j in senders]
         self.in_flight += [self.comm.ipush(self.x, i, TAG) for i in np.flatnonzero(w[:, rank]).tolist() if i != rank]
         self.weights = float(w[rank, rank]), {j: float(w[rank, j]) for j in senders}
@@ -60,7 +49,7 @@ class Gossip:
         all(request.test() for request in self.in_flight)  # an unsuccessful test advances all others
 
     def finish(self) -> None:
-        """x <- sum over j of w[rank, j] x_j, when all vectors have arrived."""
+        """Replace x by the sum over j of w[rank, j] x_j, when all vectors have arrived."""
         for request in self.in_flight:
             request.wait()
         self.in_flight, (own, others) = [], self.weights
@@ -70,17 +59,16 @@ class Gossip:
             add_scaled(self.x, self.received[j], weight)
 
     def _vector(self) -> Array:
-        """Return a receive buffer of the size of x."""
         return self.memory.hold("parameters", self.device.empty(self.x.size, self.x.dtype))
 
     def round(self, w: np.ndarray) -> None:
-        """Run a blocking round."""
+        """Run a round with the mixing matrix `w`, and block until its end."""
         self.start(w)
         self.finish()
 
 
 class AcceleratedGossip(Gossip):
-    """Accelerated rounds; `before` is x before the last round. `begin` starts a new sequence of rounds."""
+    """Accelerated rounds of gossip. before: x before the last round. `begin` starts a new sequence of rounds."""
 
     def __init__(self, comm: Communicator, x: Array, eta: float, memory: Memory | None = None):
         super().__init__(comm, x, memory)
@@ -91,7 +79,7 @@ class AcceleratedGossip(Gossip):
         self.before[:] = self.x
 
     def finish(self) -> None:
-        """x <- (1 + eta) sum over j of w[rank, j] x_j - eta before, before <- x."""
+        """Replace x by (1 + eta) sum over j of w[rank, j] x_j - eta before, and `before` by the former x."""
         self.sent[:] = self.x
         super().finish()
         scale(self.x, 1 + self.eta)

@@ -6,12 +6,12 @@
                              C columns with wrap-around
     hypercube                r with one bit flipped; n = 2^d                 d = log2 n      d
     exponential              r + 1, r + 2, r + 4, ... below r + n            ceil(log2 n)    ceil(log2 n)
-    one-peer                 r + 2^(step mod ceil(log2 n)): those in turn    1               ceil(log2 n)
+    one-peer                 r + 2^(step mod ceil(log2 n)), one each step    1               ceil(log2 n)
     star                     0; and rank 0 to all                            1; n - 1        2
     complete                 all                                             n - 1           1
     random-regular:degree=d  d random ranks                                  d               about log n / log(d - 1)
     erdos-renyi:p=p          each other rank with probability p              about p (n-1)   about log n / log(p n)
-    random-matching          one random rank, new in each step       1               about 2 log2 n
+    random-matching          one random rank, new in each step               1               about 2 log2 n
     a file                   lines "a b" for an edge, "a b weight" for an edge and its mixing weight
 
 Sums are modulo n. All edges are undirected except those of the exponential graphs. Each rank makes the same graph,
@@ -19,9 +19,9 @@ which depends on (spec, size, seed) only. Random graphs that are not connected a
 
 (Exponential graphs: Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, and Ying et
 al., "Exponential graph is provably efficient for decentralized deep training", NeurIPS 2021. Random regular graphs:
-Steger and Wormald, "Generating random regular graphs quickly", 1999, as made by NetworkX.)
-"""
+Steger and Wormald, "Generating random regular graphs quickly", 1999, as made by NetworkX.)"""
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -37,29 +37,17 @@ from hpcdl.random import Random
 
 Graph = list[tuple[int, ...]]  # the sorted receivers of each rank
 
-SETTINGS = {
-    "ring": {},
-    "torus": {},
-    "hypercube": {},
-    "exponential": {},
-    "one-peer": {},
-    "star": {},
-    "complete": {},
-    "random-regular": {"degree": 3},
-    "erdos-renyi": {"p": 0.5},
-    "random-matching": {},
-}
+PLAIN = "ring", "torus", "hypercube", "exponential", "one-peer", "star", "complete"
+SETTINGS: dict[str, dict[str, Any]] = {name: {} for name in PLAIN}
+SETTINGS |= {"random-regular": {"degree": 3}, "erdos-renyi": {"p": 0.5}, "random-matching": {}}
 TRIES = 100  # to draw a connected random graph
-
-MOST_GRAPHS = 64  # of a sequence that a forecast looks at
+MOST_GRAPHS = 64  # of a topology, that a forecast uses
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A sequence of communication graphs, one for each step.
-
-    steps: the graphs of one period; empty without a period. weights: of the edges (a, b), a < b, if a file gives them.
-    """
+    """A sequence of communication graphs, one for each step. steps: the graphs of one period; empty without a period.
+    weights: of the edges (a, b), a < b, if a file gives them."""
 
     name: str
     spec: str
@@ -75,7 +63,7 @@ class Topology:
         return len(self.steps) or None
 
     def graph(self, step: int) -> Graph:
-        """Return the sorted receivers of each rank at `step`, without itself."""
+        """Return, for each rank, the sorted ranks other than itself to which it sends at `step`."""
         return self.steps[step % self.period] if self.period else matching(self.size, self.seed, step)
 
     @property
@@ -85,7 +73,7 @@ class Topology:
         return {(rank, to) for graph in graphs for rank in range(self.size) for to in graph[rank]}
 
     def graphs(self) -> list[Graph]:
-        """Return the graphs of one period; if they never repeat, those of the first steps, which stand for all."""
+        """Return the graphs of one period or, if they never repeat, those of the first steps; at most MOST_GRAPHS."""
         return [self.graph(step) for step in range(min(self.period or MOST_GRAPHS, MOST_GRAPHS))]
 
     def senders(self, rank: int) -> set[int]:
@@ -94,35 +82,30 @@ class Topology:
 
 
 def topology(spec: str, size: int, seed: int = 0) -> Topology:
-    """Return the topology `spec` on `size` ranks; see above. Raises UsageError if there is no such graph."""
+    """Return the topology `spec` on `size` ranks, by the table of this module. UsageError if there is no such graph."""
     name = spec.partition(":")[0]
     if name not in SETTINGS and (Path(spec).is_file() or "/" in spec or "." in name):
         edges = read_edges(spec, size)
         weights: Any = None if None in edges.values() else edges
         found = Topology(spec, spec, size, [_graph(size, edges)], weights=weights)
-        missing = unreached(found.steps[0])
-        if missing:
+        if missing := unreached(found.steps[0]):
             raise UsageError(f"{spec}: no path leads from rank 0 to {missing}; add edges")
         return found
     if name == "torus":
         return Topology(name, spec, size, [torus(*sides(spec, size))])
     name, settings = parse_spec("topology", spec, SETTINGS)
-    if name == "exponential":
-        return Topology(name, spec, size, [circulant(size, hops(size))], directed=True)
-    if name == "one-peer":
-        return Topology(name, spec, size, [circulant(size, [hop]) for hop in hops(size) or [0]], directed=True)
-    if name == "random-matching":
-        return Topology(name, spec, size, [], seed=seed)
-    if name == "random-regular":
-        graph = random_regular(size, settings["degree"], seed)
-    elif name == "erdos-renyi":
-        graph = erdos_renyi(size, settings["p"], seed)
-    else:
-        graph = {"ring": ring, "hypercube": hypercube, "star": star, "complete": complete}[name](size)
-    return Topology(name, spec, size, [graph])
-
-
-# -- the graphs ----------------------------------------------------------------------------------------------------
+    steps: dict[str, Callable[[], list[Graph]]] = {
+        "ring": lambda: [circulant(size, [1, -1])],
+        "hypercube": lambda: [hypercube(size)],
+        "exponential": lambda: [circulant(size, hops(size))],
+        "one-peer": lambda: [circulant(size, [hop]) for hop in hops(size) or [0]],
+        "star": lambda: [[tuple(range(1, size))] + [(0,)] * (size - 1)],
+        "complete": lambda: [complete(size)],
+        "random-regular": lambda: [random_regular(size, settings["degree"], seed)],
+        "erdos-renyi": lambda: [erdos_renyi(size, settings["p"], seed)],
+        "random-matching": lambda: [],
+    }
+    return Topology(name, spec, size, steps[name](), name in ("exponential", "one-peer"), seed)
 
 
 def circulant(size: int, hops: Iterable[int]) -> Graph:
@@ -133,11 +116,6 @@ def circulant(size: int, hops: Iterable[int]) -> Graph:
 def hops(size: int) -> list[int]:
     """Return 1, 2, 4, ... below the size."""
     return [1 << k for k in range((size - 1).bit_length())]
-
-
-def ring(size: int) -> Graph:
-    """Return the ring: the ranks before and after, modulo the size."""
-    return circulant(size, [1, -1])
 
 
 def complete(size: int) -> Graph:
@@ -156,7 +134,7 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def sides(spec: str, size: int) -> tuple[int, int]:
-    """Return rows and columns of `torus:RxC`, or, for `torus`, those nearest to a square."""
+    """Return rows and columns of `torus:RxC` or, for `torus`, those nearest to a square. UsageError if none fit."""
     if spec != "torus":
         found = re.fullmatch(r"torus:(\d+)x(\d+)", spec)
         if not found:
@@ -167,7 +145,7 @@ def sides(spec: str, size: int) -> tuple[int, int]:
         return rows, columns
     rows = max(side for side in range(1, math.isqrt(size) + 1) if size % side == 0)
     if rows == 1 < size:
-        raise UsageError(f"{size} is a prime number, so no grid has {size} ranks: take another number, or ring")
+        raise UsageError(f"torus: {size} is a prime number, so {size} ranks form no grid; take another number, or ring")
     return rows, size // rows
 
 
@@ -179,47 +157,38 @@ def hypercube(size: int) -> Graph:
     return [tuple(sorted(rank ^ hop for hop in hops(size))) for rank in range(size)]
 
 
-def star(size: int) -> Graph:
-    """Return the star around rank 0."""
-    return [tuple(range(1, size))] + [(0,)] * (size - 1)
-
-
 def random_regular(size: int, degree: int, seed: int) -> Graph:
     """Return a connected random regular graph; UsageError if none exists, or none of TRIES is connected."""
     if not 0 <= degree < size:
-        raise UsageError(f"random-regular: each of {size} ranks has 0 to {size - 1} others, not degree={degree}")
+        raise UsageError(f"random-regular: on {size} ranks the degree is 0 to {size - 1}, not {degree}")
     if degree * size % 2:
-        raise UsageError(f"random-regular: {size} ranks of degree {degree} would have half an edge: one must be even")
-    return _connected(
-        "random-regular", "degree", size, seed, lambda key: networkx.random_regular_graph(degree, size, seed=key)
-    )
+        raise UsageError(f"random-regular: {size} ranks of degree {degree} would have half an edge; make one even")
+    draw = functools.partial(networkx.random_regular_graph, degree, size)
+    return _connected("random-regular", "degree", size, seed, draw)
 
 
 def erdos_renyi(size: int, p: float, seed: int) -> Graph:
     """Return a connected graph with edge probability p; UsageError for a bad p, or if none of TRIES is connected."""
     if not 0 <= p <= 1:
         raise UsageError(f"erdos-renyi: p is a probability, from 0 to 1, not {p}")
-    return _connected("erdos-renyi", "p", size, seed, lambda key: networkx.gnp_random_graph(size, p, seed=key))
+    return _connected("erdos-renyi", "p", size, seed, functools.partial(networkx.gnp_random_graph, size, p))
 
 
-def _connected(name: str, setting: str, size: int, seed: int, draw: Callable[[int], networkx.Graph]) -> Graph:
-    """Return the first connected one of the random graphs."""
+def _connected(name: str, setting: str, size: int, seed: int, draw: Callable[..., networkx.Graph]) -> Graph:
     for attempt in range(TRIES):
-        key = int(Random(seed)(name, size, attempt).integers(1 << 62))
-        drawn = draw(key)
+        drawn = draw(seed=int(Random(seed)(name, size, attempt).integers(1 << 62)))
         if networkx.is_connected(drawn):
             return _graph(size, drawn.edges)
     raise UsageError(f"{name}: none of {TRIES} random graphs on {size} ranks was connected; raise {setting}")
 
 
 def matching(size: int, seed: int, step: int) -> Graph:
-    """Return random pairs; with an odd size one rank has no partner."""
+    """Return a graph of random pairs of ranks; an odd size leaves one rank without a partner."""
     order = Random(seed)("random-matching", step).permutation(size).tolist()
     return _graph(size, zip(order[::2], order[1::2], strict=False))
 
 
 def _graph(size: int, edges: Iterable[tuple[int, int]]) -> Graph:
-    """Return the graph of undirected edges."""
     to: list[set[int]] = [set() for _ in range(size)]
     for a, b in edges:
         to[a].add(b)
@@ -228,35 +197,25 @@ def _graph(size: int, edges: Iterable[tuple[int, int]]) -> Graph:
 
 
 def without(before: Topology, ranks: Sequence[int]) -> Topology:
-    """Return an undirected topology without weights after the loss of these ranks.
-
-    The neighbours of a lost rank are joined in a ring, in the order of their numbers: a connected graph stays
-    connected, and a rank gains at most one more neighbour than it has lost.
-    """
-    graphs, size = [[set(to) for to in graph] for graph in before.steps], before.size
-    for lost in sorted(ranks, reverse=True):
-        graphs, size = [_without_rank(graph, lost) for graph in graphs], size - 1
+    """Return topology `before`, undirected and without weights, after the loss of these ranks. The neighbours of a lost
+    rank form a ring: a connected graph stays connected, and a rank gains at most one more neighbour than it loses."""
+    graphs = []
+    for step in before.steps:
+        graph = [set(to) for to in step]
+        for lost in sorted(ranks, reverse=True):
+            around = sorted(graph.pop(lost))
+            for a, b in zip(around, around[1:] + around[:1], strict=True):
+                graph[a - (a > lost)] |= {b} - {a}
+                graph[b - (b > lost)] |= {a} - {b}
+            graph = [{to - (to > lost) for to in others - {lost}} for others in graph]  # later ranks' numbers decrease
+        graphs.append([tuple(sorted(to)) for to in graph])
     name = f"{before.spec} without {format_ranks(sorted(ranks))}" if ranks else before.spec
-    return Topology(before.name, name, size, [[tuple(sorted(to)) for to in graph] for graph in graphs])
-
-
-def _without_rank(graph: list[set[int]], lost: int) -> list[set[int]]:
-    """Return the graph without one rank; the numbers of later ranks decrease by one."""
-    around = sorted(graph[lost])
-    for a, b in zip(around, around[1:] + around[:1], strict=True):
-        graph[a] |= {b} - {a}
-        graph[b] |= {a} - {b}
-    return [{to - (to > lost) for to in graph[rank] - {lost}} for rank in range(len(graph)) if rank != lost]
-
-
-# -- files, connectivity -------------------------------------------------------------------------------------------
+    return Topology(before.name, name, before.size - len(ranks), graphs)
 
 
 def read_edges(path: str, size: int) -> dict[tuple[int, int], float | None]:
-    """Return the edges of a file, (a, b) with a < b, with their weights or None. # begins a comment.
-
-    Raises UsageError for an unreadable file, and, with its number, for an invalid line.
-    """
+    """Return the edges of a file, (a, b) with a < b, with their weights or None. # begins a comment. Raises UsageError
+    for an unreadable file or, with its number, an invalid line."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -276,9 +235,9 @@ def read_edges(path: str, size: int) -> dict[tuple[int, int], float | None]:
             raise UsageError(f"{here}: write 'a b' or 'a b weight', not {line.strip()!r}")
         for rank in (a, b):
             if not 0 <= rank < size:
-                raise UsageError(f"{here}: there is no rank {rank} of {size}")
+                raise UsageError(f"{here}: there is no rank {rank}; the ranks are 0 to {size - 1}")
         if a == b:
-            raise UsageError(f"{here}: an edge leads to another rank, not from {a} to itself")
+            raise UsageError(f"{here}: the edge leads from rank {a} to itself; an edge joins two ranks")
         if weight is not None and not 0 < weight <= 1:
             raise UsageError(f"{here}: a weight is above 0 and at most 1, not {weight:g}")
         if edges and (weight is None) != (None in edges.values()):
@@ -290,11 +249,7 @@ def read_edges(path: str, size: int) -> dict[tuple[int, int], float | None]:
 
 def unreached(graph: Graph) -> str:
     """Return, as text, the ranks that no path from rank 0 reaches; empty if there are none."""
-    reached, todo = {0}, [0]
-    while todo:
-        new = set(graph[todo.pop()]) - reached
-        reached |= new
-        todo += new
-    missing = sorted(set(range(len(graph))) - reached)
+    reached = networkx.descendants(networkx.DiGraph(dict(enumerate(graph))), 0)
+    missing = sorted(set(range(1, len(graph))) - reached)
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:8]))}{more}" if missing else ""

@@ -1,19 +1,8 @@
 """Common parts of data preparation: inference of types and classes, the split into train and test, the writer.
 
-    kind   source              train and test                              read
-    idx    a folder            both are there                              slab by slab
-    npz    numpy's archive     x_test and y_test, or split off by class    at once
-    csv    a table             split off by class                          once, slab by slab, through a temporary file
-    table  the same, or Parquet or Arrow
-    text   plain text          the last part is test                       at once, bytes slab by slab
-    libsvm sparse rows         a file of its own, or split off by class    once, block by block, through temporary files
-    synthetic  a spec          both are made                               block by block
-
-Options that are not given are inferred. Integers in 0..255 are pixels: they become bytes with scale 1/255 (scale 1 if
-none is above 1). Other numbers keep their type, with scale 1. Integer or text labels are classes, other numbers are
-targets of a regression. Labels other than 0, 1, 2, ... are numbered in sorted order, and the file keeps their names.
-Texts become tokens without inference (prepare_text.py).
-"""
+Options that are not given are inferred. Integers in 0..255 are pixels: bytes with scale 1/255 (scale 1 if none is above
+1). Other numbers keep their type, with scale 1. Integer or text labels are classes, other numbers are targets of a
+regression. Labels other than 0, 1, 2, ... are numbered in sorted order, and the file keeps their names."""
 
 import contextlib
 import math
@@ -38,6 +27,7 @@ from hpcdl.random import Random
 
 CHUNK_BYTES = 256 << 10  # of a compressed data set
 GZIP = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
+TEST_FRACTION = 0.2  # of the rows, by default
 MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
 # "train", "test", "rows": shape of x, slabs of x in order (CSR: sparse rows), y (None: no labels; a function is called
 # after the last slab), other columns.
@@ -47,10 +37,7 @@ Groups: TypeAlias = dict[str, Group]
 
 
 class Output:
-    """The data file to write, with its attributes.
-
-    summary: phrases about the preparation, for the message at its end.
-    """
+    """The data file to write, with its attributes. summary: phrases for the line that prepare-data prints."""
 
     def __init__(
         self,
@@ -62,7 +49,7 @@ class Output:
         scale: float | None = None,
         origin: str | None = None,
     ):
-        """Raise UsageError if the file exists (without force), or its folder does not."""
+        """Raise UsageError if the file exists, without `force`, or if its folder does not exist."""
         self.path, self.compress, self.scale, self.origin = Path(path), compress, scale, origin
         self.name, self.summary = name or self.path.stem, list[str]()
         for what, text in (("name", self.name), ("origin", origin or "")):
@@ -77,7 +64,7 @@ class Output:
             raise UsageError(f"the folder {self.path.parent} does not exist; make it first")
         if not os.access(self.path.parent, os.W_OK):
             raise UsageError(f"the folder {self.path.parent} cannot be written to")
-        with self.blamed():  # as on a system of files that is read only
+        with self.blamed():  # as on a read-only file system
             check_writable(self.path)
         if scale is not None and not (math.isfinite(scale) and scale != 0):
             raise UsageError(f"the scale must be a number other than 0, not {scale}")
@@ -94,16 +81,15 @@ class Output:
         base: int | None = None,
         sparse: bool = False,
     ) -> Info:
-        """Write the file. names: of the classes, or None; table: the recipe as JSON (recipe.py); base: the index of the
-        first feature in libsvm's text, for sparse rows, whose slabs are CSR.
-        """
+        """Write the file; return its structure. names: of the classes; None: their numbers. table: the recipe as JSON
+        (recipe.py). base: index of the first feature in libsvm's text. sparse: slabs of x are CSR. UsageError."""
         for label in names or ():
             check_text(label, "a label")
         digest, scale = Digest(), scale if self.scale is None else self.scale
         with self.blamed(), new_file(self.path) as file:
             for group, (shape, parts, y, columns) in groups.items():
                 if 0 in shape:
-                    raise UsageError(f"there would be no row in {group}; another test fraction may help")
+                    raise UsageError(f"the group {group} would have no rows; choose another test fraction")
                 if y is not None and not callable(y):
                     self._write_y(file, digest, group, y, classes)
                 for name, column in columns.items():
@@ -111,21 +97,14 @@ class Output:
                     file.create_dataset(f"{group}/{name}", data=column, **options)
                     if group == "train" and name not in NOTES:  # as a partition reads it
                         digest.add(f"{group}/{name}", column, labels=True)
-                (self._write_sparse if sparse else self._write_x)(file, digest, group, shape, kind, parts)
+                self._write_x(file, digest, f"{group}/x", shape, kind, parts, sparse)
                 if callable(y):
                     self._write_y(file, digest, group, y(), classes)
             file.attrs["name"], file.attrs["classes"] = self.name, classes
             file.attrs["scale"] = scale
-            if names is not None:
-                file.attrs["labels"] = names
-            if vocabulary is not None:
-                file.attrs["vocabulary"] = vocabulary.characters
-            if table is not None:
-                file.attrs[TABLE] = table
-            if base is not None:
-                file.attrs["base"] = base
-            if self.origin:
-                file.attrs["source"] = self.origin
+            optional: dict[str, Any] = {"labels": names, TABLE: table, "base": base, "source": self.origin or None}
+            optional["vocabulary"] = vocabulary and vocabulary.characters
+            file.attrs.update({name: value for name, value in optional.items() if value is not None})
             features = next(iter(groups.values()))[0][1:]
             seconds = write_digest(file, digest.finish(features, classes, scale, vocabulary))
         set_digest_time(self.path, seconds)
@@ -137,45 +116,34 @@ class Output:
         digest.add(f"{group}/y", y, labels=True)
 
     def _write_x(
-        self,
-        file: NewFile,
-        digest: Digest,
-        group: str,
-        shape: tuple[int, ...],
-        kind: np.dtype,
-        parts: Iterable[np.ndarray],
+        self, file: NewFile, digest: Digest, name: str, shape: tuple[int, ...], kind: np.dtype, parts: Any, sparse: bool
     ) -> None:
-        x, at = file.create_dataset(f"{group}/x", shape, kind, **self._layout(shape, kind)), 0
+        options, at = GZIP if self.compress else {}, 0
+        if sparse:
+            writer = SparseWriter(file, name, shape[1], kind, options)
+            for each in parts:
+                check_elements(each.data[each.part], each.indptr - each.indptr[0], name)
+                for column, added in writer.append(each).items():
+                    digest.add(f"{name}/{column}", added)
+                file.check()
+            return
+        rows = min(shape[0], max(1, CHUNK_BYTES // (math.prod(shape[1:]) * kind.itemsize)))
+        chunks = {"chunks": (rows, *shape[1:])} if self.compress else {}
+        x = file.create_dataset(name, shape, kind, **options, **chunks)
         for part in parts:
-            check_x(part, f"{group}/x", range(at, at + len(part)))
+            check_x(part, name, range(at, at + len(part)))
             x[at : at + len(part)] = part
-            digest.add(f"{group}/x", part.astype(kind, copy=False))
+            digest.add(name, part.astype(kind, copy=False))
             at += len(part)
-            file.check()
-
-    def _write_sparse(
-        self, file: NewFile, digest: Digest, group: str, shape: tuple[int, ...], kind: np.dtype, parts: Iterable[CSR]
-    ) -> None:
-        writer = SparseWriter(file, f"{group}/x", shape[1], kind, GZIP if self.compress else {})
-        for part in parts:
-            check_elements(part.data[part.indptr[0] : part.indptr[-1]], part.indptr - part.indptr[0], f"{group}/x")
-            for name, added in writer.append(part).items():
-                digest.add(f"{group}/x/{name}", added)
             file.check()
 
     def blamed(self) -> contextlib.AbstractContextManager:
         """Turn errors of the body into UsageErrors about the output file."""
         return blamed_on(f"{shown(self.path, 200)} cannot be written")
 
-    def _layout(self, shape: tuple[int, ...], kind: np.dtype) -> dict[str, Any]:
-        if not self.compress:
-            return {}
-        rows = min(shape[0], max(1, CHUNK_BYTES // (math.prod(shape[1:]) * kind.itemsize)))
-        return {"chunks": (rows, *shape[1:]), **GZIP}
-
 
 def storage_type(low: float, high: float, whole: bool, kind: np.dtype) -> tuple[np.dtype, float]:
-    """Return the stored type of x and its scale. low, high: its range; whole: all its numbers are integers."""
+    """Return the type to store x in and its scale. low, high: range of x. whole: True for integers. kind: type of x."""
     if whole and low >= 0 and high <= 255:
         return np.dtype(np.uint8), 1 / 255 if high > 1 else 1.0
     return kind.newbyteorder("="), 1.0
@@ -188,7 +156,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def number_labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], list | None, int]:
-    """Number integers or texts as classes 0, 1, ...: (class numbers, names or None, number of classes)."""
+    """Number labels (integers, texts) from 0; return (numbers by part, names of classes or None, number of classes)."""
     known, numbers = np.unique(np.concatenate(parts), return_inverse=True)
     if len(known) < 2:
         raise UsageError(f"all rows have the label {shown(known[0])}; classification needs two classes or more")
@@ -203,7 +171,7 @@ def number_labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], list | Non
 
 
 def class_numbers(path: FilePath, ys: list[np.ndarray], regression: bool) -> tuple[list[np.ndarray], list | None, int]:
-    """Return labels in the form of `number_labels`; floats are targets of a regression (0 classes)."""
+    """Return `number_labels` of ys; for floats, or under `regression`, (targets by part, None, 0)."""
     kinds = {labels.dtype.kind for labels in ys}
     if kinds <= set("biuf") and ("f" in kinds or regression):
         return [labels.astype(float) for labels in ys], None, 0
@@ -212,34 +180,30 @@ def class_numbers(path: FilePath, ys: list[np.ndarray], regression: bool) -> tup
     return number_labels([labels.astype(int) if labels.dtype.kind == "b" else labels for labels in ys])
 
 
-def split_rows(y: np.ndarray, classes: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return shuffled row numbers for train and test; the test fraction (0 to 1) is stratified by class."""
+def split_by_group(y: np.ndarray, classes: int, fraction: float | None, seed: int) -> dict[str, np.ndarray]:
+    """Return shuffled row numbers by group, train and test (stratified). fraction: of test; 0 and 1 give one group."""
+    fraction = TEST_FRACTION if fraction is None else fraction
     if not 0 <= fraction <= 1:
         raise UsageError(f"the test fraction must lie between 0 and 1, as 0.2, not {fraction}")
     test = hold_out(y, classes, fraction, Random(seed)("test"))
     train = np.delete(np.arange(len(y)), test)
     shuffle = Random(seed)("shuffle")
-    return shuffle.permutation(train), shuffle.permutation(test)
-
-
-def split(
-    x: np.ndarray, y: np.ndarray, classes: int, kind: np.dtype, fraction: float, seed: int, **columns: np.ndarray
-) -> Groups:
-    """Return groups for Output.write: the rows of x (an array or memory map), split and shuffled."""
-    groups: Groups = {}
-    for group, rows in split_by_group(y, classes, fraction, seed).items():
-        others = {name: column[rows] for name, column in columns.items()}
-        groups[group] = (len(rows), *x.shape[1:]), select_rows(x, rows, kind), y[rows], others
-    return groups
-
-
-def split_by_group(y: np.ndarray, classes: int, fraction: float, seed: int) -> dict[str, np.ndarray]:
-    """Return the row numbers of `split_rows` by group, without an empty group."""
-    train, test = split_rows(y, classes, fraction, seed)
+    train, test = shuffle.permutation(train), shuffle.permutation(test)
     return ({"train": train} if fraction < 1 else {}) | ({"test": test} if fraction > 0 else {})
 
 
-def select_rows(x: np.ndarray, rows: np.ndarray, kind: np.dtype) -> Iterator[np.ndarray]:
-    """Yield the rows with these numbers slab by slab."""
+def split(x: Any, y: np.ndarray, classes: int, kind: np.dtype, fraction: float | None, seed: int) -> Groups:
+    """Return groups for `Output.write`: the rows of x (an array, a memory map or a CSR), split and shuffled."""
+    return {
+        group: ((len(rows), *x.shape[1:]), select_rows(x, rows, kind), y[rows], {})
+        for group, rows in split_by_group(y, classes, fraction, seed).items()
+    }
+
+
+def select_rows(x: Any, rows: np.ndarray, kind: np.dtype) -> Iterator[Any]:
+    """Yield the rows of x with these numbers slab by slab, as `kind`; rows of a CSR all at once, in their own type."""
+    if isinstance(x, CSR):
+        yield x.take(rows)
+        return
     for slab in slabs(len(rows), x[:1].nbytes):
         yield x[rows[slab]].astype(kind, copy=False)

@@ -1,15 +1,16 @@
-"""Preparation of npz archives of numpy.savez, numpy.savez_compressed and scipy.sparse.save_npz.
-
-An archive of scipy holds a sparse matrix (data, indices, indptr, shape) in place of x; y has to be added.
-"""
+"""npz archives of numpy.savez, numpy.savez_compressed and scipy.sparse.save_npz, as a data file or as rows to predict.
+An archive of scipy holds a sparse matrix (data, indices, indptr, shape) in place of x; a data file needs y, too."""
 
 import os
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
+from hpcdl.data.batch import PredictionRows, RowBlock, in_blocks
 from hpcdl.data.format import Info
-from hpcdl.data.formats.prepare import Groups, Output, class_numbers, select_rows, split, split_by_group, storage_type
+from hpcdl.data.formats.prepare import Output, class_numbers, select_rows, split, storage_type
 from hpcdl.data.formats.sparse_file import sparse_rows
 from hpcdl.data.hdf5 import FilePath, check_memory, short, shown
 from hpcdl.errors import UsageError, blamed_on
@@ -22,8 +23,16 @@ def prepare_npz(
 ) -> Info:
     """Make a data file of x, y (or x_train, y_train), and x_test, y_test if present (else a test fraction of 0.2)."""
     arrays = load_npz(path)
-    if set(arrays) >= SPARSE:
-        return _sparse(path, arrays, output, regression, 0.2 if test_fraction is None else test_fraction, seed)
+    if set(arrays) >= SPARSE:  # rows in their own type, with scale 1
+        matrix = sparse_matrix(path, arrays)
+        if "y" not in arrays:
+            hint = "add the labels: numpy.savez('new.npz', y=y, **numpy.load('old.npz'))"
+            raise UsageError(f"{path} has no array y; {hint}")
+        _check_labels(path, matrix, arrays["y"])
+        (y,), names, classes = class_numbers(path, [arrays["y"]], regression)
+        kind = matrix.dtype.newbyteorder("=")
+        groups = split(matrix, y, classes, kind, test_fraction, seed)
+        return output.write(groups, kind, 1.0, names, classes, sparse=True)
     x, y = (_member(path, arrays, name, f"{name}_train") for name in "xy")
     test_arrays = [name for name in ("x_test", "y_test") if name in arrays]
     if len(test_arrays) == 1:
@@ -34,35 +43,54 @@ def prepare_npz(
     ys = [labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels for labels in ys]
     for rows, labels in zip(xs, ys, strict=True):
         if rows.dtype.kind not in "biuf" or rows.ndim < 2 or rows.shape[1:] != x.shape[1:] or 0 in rows.shape:
-            raise UsageError(
-                f"{path}: x is {rows.dtype} of shape {rows.shape}; it must hold numbers (rows, features...)"
-            )
-        if labels.shape != rows.shape[:1]:
-            raise UsageError(
-                f"{path}: x has {len(rows)} rows, but y has shape {labels.shape}; it must be ({len(rows)},)"
-            )
+            what = "it must hold numbers (rows, features...)"
+            raise UsageError(f"{path}: x is {rows.dtype} of shape {rows.shape}; {what}")
+        _check_labels(path, rows, labels)
     ys, names, classes = class_numbers(path, ys, regression)
     kind = np.result_type(*xs)
     low, high = min(rows.min() for rows in xs), max(rows.max() for rows in xs)
     kind, scale = storage_type(low, high, kind.kind in "biu", kind)
     if not test_arrays:
-        groups = split(x, ys[0], classes, kind, 0.2 if test_fraction is None else test_fraction, seed)
+        groups = split(x, ys[0], classes, kind, test_fraction, seed)
     else:
-        groups = {
-            group: (rows.shape, select_rows(rows, np.arange(len(rows)), kind), labels, {})
-            for group, rows, labels in zip(("train", "test"), xs, ys, strict=True)
-        }
+        parts = [(rows.shape, select_rows(rows, np.arange(len(rows)), kind)) for rows in xs]
+        groups = {group: (*part, y, {}) for group, part, y in zip(("train", "test"), parts, ys, strict=True)}
     return output.write(groups, kind, scale, names, classes)
 
 
+def npz_rows(path: str, ranks: int) -> PredictionRows:
+    """Return the rows to predict of an archive: the array x, else x_test or x_train; or a sparse matrix."""
+    arrays = load_npz(path)
+    if set(arrays) >= SPARSE:
+        return array_rows(sparse_matrix(path, arrays), path, ranks)
+    name = next((each for each in ("x", "x_test", "x_train") if each in arrays), None)
+    if name is None:
+        others = ", ".join(sorted(map(shown, arrays))) or "none"
+        raise UsageError(f"{path} has no array x, x_test or x_train; it has {others}")
+    return array_rows(arrays[name], f"{path}: {name}", ranks)
+
+
+def array_rows(x: Any, name: str, ranks: int) -> PredictionRows:
+    """Return the rows to predict of an array or a CSR, called `name`."""
+    if x.dtype.kind not in "biuf" or x.ndim < 2:
+        raise UsageError(f"{name} is {x.dtype} of shape {x.shape}; it must hold numbers (rows, features...)")
+    x = x.view(np.uint8) if x.dtype == bool else x
+
+    def load(part: slice) -> RowBlock:
+        return RowBlock(x[part].copy() if isinstance(x, CSR) else x[part], np.arange(part.start, part.stop))
+
+    blocks = partial(in_blocks, load, len(x), x.shape[1:], ranks, x.nnz if isinstance(x, CSR) else None)
+    return PredictionRows(name, blocks, features=x.shape[1:])
+
+
 def load_npz(path: FilePath) -> dict[str, np.ndarray]:
-    """Return the arrays of an npz archive by name; UsageError if it is none."""
+    """Return the arrays of an npz archive by name; UsageError if the file is no npz archive."""
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist")
     with blamed_on(f"{path} cannot be read as npz"):
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
-            raise UsageError(f"{path} holds one array; npz wants an archive with x and y (numpy.savez)")
+            raise UsageError(f"{path} holds one array; give an archive with arrays x and y (numpy.savez)")
         with archive:
             check_memory(sum(each.file_size for each in archive.zip.infolist()), f"{path}: its arrays")
             arrays = {name: archive[name] for name in archive.files}
@@ -84,28 +112,15 @@ def sparse_matrix(path: FilePath, arrays: dict[str, np.ndarray]) -> CSR:
         raise UsageError(f"{path}: data, indices, indptr and shape are no sparse matrix of numbers")
     rows, width = map(int, shape)
     if not 1 <= width < MOST_FEATURES or rows < 1 or len(indptr) != rows + 1 or (indices > MOST_FEATURES).any():
-        raise UsageError(f"{path}: its shape is {shape.tolist()}, which its columns and rows do not fit")
+        raise UsageError(f"{path}: its indices and indptr do not fit its shape {shape.tolist()}")
     data = data.view(np.uint8) if data.dtype == bool else data
     matrix = CSR(data, indices.astype(COLUMN, copy=False), indptr.astype(START, copy=False), (rows, width))
     return sparse_rows(matrix, f" of {path}")
 
 
-def _sparse(
-    path: FilePath, arrays: dict[str, np.ndarray], output: Output, regression: bool, fraction: float, seed: int
-) -> Info:
-    """Make a data file of sparse rows in their own type, with scale 1."""
-    x = sparse_matrix(path, arrays)
-    if "y" not in arrays:
-        hint = "add the labels: numpy.savez('new.npz', y=y, **numpy.load('old.npz'))"
-        raise UsageError(f"{path} has no array y; {hint}")
-    if arrays["y"].shape != (len(x),):
-        raise UsageError(f"{path}: x has {len(x)} rows, but y has shape {arrays['y'].shape}; it must be ({len(x)},)")
-    (y,), names, classes = class_numbers(path, [arrays["y"]], regression)
-    groups: Groups = {
-        group: ((len(rows), x.shape[1]), iter([x.take(rows)]), y[rows], {})
-        for group, rows in split_by_group(y, classes, fraction, seed).items()
-    }
-    return output.write(groups, x.dtype.newbyteorder("="), 1.0, names, classes, sparse=True)
+def _check_labels(path: FilePath, x: Any, y: np.ndarray) -> None:
+    if y.shape != (len(x),):
+        raise UsageError(f"{path}: x has {len(x)} rows, but y has shape {y.shape}; it must be ({len(x)},)")
 
 
 def _member(path: FilePath, arrays: dict[str, np.ndarray], *names: str) -> np.ndarray:

@@ -5,10 +5,9 @@
     group      the owner of each row, numbered in sorted order               --group
     id         the name of each row, stored as it is                         --id
 
-The table is read once (table_survey.py). The file stores the encoding of its columns as a recipe (recipe.py), which
-`like` applies to other tables. Rows with missing values are left out, or missing numbers become the mean or the median
-of their column over the training rows and are marked (hpcdl/data/fills.py), and missing texts become zeros.
-"""
+The file stores the encoding of its columns as a recipe (recipe.py), which `like` applies to other tables. Missing
+values are refused, or their rows left out, or missing numbers become the mean or median of the column over the training
+rows (marked: hpcdl/data/fills.py), and missing texts zeros."""
 
 import json
 import tempfile
@@ -48,32 +47,29 @@ def prepare_table(
     seed: int = 0,
 ) -> Info:
     """Make a data file of a table. Columns are given by name or number from 0 (-1: the last), several with commas.
-
-    label: default -1. id, group: columns that are no features. columns: only these are features; drop: these are not;
-    text: these hold texts, even if they look like numbers. header: True if the first line holds names (None: detect).
-    one_hot: most texts of a column. missing: one of MISSING. regression: labels are targets. like: a data file whose
-    recipe and classes are used; no_label: the rows are to be predicted, the only group of the file.
-    """
+    label: default -1. id, group: columns that are no features. columns: the only features; drop: columns that are no
+    features; text: columns of texts, even if these look like numbers. header: True if the first line holds names;
+    None: detect. one_hot: most texts in a column. missing: one of MISSING. regression: labels are targets. like: a data
+    file whose recipe and classes are used. no_label: the file gets only rows to predict. Raises UsageError."""
     known = None if like is None else recipe_and_info(like)
     source = open_table(path, delimiter if known is None or delimiter is not None else known[0].delimiter)
     named = {"label": label, "id": id, "group": group, "columns": columns, "drop": drop, "text": text}
     job: TableJob
     if like is None or known is None:
         if no_label:
-            raise UsageError("--no-label needs --like TRAIN.h5: the data file whose model is to predict")
+            raise UsageError("--no-label needs --like TRAIN.h5, the data file that the model was trained on")
         if missing not in (None, *MISSING):
             raise UsageError(f"missing values can be treated by {', '.join(MISSING)}, not {shown(missing)}")
-        job = NewTableJob(
-            source, {what: each for what, each in named.items() if each is not None}, header, missing, one_hot
-        )
+        columns_of = {what: each for what, each in named.items() if each is not None}
+        job = NewTableJob(source, columns_of, header, missing, one_hot)
     else:
         given = [f"--{what}" for what in ("label", "columns", "drop", "text") if named[what] is not None]
         given += ["--missing"] * (missing is not None) + ["--regression"] * regression
-        given += ["--scale"] * (output.scale is not None) + ["--test-fraction"] * (
-            no_label and test_fraction is not None
-        )
+        given += ["--scale"] * (output.scale is not None)
+        given += ["--test-fraction"] * (no_label and test_fraction is not None)
         if given:
-            raise UsageError(f"--like{' and --no-label' * no_label} already says what {given[0]} would: leave it out")
+            what = f"--like{' and --no-label' * no_label}"
+            raise UsageError(f"{what} already says what {given[0]} would say: leave {given[0]} out")
         job = RepeatedTableJob(source, like, *known, id, group, header, not no_label)
     with output.blamed():
         spool_file = tempfile.TemporaryFile(dir=output.path.parent)  # noqa: SIM115 - closed below
@@ -88,10 +84,7 @@ def prepare_table(
         job.check(survey)
         raw = np.memmap(spool, np.float64, "r", shape=(len(survey.rows), len(job.plan.features)))
         y, names, classes = job.labels(survey, regression)
-        if y is None:
-            rows = {"rows": np.arange(len(raw))}
-        else:
-            rows = split_by_group(y, classes, 0.2 if test_fraction is None else test_fraction, seed)
+        rows = {"rows": np.arange(len(raw))} if y is None else split_by_group(y, classes, test_fraction, seed)
         recipe = job.recipe(survey, raw, rows.get("train"))
         kind, scale = job.kind(survey, recipe)
         groups: Groups = {}
@@ -108,7 +101,7 @@ def prepare_table(
 
 
 def _encoded(raw: np.ndarray, rows: np.ndarray, recipe: Recipe, order: dict, kind: np.dtype) -> Iterator[np.ndarray]:
-    """Yield the features of these rows slab by slab. order: by column, the place of each text code."""
+    """Yield the features of these rows slab by slab. order: for each column of texts, the sorted place of each code."""
     for slab in slabs(len(rows), 8 * max(len(recipe.features), raw.shape[1])):
         part = np.array(raw[rows[slab]])
         for at, places in order.items():

@@ -4,12 +4,11 @@
     x        t0 t1 t2 t3 | t4 t5 t6 t7 | ...            row i: tokens i * length ... (i + 1) * length - 1
     targets     t1 t2 t3 t4 | t5 t6 t7 t8 | ...         at position k of a row x[k + 1], at the last one y
 
-Every token but a part's first is a target once. There are (n - 1) // length rows; a shorter rest is left out.
+A group of n tokens has (n - 1) // length rows; a rest is left out. Every kept token but the first is a target once.
 
     level      a token is         tokens are numbered                        memory
     character  a character        by code point, among those of the text     the text, about 10 bytes a character
-    byte       a byte             0 ... 255                                  a slab
-"""
+    byte       a byte             0 ... 255                                  a slab"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -39,11 +38,8 @@ def prepare_text(
     test_fraction: float = 0.1,
     encoding: str = "utf-8",
 ) -> Info:
-    """Make a data file of plain text: rows of `length` tokens.
-
-    level: `character` or `byte`. test_fraction: the last tokens. encoding: of characters; bytes need none. The text is
-    unchanged but for a byte order mark, which is left out.
-    """
+    """Make a data file of plain text: rows of `length` tokens, the last `test_fraction` of the tokens for the test.
+    level: `character` or `byte`. encoding: of characters; a byte order mark is dropped. UsageError: invalid text."""
     if length < 1:
         raise UsageError(f"the length of a row must be 1 or more, not {length}")
     if level not in LEVELS:
@@ -52,7 +48,13 @@ def prepare_text(
         raise UsageError(f"the test fraction must lie between 0 and 1, as 0.1, not {test_fraction}")
     with blamed_on(f"{path} cannot be read"):
         count, read, vocabulary = _bytes(path) if level == "byte" else _characters(path, encoding)
-    cut = _cut(path, count, length, Fraction(str(test_fraction)), level)
+    fraction = Fraction(str(test_fraction))
+    # Each part must have a row and the token that follows it.
+    least = max(math.ceil((length + 1) / fraction), math.floor(length / (1 - fraction)) + 1)
+    if count < least:
+        needed = f"rows of {length} and a test fraction of {float(fraction):g} need {least} or more"
+        raise UsageError(f"{path} has {count} {level}s; {needed}: take a longer text, or a smaller --length")
+    cut = count - math.floor(count * fraction)
     kind = np.min_scalar_type(len(vocabulary) - 1)
     groups: Groups = {}
     for group, (start, stop) in {"train": (0, cut), "test": (cut, count)}.items():
@@ -62,19 +64,7 @@ def prepare_text(
     return output.write(groups, kind, 1.0, None, len(vocabulary), vocabulary)
 
 
-def _cut(path: FilePath, count: int, length: int, fraction: Fraction, level: str) -> int:
-    """Return the first token of the test part; each part must have a row and the token that follows it."""
-    least = max(math.ceil((length + 1) / fraction), math.floor(length / (1 - fraction)) + 1)
-    if count < least:
-        raise UsageError(
-            f"{path} has {count} {level}s; rows of {length} and a test fraction of {float(fraction):g} need {least} or "
-            "more: take a longer text, or a smaller --length"
-        )
-    return count - math.floor(count * fraction)
-
-
 def _rows(read: Read, start: int, rows: int, length: int) -> Iterator[np.ndarray]:
-    """Yield x of a part slab by slab."""
     for slab in slabs(rows, length):
         yield read(slice(start + slab.start * length, start + slab.stop * length)).reshape(-1, length)
 
@@ -87,7 +77,6 @@ def _bytes(path: FilePath) -> tuple[int, Read, Vocabulary]:
 
 
 def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
-    """Return the number of character tokens, a function that reads a slice of them, and the vocabulary."""
     code = _code_points(path, encoding)
     present = np.zeros(BEYOND, bool)
     present[code] = True
@@ -95,33 +84,27 @@ def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
     if len(known) == 1:
         raise UsageError(f"{path} holds no other character than {chr(known[0])!r}; there is nothing to predict")
     if len(known) > MOST_NAMES:
-        raise UsageError(
-            f"{path} has {len(known)} different characters; a data file can name {MOST_NAMES}, so use --level byte"
-        )
+        most = f"a data file can name {MOST_NAMES}, so use --level byte"
+        raise UsageError(f"{path} has {len(known)} different characters; {most}")
     number = np.zeros(BEYOND, np.min_scalar_type(max(0, len(known) - 1)))
     number[known] = np.arange(len(known))
     return len(code), lambda which: number[code[which]], Vocabulary(map(chr, known) if len(known) else BYTES)
 
 
 def _code_points(path: FilePath, encoding: str) -> np.ndarray:
-    """Return the code points of a file, uint32 (characters,)."""
-    data = Path(path).read_bytes()
+    data, todo = Path(path).read_bytes(), "name its --encoding, or use --level byte"
     try:
         text = data.decode(encoding).removeprefix("\ufeff")
     except LookupError:
         raise UsageError(f"unknown text encoding {encoding!r}; utf-8 and latin-1 are two that are known") from None
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not {encoding}: byte {error.start} cannot be decoded; name its --encoding, or use --level byte"
-        ) from None
+        raise UsageError(f"{path} is not {encoding}: byte {error.start} cannot be decoded; {todo}") from None
     except UnicodeError as error:  # of encodings without a position
-        raise UsageError(f"{path} is not {encoding}: {error}; name its --encoding, or use --level byte") from None
+        raise UsageError(f"{path} is not {encoding}: {error}; {todo}") from None
     code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     # HDF5 ends a text at its first 0, and half a surrogate pair is no character.
     odd = (code == 0) | ((code >= 0xD800) & (code < 0xE000))
     if odd.any():
-        raise UsageError(
-            f"{path} holds {text[odd.argmax()]!r} (character {odd.argmax()}), which is not plain text; leave it out, "
-            "or use --level byte"
-        )
+        what = f"{text[odd.argmax()]!r} (character {odd.argmax()})"
+        raise UsageError(f"{path} holds {what}, which is not plain text; leave it out, or use --level byte")
     return code

@@ -1,11 +1,9 @@
-"""A recipe: the encoding of a table's columns as features, which can be applied to new rows.
+"""A recipe: the encoding of a table's columns as features, which can be applied to new rows (table_rows.py).
 
     column of numbers    one feature; a missing value becomes `fill`        age             -> "age"
     column of texts      one feature per text, 1 where the row has it       color           -> "color=blue", "color=red"
 
-A data file made from a table stores its recipe as JSON in the attribute `table` (prepare_table.py); table_rows.py
-encodes new rows by it.
-"""
+A data file made from a table stores its recipe as JSON in the attribute `table` (prepare_table.py)."""
 
 import dataclasses
 import math
@@ -20,10 +18,7 @@ MISSING = ("refuse", "drop", "mean", "median")  # treatments of missing values
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the source. number: from 0; values: its texts, one-hot, None for numbers.
-
-    fill: the value of missing numbers; None if none is missing.
-    """
+    """A column of a table. number: from 0. values: its texts; None: numbers. fill: for missing numbers, or None."""
 
     name: str
     number: int
@@ -38,20 +33,15 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The encoding of a table. columns: those of the features, in the order of the features.
+    """The encoding of a table. Columns are found by name, or without a header by number (which is then their name)."""
 
-    label: names of the label columns: several for several targets, none without labels. id: name of the column with the
-    rows' names. missing: one of MISSING. header, delimiter: of the source; with a header columns are found by name, in
-    any order, else by number (which then is their name, too). like: the fills come from the data file of --like.
-    """
-
-    columns: tuple[Column, ...]
-    label: tuple[str, ...] = ()
-    id: str | None = None
-    missing: str = "refuse"
-    header: bool = True
+    columns: tuple[Column, ...]  # in the order of their features
+    label: tuple[str, ...] = ()  # names of the label columns: several for several targets, none without labels
+    id: str | None = None  # name of the column with the rows' names
+    missing: str = "refuse"  # one of MISSING
+    header: bool = True  # of the source
     delimiter: str = ","
-    like: bool = False
+    like: bool = False  # the fills come from the data file of --like
 
     @property
     def features(self) -> list[str]:
@@ -66,75 +56,62 @@ class Recipe:
     def read(cls, value: Any, where: str) -> "Recipe":
         """Return the recipe that `describe` gave; UsageError, which begins with `where`, for other values."""
         try:
-            columns = tuple(_column(each) for each in _list(value["columns"]))
-            recipe = cls(
-                columns=columns,
-                label=tuple(_text(each) for each in _list(value["label"])),
-                id=None if value["id"] is None else _text(value["id"]),
-                missing=_text(value["missing"]),
-                header=value["header"],
-                delimiter=_text(value["delimiter"]),
-                like=value.get("like", False) is True,  # older versions did not say it
-            )
+            columns = tuple(_column(each) for each in _typed(value["columns"], list, "columns"))
+            label = tuple(_typed(each, str, "a label column") for each in _typed(value["label"], list, "label"))
+            id = None if value["id"] is None else _typed(value["id"], str, "id")
+            missing, delimiter = (_typed(value[name], str, name) for name in ("missing", "delimiter"))
+            like = value.get("like", False) is True  # older versions did not say it
+            recipe = cls(columns, label, id, missing, value["header"], delimiter, like)
             names = [column.name for column in columns]
             numbers = [column.number for column in columns]
             if len(set(names)) < len(names) or len(set(numbers)) < len(numbers):
-                raise ValueError("a column is there twice")
+                raise ValueError("two columns have the same name or number")
             if recipe.missing not in MISSING or not isinstance(recipe.header, bool) or len(recipe.delimiter) != 1:
-                raise ValueError("missing, header or delimiter is not what it can be")
+                raise ValueError("'missing', 'header' or 'delimiter' has an impossible value")
             if recipe.id in names:
-                raise ValueError("the column that says which row a row is, is a feature, too")
+                raise ValueError("the id column is a feature, too")
             if recipe.missing in ("mean", "median") and any(each.values is each.fill is None for each in columns):
-                raise ValueError(f"a column of numbers has no {recipe.missing}")
+                raise ValueError(f"a column of numbers has no fill (its {recipe.missing})")
             if not recipe.features:
                 raise ValueError("it has no features")
         except KeyError as error:
-            raise UsageError(f"{where} is no recipe of a table: {error.args[0]} is not there") from None
+            raise UsageError(f"{where} is no recipe of a table: {error.args[0]} is missing") from None
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UsageError(f"{where} is no recipe of a table: {shown(str(error), 200)}") from None
         return recipe
 
 
 def recipe_in(info: Info) -> Recipe | None:
-    """Return the recipe of a data file; None if it has none.
-
-    UsageError if the recipe is malformed, or has another number of features.
-    """
+    """Return the recipe of a data file, None without one; UsageError if malformed, or of another number of features."""
     if info.schema.recipe is None:
         return None
     where = f"{info.path}: the attribute {TABLE}"
     recipe = Recipe.read(info.schema.recipe, where)
     if info.features != (len(recipe.features),):
-        problem = f"{len(recipe.features)} features, but the rows of the file have shape {info.features}"
-        raise UsageError(f"{where} has {problem}")
+        problem = f"a recipe of {len(recipe.features)} features, but the rows of the file have shape {info.features}"
+        raise UsageError(f"{where} is {problem}")
     return recipe
 
 
 def recipe_of(name_or_path: FilePath) -> Recipe | None:
-    """Return the recipe of a known data set or a path, like `recipe_in`; UsageError, too, if it is no data file."""
+    """Return `recipe_in` of a known data set or a path; UsageError also if it is no data file."""
     return recipe_in(read_info(find_data_file(str(name_or_path))))
 
 
 def _column(value: Any) -> Column:
     values, fill, number = value["values"], value["fill"], value["number"]
     if values is not None:
-        values = tuple(_text(each) for each in _list(values))
+        values = tuple(_typed(each, str, "a value of a column") for each in _typed(values, list, "values"))
         if len(set(values)) < len(values):
-            raise ValueError("a column has a value twice")
+            raise ValueError("a column has the same text twice")
     if fill is not None and (isinstance(fill, bool) or not math.isfinite(fill) or values is not None):
-        raise ValueError("fill is no number, or not one of a column of numbers")
+        raise ValueError("a fill is no number, or belongs to a column of texts")
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValueError("the number of a column is none")
-    return Column(_text(value["name"]), number, values, None if fill is None else float(fill))
+        raise ValueError("the number of a column is no whole number of 0 or more")
+    return Column(_typed(value["name"], str, "a column's name"), number, values, None if fill is None else float(fill))
 
 
-def _list(value: Any) -> list | tuple:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError("what should be a list is none")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("what should be a text is none")
+def _typed(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, (list, tuple) if kind is list else kind):
+        raise TypeError(f"{what} is no {'list' if kind is list else 'text'}")
     return value

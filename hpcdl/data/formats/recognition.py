@@ -11,10 +11,7 @@ LIBSVM = (".svm", ".libsvm", ".svmlight")
 
 
 def format_of(path: str) -> str:
-    """Return hdf5, npz, libsvm, table, idx, gzip or unknown: a csv of another name, or libsvm's text.
-
-    UsageError if the file is missing or no regular file.
-    """
+    """Return hdf5, npz, libsvm, table, idx, gzip or unknown (csv or libsvm's text); UsageError for no regular file."""
     with blamed_on(f"{shown(path, 200)} cannot be read"):
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):

@@ -5,9 +5,7 @@
     train/x/indptr    (rows + 1,)   the start of each row among the elements, and the end of the last one; int64
     train/x, attribute features     the number of columns
 
-A file is checked as it is read, slab by slab: row starts ascend, and the columns of a row ascend and exist. A slab is a
-number of rows whose elements take about SLAB_BYTES.
-"""
+A file is checked as it is read, in slabs of about SLAB_BYTES: row starts ascend, a row's columns exist and ascend."""
 
 import math
 from collections.abc import Iterator
@@ -27,53 +25,47 @@ CHUNK = 1 << 16  # elements of an HDF5 chunk: data, indices and indptr grow whil
 
 
 class SparseSet:
-    """Sparse rows in a file, an h5py data set by interface: dtype (of data), shape (rows, features), elements."""
+    """Sparse rows in a file, with the interface of an h5py data set: dtype (of data), shape (rows, features), nnz."""
 
     def __init__(self, file: h5py.File, name: str):
         """Check the structure, not the elements; UsageError if it is invalid."""
         self.where = f"{file.filename}: {name}"
-        self.data, self.indices, self.indptr = (dataset(file, f"{name}/{part}") for part in PARTS)
-        kinds = {"data": "iuf", "indices": "iu", "indptr": "iu"}
-        for part, column in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
-            if column.dtype.kind not in kinds[part] or len(column.shape or ()) != 1:
-                what = "whole numbers" if kinds[part] == "iu" else "numbers"
+        columns = {part: dataset(file, f"{name}/{part}") for part in PARTS}
+        self.data, self.indices, self.indptr = columns.values()
+        for part, column in columns.items():
+            if column.dtype.kind not in ("iuf" if part == "data" else "iu") or len(column.shape or ()) != 1:
+                what = "numbers" if part == "data" else "whole numbers"
                 problem = f"{shown(column.dtype)} of shape {column.shape}"
-                raise UsageError(f"{self.where}/{part} is {problem}; of sparse rows it holds {what} (elements,)")
+                raise UsageError(f"{self.where}/{part} is {problem}; for sparse rows it must be {what} (elements,)")
         if not len(self.indptr):
-            raise UsageError(f"{self.where}/indptr has shape (0,); it says where rows begin and end, so 1 at least")
-        self.elements, rows = len(self.data), len(self.indptr) - 1
-        if len(self.indices) != self.elements:
-            lengths = f"{self.elements} elements, but {len(self.indices)} columns in indices"
-            raise UsageError(f"{self.where} has {lengths}; each element has one")
-        for part, column in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
+            raise UsageError(f"{self.where}/indptr has shape (0,); it must be (rows + 1,): where rows begin and end")
+        self.nnz, rows = len(self.data), len(self.indptr) - 1
+        if len(self.indices) != self.nnz:
+            lengths = f"{self.nnz} elements, but {len(self.indices)} columns in indices"
+            raise UsageError(f"{self.where} has {lengths}; each element must have one column")
+        for part, column in columns.items():
             if len(column) and not column.id.get_storage_size():  # a damaged file may claim any shape
                 raise UsageError(f"{self.where}/{part} has shape {column.shape}, but nothing was ever written into it")
         features = follow_links(file, name).attrs.get("features")
         if not isinstance(features, (int, np.integer)) or not 1 <= features <= MOST_FEATURES:
             problem = "is missing" if features is None else f"is {shown(features)}"
-            raise UsageError(
-                f"{self.where}: its attribute features {problem}; it is the number of columns, 1 to 2^31 - 1"
-            )
+            what = "it is the number of columns, 1 to 2^31 - 1"
+            raise UsageError(f"{self.where}: its attribute features {problem}; {what}")
         self.shape, self.dtype = (rows, int(features)), self.data.dtype
-        if (int(self.indptr[0]), int(self.indptr[rows])) != (0, self.elements):
-            raise UsageError(f"{self.where}/indptr should go from 0 to {self.elements}, the number of elements")
+        if (int(self.indptr[0]), int(self.indptr[rows])) != (0, self.nnz):
+            raise UsageError(f"{self.where}/indptr should go from 0 to {self.nnz}, the number of elements")
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    @property
-    def nnz(self) -> int:
-        """The number of elements, by the name that a CSR uses."""
-        return self.elements
-
     def starts(self, first: int, last: int) -> np.ndarray:
-        """Return the starts of rows first to last - 1, and the end of the last, int64; UsageError if invalid."""
+        """Return the starts of rows first to last - 1 and the end of the last row, int64; UsageError if invalid."""
         starts = np.empty(last - first + 1, START)
         self.indptr.read_direct(starts, np.s_[first : last + 1])
         falls = np.diff(starts) < 0
-        if falls.any() or starts[0] < 0 or starts[-1] > self.elements:
+        if falls.any() or starts[0] < 0 or starts[-1] > self.nnz:
             row = first + int(np.argmax(falls)) if falls.any() else first
-            raise UsageError(f"{self.where}/indptr does not rise from 0 to {self.elements}: look at row {row}")
+            raise UsageError(f"{self.where}/indptr does not rise from 0 to {self.nnz}: look at row {row}")
         return starts
 
     def spans(self) -> Iterator[tuple[slice, np.ndarray]]:
@@ -82,7 +74,7 @@ class SparseSet:
             yield part, self.starts(part.start, part.stop)
 
     def slabs(self, most: int) -> Iterator[slice]:
-        """Cut all rows into slices of at most `most` elements, or of one row with more."""
+        """Yield slices that together are all rows, each of at most `most` elements, or of one row with more."""
         for part, starts in self.spans():
             at = 0
             while at < part.stop - part.start:
@@ -92,10 +84,8 @@ class SparseSet:
                 at = end
 
     def read(self, first: int, last: int, into: CSR, most: float = math.inf) -> None:
-        """Read rows first to last - 1 into the rows of `into`, from the start of its first row; it grows as needed.
-
-        UsageError for columns that are out of order or do not exist, NaN, infinity, or a number beyond `most`.
-        """
+        """Read rows first to last - 1 into the rows of `into`, from the start of its first row; `into` grows as needed.
+        UsageError for columns that are out of order or do not exist, NaN, infinity, or a number beyond `most`."""
         starts = self.starts(first, last)
         begin, end, to = int(starts[0]), int(starts[-1]), int(into.indptr[0])
         into.reserve(to + end - begin)
@@ -107,16 +97,13 @@ class SparseSet:
         check_columns(into.indices[part], starts - begin, self.shape[1], self.where, first)
         check_elements(into.data[part], starts - begin, self.where, first, most)
 
-    def lengths(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the number of elements of each row, or of each of the sorted `rows`."""
-        result = []
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of elements of each of the sorted `rows`."""
+        result = [np.empty(0, START)]
         for part, starts in self.spans():
-            lengths = np.diff(starts)
-            if rows is not None:
-                a, b = np.searchsorted(rows, (part.start, part.stop))
-                lengths = lengths[rows[a:b] - part.start]
-            result.append(lengths)
-        return np.concatenate([np.empty(0, START), *result])
+            a, b = np.searchsorted(rows, (part.start, part.stop))
+            result.append(np.diff(starts)[rows[a:b] - part.start])
+        return np.concatenate(result)
 
     def most_elements(self, rows: int) -> int:
         """Return the most elements that any `rows` rows have together."""
@@ -126,29 +113,20 @@ class SparseSet:
         return int(largest.sum())
 
     def block(self, row_most: int) -> tuple[int, int]:
-        """Return (rows, most elements) of a block to read at a time. row_most: bytes of an element with its column.
-
-        All blocks but the last have the same number of rows; it is smaller where long rows are neighbours.
-        """
-        row = max(1, row_most * self.elements // max(1, len(self)))
+        """Return (rows, most elements) of blocks of at most 2 SLAB_BYTES, or one row. row_most: bytes of an element."""
+        row = max(1, row_most * self.nnz // max(1, len(self)))
         block = max(1, min(len(self), hdf5.SLAB_BYTES // row))
         while True:
-            most = self._most(block)
+            slabs = hdf5.slabs(len(self), START.itemsize, block)
+            starts = (self.starts(slab.start, slab.stop) for slab in slabs)
+            most = max((int(np.diff(np.append(each[:-1:block], each[-1])).max()) for each in starts), default=0)
             if block == 1 or most * row_most <= 2 * hdf5.SLAB_BYTES:
                 return block, most
             block = max(1, block // 2)
 
-    def _most(self, block: int) -> int:
-        """Return the most elements of a block of `block` rows."""
-        most = 0
-        for part in hdf5.slabs(len(self), START.itemsize, block):
-            starts = self.starts(part.start, part.stop)
-            most = max(most, int(np.diff(np.append(starts[:-1:block], starts[-1])).max()))
-        return most
-
 
 def open_rows(file: h5py.File, name: str) -> Any:
-    """Return the rows of this name, as "train/x": a data set of HDF5, or a SparseSet."""
+    """Return the rows called `name` (as "train/x"): a data set of HDF5, or a SparseSet if they are sparse."""
     return SparseSet(file, name) if isinstance(follow_links(file, name), h5py.Group) else dataset(file, name)
 
 
@@ -158,18 +136,15 @@ def largest_lengths(lengths: np.ndarray, count: int) -> np.ndarray:
 
 
 def check_columns(columns: np.ndarray, starts: np.ndarray, width: int, where: str, first: int = 0) -> None:
-    """Raise UsageError if the columns of a row do not ascend, or do not exist; rows begin at `starts`.
-
-    first: the number of the first of these rows.
-    """
+    """Raise UsageError unless each row's columns exist and ascend. starts: of rows. first: number of the first row."""
     if len(columns) and (columns.min() < 0 or columns.max() >= width):
         raise UsageError(f"{where} has a column outside of 0 to {width - 1}")
     rises = columns[1:] > columns[:-1]
     inner = starts[(starts > 0) & (starts < len(columns))]
-    rises[inner - 1] = True  # from row to row
+    rises[inner - 1] = True  # columns may fall from one row to the next
     if not rises.all():
         row = first + int(np.searchsorted(starts, int(np.argmin(rises)) + 1, side="right")) - 1
-        raise UsageError(f"{where}: the columns of row {row} are not in order, each once")
+        raise UsageError(f"{where}: the columns of row {row} do not ascend; sort them, each once")
 
 
 def sparse_rows(x: Any, suffix: str = "") -> CSR:
@@ -185,7 +160,7 @@ def sparse_rows(x: Any, suffix: str = "") -> CSR:
 
 
 class RowLookup:
-    """Maps an element to the number of its row; rows begin at `starts`."""
+    """Maps an element to the number of its row. The rows, numbered from `first`, begin at the elements `starts`."""
 
     def __init__(self, starts: np.ndarray, first: int = 0):
         self.starts, self.first = starts, first
@@ -196,22 +171,7 @@ class RowLookup:
 
 def check_elements(data: np.ndarray, starts: np.ndarray, where: str, first: int = 0, most: float = math.inf) -> None:
     """Raise UsageError, like `check_x`, for elements that are not finite, or beyond `most`."""
-    check_x(data[:, None], where, RowLookup(starts, first), most=most)  # type: ignore[arg-type]
-
-
-def read_sparse(source: SparseSet, x: CSR, rows: np.ndarray | None, most: float) -> None:
-    """Read all rows, or the sorted `rows`, slab by slab into x, which has room for them."""
-    part = CSR.empty(0, source.shape[1], x.dtype)
-    for slab in source.slabs(slab_elements(x.dtype)):
-        if rows is None:
-            source.read(slab.start, slab.stop, x[slab], most)
-            continue
-        a, b = np.searchsorted(rows, (slab.start, slab.stop))
-        if a < b:
-            count = slab.stop - slab.start
-            part = CSR(None, None, np.zeros(count + 1, START), (count, source.shape[1]), part.elements)
-            source.read(slab.start, slab.stop, part, most)
-            x[a:b].put(part.take(rows[a:b] - slab.start))
+    check_x(data[:, None], where, RowLookup(starts, first), most=most)
 
 
 def slab_elements(kind: np.dtype) -> int:
@@ -220,25 +180,22 @@ def slab_elements(kind: np.dtype) -> int:
 
 
 class SparseWriter:
-    """Writes sparse rows into a new file part by part; their number need not be known before."""
+    """Writes sparse rows into a new file part by part; the number of rows may be unknown at the start."""
 
     def __init__(self, file: h5py.File, name: str, features: int, kind: np.dtype, compress: dict[str, Any]):
         group = file.create_group(name)
         group.attrs["features"] = features
         kinds = dict(zip(PARTS, (kind, COLUMN, START), strict=True))
-        self.parts = {
-            part: group.create_dataset(part, (0,), kinds[part], chunks=(CHUNK,), maxshape=(None,), **compress)
-            for part in PARTS
-        }
+        how = {"chunks": (CHUNK,), "maxshape": (None,), **compress}
+        self.parts = {part: group.create_dataset(part, (0,), kinds[part], **how) for part in PARTS}
         self.rows = 0
         self._append("indptr", np.zeros(1, START))
 
     def append(self, rows: CSR) -> dict[str, np.ndarray]:
         """Append the next rows; return the values appended to each data set, for the digest."""
-        part, elements = slice(int(rows.indptr[0]), int(rows.indptr[-1])), len(self.parts["data"])
-        starts = rows.indptr[1:] - rows.indptr[0] + elements
-        kind = self.parts["data"].dtype
-        added = {"data": rows.data[part].astype(kind, copy=False), "indices": rows.indices[part], "indptr": starts}
+        written, part = self.parts["data"], rows.part
+        data, starts = rows.data[part].astype(written.dtype, copy=False), rows.indptr[1:] - part.start + len(written)
+        added = {"data": data, "indices": rows.indices[part], "indptr": starts}
         for name, values in added.items():
             self._append(name, values)
         added["indptr"] = starts if self.rows else np.append(START.type(0), starts)

@@ -20,7 +20,7 @@ except ImportError:
 
 
 class ArrowSource(Source):
-    """A Parquet or Arrow file, read in parts of its row groups or record batches."""
+    """A Parquet or Arrow file. Its row groups or record batches are read in parts."""
 
     header = True
 
@@ -29,7 +29,7 @@ class ArrowSource(Source):
         if pyarrow is None:
             raise UsageError(f"{path}: Parquet and Arrow need the package pyarrow: pip install 'hpcdl[arrow]'")
         if start.startswith(b"FEA1"):
-            raise UsageError(f"{path} is Feather of version 1; write it again, as version 2")
+            raise UsageError(f"{path} is Feather of version 1; write it as version 2")
         with self.blamed():
             if start.startswith(b"PAR"):
                 with parquet.ParquetFile(path) as file:
@@ -43,7 +43,7 @@ class ArrowSource(Source):
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """Turn errors of the body into UsageErrors about the file, without the control characters of Thrift's texts."""
+        """Turn errors of the body into UsageErrors about the file; Thrift's control characters are made printable."""
         try:
             with blamed_on(f"{self.path} cannot be read"):
                 yield
@@ -51,24 +51,21 @@ class ArrowSource(Source):
             raise UsageError(printable(error, allowed="")) from error
 
     def kind(self, column: int) -> str | None:
-        """Return "number", "text" or "time" by the column's type."""
         kind = self.types[column]
         if types.is_dictionary(kind):
             kind = kind.value_type
-        if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-            return "number"
-        if types.is_decimal(kind):
-            return "number"
-        if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-            return "text"
-        if types.is_temporal(kind):
-            return "time"
-        raise UsageError(
-            f"{self.path}: {self.column_label(column)} holds {shown(kind)}, neither numbers nor texts; drop it"
-        )
+        kinds = {
+            "number": (types.is_null, types.is_boolean, types.is_integer, types.is_floating, types.is_decimal),
+            "text": (types.is_string, types.is_large_string, types.is_string_view),
+            "time": (types.is_temporal,),
+        }
+        for name, tests in kinds.items():
+            if any(test(kind) for test in tests):
+                return name
+        what = f"{self.column_label(column)} holds {shown(kind)}"
+        raise UsageError(f"{self.path}: {what}, neither numbers nor texts; leave it out by --drop")
 
     def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
-        """Yield (first row, parser) of each block of rows."""
         with self.blamed():
             row = 0
             for count, rows in self._parquet(most) if self.is_parquet else self._batches():
@@ -90,29 +87,23 @@ class ArrowSource(Source):
 
 
 class _RowGroup:
-    """A row group of Parquet: read from its start, and kept open for the next part."""
+    """A row group of Parquet, read from its start, and kept open for the next part."""
 
     def __init__(self, path: str, group: int, most: int):
         self.path, self.group, self.most = path, group, most
-        self.at, self.left = 0, None  # left: rows from `at` on that were read already
-        self.parts: Iterator = iter(())
+        self.at, self.have, self.parts = 0, None, iter(())  # have: rows from `at` on that were read already
 
     def rows(self, start: int, count: int) -> Any:
-        """Return these rows; a batch of pyarrow may be shorter than requested, at the end of a page."""
-        if start < self.at or not self.at:
-            self.at, self.left, self.parts = 0, None, self._read()
-        batches, have = [], 0
-        while have < count:
-            batch, self.left = (self.left or next(self.parts)), None
-            skip = min(max(0, start - self.at), batch.num_rows)
-            take = min(count - have, batch.num_rows - skip)
-            if take:
-                batches.append(batch.slice(skip, take))
-            if skip + take < batch.num_rows:
-                self.left = batch.slice(skip + take)
-            self.at += skip + take
-            have += take
-        return pyarrow.Table.from_batches(batches)
+        """Return `count` rows from row `start` on, joined from pyarrow's batches, which may have fewer rows."""
+        if self.have is None or start < self.at:
+            self.at, self.parts = 0, self._read()
+            self.have = pyarrow.Table.from_batches([next(self.parts)])
+        while True:
+            skip = min(start - self.at, self.have.num_rows)
+            self.at, self.have = self.at + skip, self.have.slice(skip)
+            if self.have.num_rows >= count:
+                return self.have.slice(0, count)
+            self.have = pyarrow.concat_tables([self.have, pyarrow.Table.from_batches([next(self.parts)])])
 
     def _read(self) -> Iterator[Any]:
         with parquet.ParquetFile(self.path) as file:
@@ -120,7 +111,7 @@ class _RowGroup:
 
 
 class ArrowCells(Cells):
-    """A block of rows of Arrow."""
+    """A block of rows of a Parquet or Arrow file."""
 
     source: ArrowSource
 
@@ -132,7 +123,6 @@ class ArrowCells(Cells):
         self.first, self.count = first, self.rows.num_rows
 
     def where(self, row: int) -> str:
-        """Return "row N"."""
         return f"row {self.first + row}"
 
     def _column(self, column: int) -> Any:
@@ -141,18 +131,16 @@ class ArrowCells(Cells):
         return values.cast(kind.value_type) if types.is_dictionary(kind) else values
 
     def texts(self, column: int) -> list[str]:
-        """Return the texts of a column; numbers as Python writes them."""
         with self.source.blamed():
             return ["" if value is None else str(value).strip() for value in self._column(column).to_pylist()]
 
     def numbers(self, column: int) -> np.ndarray:
-        """Return a column of numbers; texts are parsed."""
         kind = self.source.kind(column)
         if kind == "time":
             where = f"{self.source.path}: {self.source.column_label(column)}"
             raise UsageError(f"{where} holds dates or times; derive numbers from them")
         if kind == "text":
-            return self.parse_numbers(column, self.texts(column))
+            return super().numbers(column)
         with self.source.blamed():
             values = self._column(column)
             if types.is_boolean(values.type):

@@ -1,4 +1,4 @@
-"""Column names of a table: as its options give them, and in its first line."""
+"""Names of a table's columns, as options give them and as the first line holds them."""
 
 import csv
 
@@ -8,11 +8,9 @@ from hpcdl.errors import UsageError
 
 
 def has_header(source: CsvSource, named: dict[str, str], header: bool | None) -> bool:
-    """True if the first line holds names: by the option, by a name in other options, or by the line itself.
-
-    A line whose features are all numbers is no header; one without numbers is a header. A mixed one is a header if the
-    next line has numbers in place of names; UsageError if it has not.
-    """
+    """True if the first line holds names. The option `header` decides, else a name in other options, else the line.
+    A line whose features are all numbers is no header; one without numbers is a header. A mixed line is a header if the
+    next line has numbers in place of names; otherwise UsageError."""
     if header is not None:
         return header
     named_columns = [part for text in named.values() for part in _parts(text)]
@@ -30,7 +28,8 @@ def has_header(source: CsvSource, named: dict[str, str], header: bool | None) ->
         return False
     if any(is_number(source.second[column]) for column in names):
         return True
-    raise UsageError(f"{source.path}: does the first line hold names? some of it are numbers: --header or --no-header")
+    todo = "pass --header if these are names, else --no-header"
+    raise UsageError(f"{source.path}: the first line holds numbers and texts; {todo}")
 
 
 def _parts(text: str) -> list[str]:
@@ -38,7 +37,7 @@ def _parts(text: str) -> list[str]:
 
 
 def columns_of(source: Source, text: str, what: str) -> list[int]:
-    """Return the columns that an option gives, separated by commas."""
+    """Return the numbers of the columns in `text`: names or numbers, separated by commas. what: the option."""
     if source.header and text in source.names:
         return source.find(text, what)
     try:
@@ -48,10 +47,10 @@ def columns_of(source: Source, text: str, what: str) -> list[int]:
 
 
 def column_of(source: Source, text: str, what: str) -> int:
-    """Return the one column that an option gives; UsageError for several."""
+    """Return the number of the one column in `text`; UsageError for several. what: the option."""
     columns = columns_of(source, text, what)
     if len(columns) > 1:
-        raise UsageError(f"{source.path}: there is one {what}, not several as in {shown(text)}")
+        raise UsageError(f"{source.path}: --{what} takes one column, not several as in {shown(text)}")
     return columns[0]
 
 
@@ -62,11 +61,9 @@ def check_names(source: Source, used: list[int], features: list[int]) -> None:
     for column in used:
         name = source.names[column]
         if (count := source.names.count(name)) > 1:
-            todo = "give each a name of its own, or leave them out by --drop"
-            raise UsageError(f"{source.path} has {count} columns {shown(name)}; {todo}")
+            todo = "give them different names, or leave them out by --drop"
+            raise UsageError(f"{source.path} has {count} columns named {shown(name)}; {todo}")
     for column in features:
         if not source.first[column]:
-            raise UsageError(
-                f"{source.path}: column {column} has no name in the header; if it numbers the rows, --drop {column} or "
-                f"--id {column}; else give it a name"
-            )
+            todo = f"if it numbers the rows, add --drop {column} or --id {column}; else give it a name"
+            raise UsageError(f"{source.path}: column {column} has no name in the header; {todo}")

@@ -1,21 +1,18 @@
 """Table sources, read block by block: csv and tsv here, Parquet and Arrow in table_arrow.py.
 
-A source has named columns (by its header, else by number) and cuts its rows into blocks. A block that is not parsed
-costs only the reading of its lines, so several ranks can share one file, each parsing its own blocks. A column is
-read as
+A source has named columns (by its header, else by number) and cuts its rows into blocks. Several ranks can share one
+file: each parses its own blocks, and of other ranks' blocks it reads only the lines. A column is read as
 
-    numbers    float64, NaN for a missing value: empty, NA, N/A, NaN, null, None or ?
+    numbers    float64, NaN for a missing value: empty, NA, N/A, NaN, nan, NAN, null, NULL, n/a, None or ?
     codes      the coder's number for each text, NaN for a missing one
 
-numpy.loadtxt reads a block of a csv without quotes and missing numbers; the csv module reads any other, at two thirds
-of that speed: quoted fields may hold delimiters and ends of lines.
-"""
+numpy.loadtxt reads csv blocks without quotes or missing numbers. The csv module reads others, at 2/3 of the speed."""
 
 import csv
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -50,7 +47,7 @@ class Cells:
         self.source = source
 
     def where(self, row: int) -> str:
-        """Return the name of the block's row in messages."""
+        """Return what messages call row `row` of the block, as "line 7"."""
         raise NotImplementedError
 
     def texts(self, column: int) -> list[str]:
@@ -58,29 +55,29 @@ class Cells:
         raise NotImplementedError
 
     def read(self, coders: ColumnCoders) -> np.ndarray:
-        """Return the coded columns (rows, columns) in this order; UsageError for a text that should be a number."""
+        """Return the columns of `coders` in order, (rows, columns); UsageError for a text that should be a number."""
         table = np.empty((self.count, len(coders)))
         for at, (column, coder) in enumerate(coders.items()):
             table[:, at] = self.numbers(column) if coder is None else list(map(coder, self.texts(column)))
         return self.check_finite(table, coders)
 
     def numbers(self, column: int) -> np.ndarray:
-        """Return a column of numbers, NaN for missing ones."""
-        return self.parse_numbers(column, self.texts(column))
-
-    def parse_numbers(self, column: int, texts: list[str]) -> np.ndarray:
-        """Return these texts of a column as numbers."""
+        """Return a column of numbers, NaN for missing ones; texts are parsed."""
+        texts = self.texts(column)
         together = "".join(texts)
         if together.isascii() and "_" not in together:  # Python also accepts 1_0 and other scripts' digits
             try:
                 return np.array(list(map(float, texts)))
             except ValueError:
                 pass
-        numbers = np.full(len(texts), math.nan)
+        numbers, source = np.full(len(texts), math.nan), self.source
         for row, text in enumerate(texts):
             if text not in ABSENT:
                 if not is_number(text):
-                    raise self.source.not_a_number(self.where(row), column, text)
+                    more = f"; it looks like {looks}" if (looks := special_format(text)) else ""
+                    where, hint = source.cell(self.where(row), column), source.hint
+                    hint = hint.replace("{}", short(source.names[column]))
+                    raise UsageError(f"{where}: {shown(text)} is not a number{more}; {hint}")
                 numbers[row] = float(text)
         return numbers
 
@@ -107,7 +104,6 @@ class Source:
 
     @property
     def width(self) -> int:
-        """The number of columns."""
         return len(self.names)
 
     def kind(self, column: int) -> str | None:
@@ -119,25 +115,13 @@ class Source:
         raise NotImplementedError
 
     def column_label(self, column: int) -> str:
-        """Return the name of a column in messages."""
         return f"column {shown(self.names[column]) if self.header else column}"
 
     def cell(self, where: str, column: int) -> str:
-        """Return the name of a cell in messages."""
         return f"{self.path}: {where}, {self.column_label(column)}"
 
-    def not_a_number(self, where: str, column: int, text: str) -> UsageError:
-        """Return the error for a text that should be a number."""
-        looks = special_format(text)
-        more = f"; it looks like {looks}" if looks else ""
-        hint = self.hint.replace("{}", short(self.names[column]))
-        return UsageError(f"{self.cell(where, column)}: {shown(text)} is not a number{more}; {hint}")
-
     def find(self, text: str, what: str) -> list[int]:
-        """Return the columns of a name, else of a number from 0 (negative: from the end).
-
-        UsageError for none, and for a text that is one column's name and another's number.
-        """
+        """Return the columns named `text`, else by number (negative: from the end). UsageError: none, or ambiguous."""
         named = [column for column, name in enumerate(self.names) if name == text] if self.header else []
         if is_index(text):
             number = int(text) % self.width
@@ -155,9 +139,8 @@ class Source:
             return [number]
         if not named:
             what, columns_text = self.header_words
-            raise UsageError(
-                f"{self.path} has no {what} {shown(text)}; {columns_text}: {short(', '.join(self.first), 400)}"
-            )
+            columns_text += f": {short(', '.join(self.first), 400)}"
+            raise UsageError(f"{self.path} has no {what} {shown(text)}; {columns_text}")
         return named
 
     @cached_property
@@ -168,31 +151,28 @@ class Source:
     def take_header(self) -> None:
         """Take the first line as names, if the format does not declare them."""
 
-    def recipe_column(self, name: str, number: int | None, by_name: bool) -> int:
-        """Return a recipe's column, by name or, for tables without a header, by number; -1 if it is missing.
-
-        UsageError if several columns have the name.
-        """
-        if not by_name:
-            place = number if number is not None else int(name) if is_index(name) else -1
-            return place if place < self.width else -1
-        columns = [column for column, each in enumerate(self.names) if each == name]
-        if len(columns) > 1:
-            raise UsageError(f"{self.path} has {len(columns)} columns {shown(name)}; each needs a name of its own")
-        return columns[0] if columns else -1
-
-    def missing_column(self, name: str, by_name: bool) -> UsageError:
-        """Return the error for a recipe's column that this table lacks."""
+    def recipe_column(self, name: str, number: int | None, by_name: bool, required: bool = True) -> int:
+        """Return the column of a recipe, by name or (not `by_name`) by number; -1 if missing and not `required`."""
         if by_name:
-            what = f"no column {shown(name)}, which the training data had; its columns are"
+            columns = [column for column, each in enumerate(self.names) if each == name]
+            if len(columns) > 1:
+                todo = "give them different names"
+                raise UsageError(f"{self.path} has {len(columns)} columns named {shown(name)}; {todo}")
             one = f" (--delimiter is {self.delimiter!r})" if self.width == 1 else ""
-            return UsageError(f"{self.path} has {what}: {short(', '.join(self.names), 400)}{one}")
-        problem = f"{self.width} columns and no column {short(name)}"
-        return UsageError(f"{self.path} has {problem}: without a header they go by number, those of labels counted")
+            problem = f"no column {shown(name)}, which the training data had; its columns are"
+            problem += f": {short(', '.join(self.names), 400)}{one}"
+        else:
+            place = number if number is not None else int(name) if is_index(name) else -1
+            columns = [place] if 0 <= place < self.width else []
+            problem = f"{self.width} columns and no column {short(name if number is None else str(number))}"
+            problem += ": without a header a column is found by its number, columns of labels counted"
+        if required and not columns:
+            raise UsageError(f"{self.path} has {problem}")
+        return columns[0] if columns else -1
 
 
 class CsvCells(Cells):
-    """A block of rows of a csv, one text each; quoted fields may hold ends of lines."""
+    """A block of rows of a csv. A row is one text; quoted fields in it may hold ends of lines."""
 
     source: "CsvSource"
 
@@ -202,28 +182,24 @@ class CsvCells(Cells):
         self.lines, self.records, self.quoted = numbers, records, quoted
 
     def where(self, row: int) -> str:
-        """Return "line N", the row's first line, from 1."""
         return f"line {self.lines[row]}"
 
     @cached_property
     def columns(self) -> list[tuple[str, ...]]:
-        """Fields by column."""
         return list(zip(*map(self.fields, range(self.count)), strict=True))
 
     def fields(self, row: int) -> list[str]:
         """Return the fields of a row; UsageError if their number differs from the first line's."""
         fields, width = self.source.fields(self.records[row], self.where(row)), self.source.width
         if len(fields) != width:
-            problem = f"has {len(fields)} columns, the first line {width}"
+            problem = f"has {len(fields)} columns, but the first line has {width}"
             raise UsageError(f"{self.source.path}: {self.where(row)} {problem}")
         return fields
 
     def texts(self, column: int) -> list[str]:
-        """Return the texts of a column, without surrounding blanks."""
         return [text.strip() for text in self.columns[column]]
 
     def read(self, coders: ColumnCoders) -> np.ndarray:
-        """Return the coded columns, by numpy.loadtxt if possible."""
         source, delimiter = self.source, self.source.delimiter
         counts = map(str.count, self.records, itertools.repeat(delimiter))
         if source.plain and not self.quoted and all(count == source.width - 1 for count in counts):
@@ -248,24 +224,18 @@ class CsvSource(Source):
             raise UsageError(f"the delimiter must be one character, neither a quote nor an end of line: {delimiter!r}")
         self.delimiter, self.plain = delimiter, True
         self._blanks = " \t\r\n\f\v" if not delimiter.isspace() else "\r\n"
-        self._peeked = list(itertools.islice(self._records(), 2))
+        lines = (line for numbers, records, _ in self._slabs(1) for line in zip(numbers, records, strict=True))
+        self._peeked = list(itertools.islice(lines, 2))
+        self.first = self._peek(0)
         self.names, self.header = [str(number) for number in range(len(self.first))], False
 
     @cached_property
-    def first(self) -> list[str]:
-        """Fields of the first line."""
-        return self._peek(0)
-
-    @cached_property
     def second(self) -> list[str]:
-        """Fields of the second line."""
         return self._peek(1)
 
     def _peek(self, which: int) -> list[str]:
-        if which >= len(self._peeked):
-            return []
-        number, record = self._peeked[which]
-        return [text.strip() for text in self.fields(record, f"line {number}")]
+        peeked = self._peeked[which : which + 1]
+        return [text.strip() for number, record in peeked for text in self.fields(record, f"line {number}")]
 
     def take_header(self) -> None:
         """Take the first line as names; a column without a name is named by its number."""
@@ -273,14 +243,12 @@ class CsvSource(Source):
         self.names = [name or str(number) for number, name in enumerate(self.first)]
 
     def fields(self, record: str, where: str) -> list[str]:
-        """Return the fields of a row."""
         try:
             return next(csv.reader([record], delimiter=self.delimiter), [])
         except csv.Error as error:
             raise UsageError(f"{self.path}: {where}: {error}") from None
 
     def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
-        """Yield (first row, parser) of each block of lines."""
         row = -1 if self.header else 0
         for numbers, records, quoted in self._slabs():
             if row < 0 and records:
@@ -290,12 +258,8 @@ class CsvSource(Source):
                 yield row, partial(CsvCells, self, row, numbers[part], records[part], quoted)
                 row += len(records[part])
 
-    def _records(self) -> Iterator[tuple[int, str]]:
-        for numbers, records, _ in self._slabs(1):
-            yield from zip(numbers, records, strict=True)
-
     def _slabs(self, characters: int | None = None) -> Iterator[tuple[Sequence[int], list[str], bool]]:
-        """Yield rows: numbers of their first lines from 1, their texts, and True if there is a quote in them."""
+        """Yield slabs of rows: (lines from 1 at which rows begin, texts of the rows, True if one has a quote)."""
         with blamed_on(f"{self.path} cannot be read"):
             try:
                 with open(self.path, encoding="utf-8-sig", newline="") as file:
@@ -307,20 +271,16 @@ class CsvSource(Source):
                             numbers, lines, number = self._join_quoted(lines, file, number)
                         else:
                             number += len(lines)
-                        if not all(map(self._not_blank, lines)):
-                            kept = [
-                                (each, line) for each, line in zip(numbers, lines, strict=True) if self._not_blank(line)
-                            ]
-                            numbers, lines = [each for each, _ in kept], [line for _, line in kept]
+                        there = [bool(line.strip(self._blanks)) for line in lines]
+                        if not all(there):
+                            numbers = list(itertools.compress(numbers, there))
+                            lines = list(itertools.compress(lines, there))
                         yield numbers, lines, quoted
             except UnicodeDecodeError:
                 raise UsageError(f"{self.path} is not a text file in UTF-8") from None
 
-    def _not_blank(self, line: str) -> str:
-        return line.strip(self._blanks)
-
     def _join_quoted(self, lines: list[str], file: Iterator[str], number: int) -> tuple[list[int], list[str], int]:
-        """Join lines into rows: after a line with an open quote, the next one continues the row."""
+        """Join lines of open quotes into rows; return (line where each row begins, rows, number of the next line)."""
         feed, numbers, records = iter(lines), [], []
         for line in feed:
             record = self._quoted_record(line, itertools.chain(feed, file), number) if '"' in line else [line]
@@ -330,7 +290,7 @@ class CsvSource(Source):
         return numbers, records, number
 
     def _quoted_record(self, line: str, more: Iterator[str], number: int) -> list[str]:
-        """Return the lines of a row; UsageError for a quote that is not closed."""
+        """Return the lines of the row that begins with `line`; UsageError for a quote that is not closed."""
         record = [line]
 
         def feed() -> Iterator[str]:  # the csv module requests a further line while a quote is open
@@ -343,32 +303,33 @@ class CsvSource(Source):
         try:
             next(csv.reader(feed(), delimiter=self.delimiter), None)
         except csv.Error as error:
-            raise UsageError(f"{self.path}: line {number}: a quote is open there and not closed: {error}") from None
+            raise UsageError(f"{self.path}: line {number}: a quote is opened, but not closed: {error}") from None
         return record
 
 
 def growing_coder(codes: dict[str, int]) -> Coder:
-    """Return a coder that numbers new texts in the order of appearance."""
+    """Return a coder that numbers texts in the order of appearance, and adds new ones to `codes`."""
     return lambda text: math.nan if (text := text.strip()) in ABSENT else codes.setdefault(text, len(codes))
 
 
 def name_coder(codes: dict[str, int]) -> Coder:
-    """Return a coder that numbers names likewise; no name counts as missing."""
+    """Return a coder that numbers names in the order of appearance; "NA" and the like are names, too."""
     return lambda text: codes.setdefault(text.strip(), len(codes))
 
 
-def fixed_coder(codes: dict[str, int]) -> Coder:
-    """Return a coder for known texts; any other text is -1."""
+def fixed_coder(values: Iterable[str]) -> Coder:
+    """Return a coder that numbers these texts from 0, and gives -1 for any other text."""
+    codes = {value: code for code, value in enumerate(values)}
     return lambda text: math.nan if (text := text.strip()) in ABSENT else codes.get(text, -1)
 
 
 def is_index(text: str) -> bool:
-    """True if a text is a column number."""
+    """True if a text may be the number of a column, as 3 or -1."""
     return text.removeprefix("-").isdecimal() and text.isascii()
 
 
 def is_number(text: str) -> bool:
-    """True if a text is a number as people write it: 1_0 is none."""
+    """True if a text is a number as people write it, so not for 1_0."""
     if "_" in text or not text.isascii():
         return False
     try:
@@ -379,5 +340,5 @@ def is_number(text: str) -> bool:
 
 
 def special_format(text: str) -> str | None:
-    """Return what a text looks like (a date, a formatted number), or None."""
+    """Return which special format a text has, as "a date or a time"; None: a plain text or number."""
     return next((what for what, written in SPECIAL_FORMATS.items() if written.fullmatch(text)), None)

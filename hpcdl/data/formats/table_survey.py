@@ -1,10 +1,8 @@
 """The survey of a table: one pass that finds the type of each column and missing values, and encodes every row.
 
-A column has the type of its first value: number or text. Texts get codes in the order of appearance. A value of the
-other type is refused, for a typing error must not turn a column into a hundred features; so are dates, and more texts
-than allowed. The rows go to a file as numbers and codes; the survey keeps each row's number, the codes of its label and
-group, and its id.
-"""
+A column has the type of its first value: number or text. Texts get codes in the order of appearance. Values of the
+other type are refused, for a typing error must not turn a column into a hundred features; so are dates, and too many
+texts. Rows go to a file as numbers and codes; the survey keeps each row's number, label and group codes, and id."""
 
 import dataclasses
 import itertools
@@ -14,20 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hpcdl.data.formats import table_source
 from hpcdl.data.formats.prepare import check_text
 from hpcdl.data.formats.table_rows import block_rows
-from hpcdl.data.formats.table_source import (
-    ABSENT,
-    Cells,
-    Coder,
-    ColumnCoders,
-    CsvCells,
-    Source,
-    growing_coder,
-    is_number,
-    name_coder,
-    special_format,
-)
+from hpcdl.data.formats.table_source import Cells, Coder, Source, growing_coder
 from hpcdl.data.hdf5 import short, shown
 from hpcdl.errors import UsageError
 
@@ -40,45 +28,41 @@ MOST_ID = 1000  # bytes of an id; the array gives each the length of the longest
 
 @dataclasses.dataclass
 class SurveyPlan:
-    """The columns to read. features, labels, group, id: columns by number; group and id may be None.
-
-    texts: coders of the feature columns whose texts are known before; as_texts: columns of texts, even if they look
-    like numbers; one_hot: most texts of a column; drop: leave rows with missing values out.
-    """
+    """The columns to read, by number."""
 
     features: list[int]
     labels: list[int]
     group: int | None = None
     id: int | None = None
-    texts: dict[int, Coder] | None = None
-    as_texts: tuple[int, ...] = ()
-    one_hot: int = 64
-    drop: bool = False
+    texts: dict[int, Coder] | None = None  # coders of the feature columns whose texts are known in advance
+    as_texts: tuple[int, ...] = ()  # columns of texts, even if they look like numbers
+    one_hot: int = 64  # most texts of a column
+    drop: bool = False  # leave rows with missing values out
 
     @property
     def others(self) -> list[int]:
-        """Label and group columns."""
         return [*self.labels, *([] if self.group is None else [self.group])]
 
 
 class Survey:
-    """The results of the pass.
-
-    numbers: columns of numbers; codes: by column of texts, the code of each text; missing: by column, the count and the
-    place of the first; low, high, whole: the range of all numbers, True if all are integers; dropped: rows left out.
-    """
+    """The results of the pass. low, high: range of all numbers. whole: all are integers. dropped: rows left out."""
 
     def __init__(self, source: Source, plan: SurveyPlan, spool: Callable[[np.ndarray], None]):
-        """Raise UsageError for an invalid table. spool: takes rows (rows, features) of numbers and codes."""
+        """Raise UsageError for an invalid table. spool: is called with rows of numbers and codes (rows, features)."""
         self.source, self.plan, self.spool = source, plan, spool
         self.low, self.high, self.whole, self.dropped = math.inf, -math.inf, True, 0
-        self.missing: dict[int, tuple[int, str]] = {}
-        self.codes: dict[int, dict[str, int]] = {column: {} for column in plan.others}
-        self.numbers: set[int] = set()
+        self.missing: dict[int, tuple[int, str]] = {}  # by column: the count, and the place of the first
+        self.codes: dict[int, dict[str, int]] = {column: {} for column in plan.others}  # of each text, by column
+        self.numbers: set[int] = set()  # columns
         self.undecided = set(plan.features)
         if plan.texts is None:
             for column in plan.features:
-                self._by_type(column)
+                kind = source.kind(column)
+                if kind == "time":
+                    where = f"{source.path}: {source.column_label(column)}"
+                    raise UsageError(f"{where} holds dates or times; {self._date(column)}")
+                if kind is not None or column in plan.as_texts:
+                    self._decide(column, kind == "text" or column in plan.as_texts)
         else:
             self.undecided, self.numbers = set(), set(plan.features) - set(plan.texts)
         self._rows: list[np.ndarray] = []
@@ -92,48 +76,30 @@ class Survey:
         self.ids = None if plan.id is None else np.concatenate(self._ids)
         self._numbered = np.concatenate(self._others)
 
-    def _by_type(self, column: int) -> None:
-        kind = self.source.kind(column)
-        if kind == "time":
-            raise UsageError(
-                f"{self.source.path}: {self.source.column_label(column)} holds dates or times; {self._date(column)}"
-            )
-        if kind == "text" or column in self.plan.as_texts:
-            self._is_text(column)
-        elif kind == "number":
-            self._is_number(column)
-
-    def _is_text(self, column: int) -> None:
-        self.codes[column] = {}
+    def _decide(self, column: int, text: bool) -> None:
         self.undecided.discard(column)
-
-    def _is_number(self, column: int) -> None:
-        self.numbers.add(column)
-        self.undecided.discard(column)
-
-    def _decide(self, cells: CsvCells) -> None:
-        """Decide the type of each undecided column by its first value."""
-        for row in range(cells.count):
-            if not self.undecided:
-                return
-            fields = cells.fields(row)
-            for column in list(self.undecided):
-                if (text := fields[column].strip()) not in ABSENT:
-                    (self._is_number if is_number(text) else self._is_text)(column)
+        if text:
+            self.codes[column] = {}
+        else:
+            self.numbers.add(column)
 
     def _add(self, first: int, cells: Cells) -> None:
         plan = self.plan
-        if self.undecided and isinstance(cells, CsvCells):
-            self._decide(cells)
+        row = 0
+        while self.undecided and isinstance(cells, table_source.CsvCells) and row < cells.count:
+            fields, row = cells.fields(row), row + 1
+            for column in list(self.undecided):
+                if (text := fields[column].strip()) not in table_source.ABSENT:
+                    self._decide(column, not table_source.is_number(text))
         known = plan.texts or {}
         before = {column: len(texts) for column, texts in self.codes.items()}
         names: dict[str, int] = {}
-        coders: ColumnCoders = {
+        coders: table_source.ColumnCoders = {
             column: known.get(column) or (growing_coder(self.codes[column]) if column in self.codes else None)
             for column in [*plan.features, *plan.others]
         }
         if plan.id is not None:
-            coders[plan.id] = name_coder(names)
+            coders[plan.id] = table_source.name_coder(names)
         table = cells.read(coders)
         for column in plan.features:
             if column in self.codes:
@@ -146,48 +112,37 @@ class Survey:
             self.missing[column] = count + int(lost[:, at].sum()), where
         kept = ~lost.any(axis=1) if plan.drop else np.ones(len(table), bool)
         self.dropped += int((~kept).sum())
-        self._measure(raw[kept])
         self.spool(np.ascontiguousarray(raw[kept]))
+        x = raw[kept][:, [at for at, column in enumerate(plan.features) if column in self.numbers]]
+        if (x := x[~np.isnan(x)]).size:
+            self.low, self.high = min(self.low, float(x.min())), max(self.high, float(x.max()))
+            self.whole = self.whole and bool((x == np.rint(x)).all())
         self._rows.append(first + np.flatnonzero(kept))
         self._others.append(table[kept, len(plan.features) : width])
         if plan.id is not None:
-            texts = np.array([self._id(text, cells) for text in names])
-            self._ids.append(texts[table[kept, -1].astype(np.int64)])
-
-    def _measure(self, raw: np.ndarray) -> None:
-        numbers = [at for at, column in enumerate(self.plan.features) if column not in self.codes]
-        if self.plan.texts:
-            numbers = [at for at in numbers if self.plan.features[at] not in self.plan.texts]
-        x = raw[:, numbers] if len(numbers) < raw.shape[1] else raw
-        if x.size and np.isnan(x).any():
-            x = x[~np.isnan(x)]
-        if x.size:
-            self.low, self.high = min(self.low, float(x.min())), max(self.high, float(x.max()))
-            self.whole = self.whole and bool((x == np.rint(x)).all())
-
-    def _id(self, text: str, cells: Cells) -> bytes:
-        check_text(text, "an id")
-        if len(content := text.encode()) > MOST_ID:
-            raise UsageError(f"{self.source.path}: an id has {len(content)} bytes, of {MOST_ID}: {shown(text)}")
-        return content
+            for text in names:
+                check_text(text, "an id")
+                if (size := len(text.encode())) > MOST_ID:
+                    raise UsageError(f"{self.source.path}: the id {shown(text)} has {size} bytes, more than {MOST_ID}")
+            self._ids.append(np.array([text.encode() for text in names])[table[kept, -1].astype(np.int64)])
 
     def _check_texts(self, cells: Cells, column: int, before: int) -> None:
-        """Raise UsageError if texts that are new in this block cannot become features."""
+        """Raise UsageError if new texts of this block cannot become features. before: number of texts before it."""
         new = list(itertools.islice(self.codes[column], before, None))
         name, path = short(self.source.names[column]), self.source.path
         if column not in self.plan.as_texts:
             for text in new:
-                if looks := special_format(text):
-                    where = self.source.cell(cells.where(cells.texts(column).index(text)), column)
+                looks, problem = table_source.special_format(text), ""
+                if looks:
                     todo = self._date(column) if "date" in looks else f"write it as in 1234.5, or --text {name}"
-                    raise UsageError(f"{where}: {shown(text)} looks like {looks}; {todo}")
-                if self.source.kind(column) is None and is_number(text):
-                    where = self.source.cell(cells.where(cells.texts(column).index(text)), column)
+                    problem = f"looks like {looks}; {todo}"
+                elif self.source.kind(column) is None and table_source.is_number(text):
                     others = shown(next(iter(self.codes[column])))
-                    raise UsageError(
-                        f"{where}: {shown(text)} is a number, while others are texts, as {others}; correct them, take "
-                        f"all as texts by --text {name}, or leave the column out by --drop {name}"
-                    )
+                    problem = f"is a number, while others are texts, as {others}; correct "
+                    problem += f"them, read the column as texts by --text {name}, or leave it out by --drop {name}"
+                if problem:
+                    where = self.source.cell(cells.where(cells.texts(column).index(text)), column)
+                    raise UsageError(f"{where}: {shown(text)} {problem}")
         if len(self.codes[column]) > self.plan.one_hot:
             raise UsageError(
                 f"{path}: {self.source.column_label(column)} has more than {self.plan.one_hot} different texts, as "
@@ -200,10 +155,7 @@ class Survey:
         return f"derive numbers from them, as the year, or leave the column out by --drop {name}"
 
     def values(self, column: int) -> np.ndarray:
-        """Return a label or group column of all rows: integers if all are, else floats, else texts.
-
-        007, 1_0 and 0x1 are texts, and differ from 7, 10 and 1.
-        """
+        """Return a label or group column as integers if all are such (not 007, 1_0, 0x1), else floats, else texts."""
         texts, codes = self.codes[column], self.label_codes(column)
         for kind, written in NUMBER_PATTERNS.items():
             if all(map(written.fullmatch, texts)):
@@ -211,5 +163,4 @@ class Survey:
         return np.array(list(texts))[codes]
 
     def label_codes(self, column: int) -> np.ndarray:
-        """Return the codes of a label or group column of all rows."""
         return self._numbered[:, self.plan.others.index(column)].astype(np.int64)

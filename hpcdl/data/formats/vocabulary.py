@@ -4,8 +4,7 @@
     characters   the character number k of the list                           len(list)
     bytes        the byte k; a character is one to four of them in UTF-8      256
 
-A data file stores it in the attribute `vocabulary`: the list of characters, or the text "bytes".
-"""
+A data file stores it in the attribute `vocabulary`: the list of characters, or the text "bytes"."""
 
 from collections.abc import Iterable
 
@@ -18,13 +17,9 @@ BYTES = "bytes"
 
 
 class Vocabulary:
-    """Characters or bytes of tokens 0, 1, ... characters: a list of different characters, or BYTES.
-
-    `len(vocabulary)` is the number of tokens.
-    """
+    """What tokens 0 and up stand for. characters: a list without repetitions, or BYTES; UsageError for other values."""
 
     def __init__(self, characters: Iterable[str] | str):
-        """Raise UsageError for an entry that is not a single character, or a character twice."""
         self.characters = characters if isinstance(characters, str) else list(characters)
         self.numbers: dict[str, int] = {}
         if not isinstance(characters, str):
@@ -48,17 +43,13 @@ class Vocabulary:
             return np.array([self.numbers[character] for character in text], np.int64)
         except KeyError as error:
             character = error.args[0]
-            raise UsageError(
-                f"the character {character!r} (place {text.index(character)} of the text) is not in the vocabulary "
-                f"of {len(self)} characters; leave it out, or train on text that has it"
-            ) from None
+            where = f"(place {text.index(character)} of the text) is not in the vocabulary of {len(self)} characters"
+            todo = "leave it out, or train on a text that has it"
+            raise UsageError(f"the character {character!r} {where}; {todo}") from None
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text of tokens: integers 0 ... len - 1 of any type and shape (read row by row).
-
-        Invalid UTF-8, as of a cut character, becomes the replacement character. UsageError for a number that is no
-        token.
-        """
+        """Return the text of tokens: integers 0 ... len - 1 of any type and shape (read row by row). Invalid UTF-8 (of
+        a cut character) becomes the replacement character. UsageError for a number that is no token."""
         given = np.asarray(tokens).ravel()
         if given.size and not ((given == np.floor(given)) & (given >= 0) & (given < len(self))).all():
             raise UsageError(f"tokens are whole numbers from 0 to {len(self) - 1}, unscaled and not standardized")

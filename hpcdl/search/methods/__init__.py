@@ -5,8 +5,7 @@ random            independent points; random:sobol: low-discrepancy points      
 asha              many short trials, the best of which go on; asynchronous                asha.py
 hyperband         successive halving at several trade-offs of number and length           hyperband.py
 pbt               a population; bad members become modified copies of good ones           pbt.py
-optuna:SAMPLER    proposals of a sampler of Optuna; tpe: optuna:TPESampler                optuna.py
-"""
+optuna:SAMPLER    proposals of a sampler of Optuna; tpe: optuna:TPESampler                optuna.py"""
 
 from hpcdl.errors import UsageError, parse_spec, unknown
 from hpcdl.search.methods.asha import Asha
@@ -26,12 +25,9 @@ RUNGS = ("asha", "hyperband", "pbt")  # methods that train trials in pieces, cou
 def make_method(
     text: str, space: Space, trials: int, seed: int, *, least: float, most: float, eta: int, points: int
 ) -> Method:
-    """Return the method of this name.
-
-    trials: largest number of points; for pbt the population; 0: all of a grid, one round of hyperband's brackets, else
-    refused. least, most: epochs of the first piece of a trial and of a whole one. eta: 1/eta of a rung goes on. points:
-    per range of a grid. Raises UsageError, one line.
-    """
+    """Return the method that `text` names. Raises UsageError. trials: largest number of points, or pbt's population; 0:
+    whole grid, each bracket of hyperband once, pbt's default; else refused. least, most: epochs of a trial's first
+    piece and of a whole trial. eta: 1/eta of a rung continues. points: values per range of a grid."""
     name, _, rest = text.partition(":")
     known = {each.partition(":")[0] for each in METHODS}
     if name not in known:
@@ -39,11 +35,14 @@ def make_method(
     if trials < 0:
         raise UsageError(f"--trials should be 0 or more, not {trials}")
     if name in RUNGS:
-        _check_amounts(name, least, most)
+        if not 0 < most < float("inf"):
+            raise UsageError(f"--method {name} needs the epochs of a whole trial, a number above 0, not {most:g}")
+        if not 0 < least <= most:
+            raise UsageError(f"the shortest piece of a trial, {least:g} epochs, should be over 0 and at most {most:g}")
     elif rest and text != "random:sobol" and name != "optuna":
         raise UsageError(f"there is no method {text!r}; known: {', '.join(METHODS)}")
     if trials == 0 and name in ("random", "asha", "tpe", "optuna"):
-        raise UsageError(f"--method {name} needs --trials: how many points it may try")
+        raise UsageError(f"--method {name} needs --trials, the number of points to try")
     if name == "grid":
         return GridSearch(space, trials, points)
     if name == "random":
@@ -52,18 +51,10 @@ def make_method(
         return Optuna(rest if name == "optuna" else "TPESampler", space, trials, seed)
     if name == "pbt":
         _, settings = parse_spec("method", text, SETTINGS)
-        return PopulationBasedTraining(
-            space, settings["population"] or trials, seed, settings["interval"] or least, most
-        )
+        population, interval = settings["population"] or trials, settings["interval"] or least
+        return PopulationBasedTraining(space, population, seed, interval, most)
     if rest:
-        raise UsageError(f"method {name} has no settings, as {rest!r}; give --eta and the epochs of a rung")
+        raise UsageError(f"--method {name} has no settings such as {rest!r}; give --eta, --least and --most")
     if eta < 2:
-        raise UsageError(f"--eta should be 2 or more, for one of so many goes on; not {eta}")
+        raise UsageError(f"--eta should be 2 or more, not {eta}: 1 of --eta trials goes on to the next rung")
     return (Asha if name == "asha" else Hyperband)(space, trials, seed, least, most, eta)
-
-
-def _check_amounts(name: str, least: float, most: float) -> None:
-    if not 0 < most < float("inf"):
-        raise UsageError(f"--method {name} needs how many epochs a whole trial has, above 0, not {most:g}")
-    if not 0 < least <= most:
-        raise UsageError(f"the shortest piece of a trial, {least:g} epochs, should lie above 0 and within {most:g}")

@@ -6,13 +6,9 @@
     rung 2       9                    . . . o . . . . .
 
 Algorithm 2 of Li et al., "A system for massively parallel hyperparameter tuning", MLSys 2020. A free group gets, from
-the upper rungs down, a trial among the best floor(n / eta) of the n results of its rung that has not been promoted; if
-there is none, a new trial at the bottom. No group waits for a rung to be complete; an early promotion may turn out
-wrong.
-
-Cost: rung k trains about trials / eta^k trials, so all rungs together cost the bottom rung times the number of rungs
-(promoted trials continue). The trials of the bottom rung are those of random search.
-"""
+the upper rungs down, an unpromoted trial among the best floor(n / eta) of the n results of its rung, else a new trial,
+as in random search. No group waits for a complete rung; an early promotion may turn out wrong. Rung k trains about
+trials / eta^k trials, and promoted trials continue: all rungs cost the bottom rung times the number of rungs."""
 
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
@@ -20,7 +16,7 @@ from hpcdl.search.tasks import SearchTask, Values
 
 
 def amounts(least: float, most: float, eta: int) -> list[float]:
-    """Return least eta^k for k = 0, 1, ... up to `most`; the last is `most` itself, a whole trial."""
+    """Return the epochs by the end of rung k: least eta^k, up to `most`; the last becomes `most`, a whole trial."""
     epochs = [least]
     while epochs[-1] * eta <= most * (1 + 1e-9):
         epochs.append(epochs[-1] * eta)
@@ -40,7 +36,6 @@ class Asha:
         self.begun: list[set[int]] = [set() for _ in self.amounts]  # per rung: trials that train or have trained there
 
     def ask(self) -> SearchTask | None:
-        """Return a promoted trial, else a new one."""
         for rung in reversed(range(1, len(self.amounts))):
             if (trial := self._promotable(rung - 1)) is not None:
                 return self._begin(trial, rung)
@@ -50,12 +45,10 @@ class Asha:
         return self._begin(len(self.values) - 1, 0)
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """Record the loss of a trial in a rung."""
         self.told[task.rung][task.trial] = loss
 
     @property
     def over(self) -> bool:
-        """True if the bottom rung is full and no trial below the top is, or may become, promotable."""
         below = range(len(self.amounts) - 1)
         return len(self.values) == self.trials and all(
             len(self.told[rung]) == len(self.begun[rung]) and self._promotable(rung) is None for rung in below
@@ -66,7 +59,7 @@ class Asha:
         return SearchTask(trial, self.values[trial], rung, self.amounts[rung])
 
     def _promotable(self, rung: int) -> int | None:
-        """Return the best trial in the best 1/eta of a rung that was not promoted; the first one of a tie."""
+        """Return the best unpromoted trial among a rung's best 1/eta, the first one of a tie; None if there is none."""
         ranked = sorted((loss, trial) for trial, loss in self.told[rung].items() if loss is not None)
         best = ranked[: len(self.told[rung]) // self.eta]
         return next((trial for _, trial in best if trial not in self.begun[rung + 1]), None)

@@ -1,35 +1,13 @@
-"""Grid search: every combination of the values, each range cut evenly.
+"""Grid search: every combination of the choices and of evenly spaced values of ranges, without inactive parameters.
+k values of each of d parameters are k^d trials; random search (random.py) finds better values with as many trials."""
 
-Values of inactive parameters are not combined, so no point occurs twice. With k values for each of d parameters there
-are k^d trials, and random search finds more with as many (Bergstra and Bengio, "Random search for hyper-parameter
-optimization", JMLR 2012).
-"""
-
+from hpcdl.search.methods.random import PlannedSearch
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import SearchTask
 
 
-class GridSearch:
+class GridSearch(PlannedSearch):
     """The points of a grid in order, or the first `trials` of them (0: all). Raises UsageError for too large a grid."""
 
-    planned = True
-
     def __init__(self, space: Space, trials: int, points: int):
-        self.space, self.points = space, space.grid(points)
-        self.trials = min(trials or len(self.points), len(self.points))
-        self.begun = 0
-
-    def ask(self) -> SearchTask | None:
-        """Return the next point."""
-        if self.over:
-            return None
-        self.begun += 1
-        return SearchTask(self.begun - 1, self.points[self.begun - 1])
-
-    def tell(self, task: SearchTask, loss: float | None) -> None:
-        """Ignore the loss."""
-
-    @property
-    def over(self) -> bool:
-        """True if all points were returned."""
-        return self.begun == self.trials
+        grid = space.grid(points)
+        super().__init__(space, min(trials or len(grid), len(grid)), grid.__getitem__)

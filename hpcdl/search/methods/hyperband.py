@@ -1,8 +1,7 @@
 """Hyperband: successive halving in several brackets, from many short trials to few whole ones.
 
-Successive halving has to choose between n trials and how long each is given; Hyperband tries every choice with about
-the same amount of training. With R epochs for a whole trial and s_max = floor(log_eta(R / least)), bracket s begins
-with
+Successive halving has to choose between n trials and the length of each; Hyperband tries every choice with about the
+same amount of training. With R epochs for a whole trial and s_max = floor(log_eta(R / least)), bracket s begins with
 
     n = ceil((s_max + 1) eta^s / (s + 1)) trials of R eta^-s epochs,      s = s_max, ..., 1, 0
 
@@ -17,8 +16,7 @@ and of the n_i = floor(n eta^-i) trials of rung i the best n_(i+1) go on to eta 
 
 Li et al., "Hyperband: a novel bandit-based approach to hyperparameter optimization", JMLR 2018, algorithm 1. A rung is
 complete before its best trials go on, as in the paper, so these counts are exact; free groups meanwhile begin the next
-bracket, and wait only if there is none. The brackets repeat until there are enough trials.
-"""
+bracket, and wait only if there is none. The brackets repeat until there are enough trials."""
 
 from hpcdl.search.methods.asha import amounts
 from hpcdl.search.methods.random import point
@@ -27,7 +25,7 @@ from hpcdl.search.tasks import SearchTask, Values
 
 
 class Bracket:
-    """Successive halving of trials `first` to first + size - 1. lengths: epochs of each rung."""
+    """Successive halving of trials `first` to first + size - 1. lengths: epochs of a trial by the end of each rung."""
 
     def __init__(self, first: int, size: int, lengths: list[float], eta: int):
         self.size, self.lengths, self.eta = size, lengths, eta
@@ -45,7 +43,7 @@ class Bracket:
         return trial, self.rung, self.lengths[self.rung]
 
     def tell(self, trial: int, loss: float | None) -> None:
-        """Record the loss of a trial; the last one of a rung opens the next rung to the best."""
+        """Record a trial's loss (None: failed). After a rung's last loss, its best trials wait for the next rung."""
         self.training.discard(trial)
         self.told[trial] = loss
         if self.waiting or self.training or not self.following:
@@ -80,7 +78,6 @@ class Hyperband:
         self.values: dict[int, Values] = {}
 
     def ask(self) -> SearchTask | None:
-        """Return the next trial of the first bracket that has one, else the first of a new bracket."""
         begun = next(filter(None, (bracket.begin() for bracket in self.brackets)), None)
         if begun is None and self.begun < self.trials:
             begun = self._open().begin()
@@ -92,12 +89,10 @@ class Hyperband:
         return SearchTask(trial, self.values[trial], rung, amount)
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """Record the loss of a trial in its rung."""
         self.of[task.trial].tell(task.trial, loss)
 
     @property
     def over(self) -> bool:
-        """True if there were enough trials and no bracket has another one."""
         return self.begun == self.trials and all(bracket.over for bracket in self.brackets)
 
     def _size(self, s: int) -> int:

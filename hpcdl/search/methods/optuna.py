@@ -1,14 +1,9 @@
 """Optuna's samplers, by ask-and-tell.
 
-    study.ask()     the sampler proposes values from the results so far; conditional parameters only where active
-    study.tell()    the sampler receives the loss, or the failure
-
 Akiba et al., "Optuna: a next-generation hyperparameter optimization framework", KDD 2019; `tpe`, the tree-structured
-Parzen estimator: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011. Many trials run at once;
-TPE counts them as bad meanwhile (the constant liar), so that it proposes others.
-
-The study is in memory and its sampler is seeded, so the same asks and tells give the same proposals.
-"""
+Parzen estimator: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011. TPE counts the many
+running trials as bad (the constant liar), so that it proposes other points. The study is in memory, and its sampler is
+seeded: the same asks and tells give the same proposals."""
 
 import contextlib
 import inspect
@@ -26,11 +21,8 @@ REHEARSED = 12  # trial asks at start: more than samplers draw at random, so mis
 
 
 class Optuna:
-    """`trials` trials of a sampler: TPESampler, or with settings: TPESampler,multivariate=True.
-
-    Raises UsageError if Optuna is not installed, for an unknown sampler or setting, and if the sampler cannot work: it
-    needs another library, or does not support the space.
-    """
+    """`trials` trials that a sampler proposes, such as TPESampler or, with settings, TPESampler,multivariate=True.
+    Raises UsageError without Optuna, for an unknown sampler or setting, or if the sampler does not work here."""
 
     planned = False
 
@@ -49,7 +41,6 @@ class Optuna:
             self.study, self.exhausted = self._made(sampler, seed), False
 
     def ask(self) -> SearchTask | None:
-        """Return the sampler's proposal."""
         if self.over:
             return None
         with blamed_on(self.told):
@@ -59,7 +50,6 @@ class Optuna:
         return SearchTask(trial.number, values)
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """Pass the loss of a trial, or its failure, to the sampler."""
         from optuna.trial import TrialState
 
         with blamed_on(self.told):
@@ -70,7 +60,6 @@ class Optuna:
 
     @property
     def over(self) -> bool:
-        """True if there were enough trials, or the sampler is exhausted."""
         return len(self.trials_of) == self.trials or self.exhausted
 
     def _values(self, trial: Any) -> Values:
@@ -81,7 +70,6 @@ class Optuna:
         return self.space.in_order(values)
 
     def _made(self, sampler: str, seed: int) -> Any:
-        """Return a study in memory."""
         with _quiet() as optuna:
             known = _samplers(optuna)
             name, comma, settings = sampler.partition(",")
@@ -91,14 +79,10 @@ class Optuna:
             if name not in known:
                 raise unknown("sampler of Optuna", sampler.partition(",")[0], known)
             kind, given = load_plugin(f"optuna.samplers:{name}{comma}{settings}", self.told)
-            study = optuna.create_study(
-                sampler=call_plugin(kind, given, {"seed": seed, "constant_liar": True}, self.told)
-            )
-        study.stop = self._stop  # called by a sampler that is exhausted
+            made = call_plugin(kind, given, {"seed": seed, "constant_liar": True}, self.told)
+            study = optuna.create_study(sampler=made)
+        study.stop = lambda: setattr(self, "exhausted", True)  # called by a sampler that is exhausted
         return study
-
-    def _stop(self) -> None:
-        self.exhausted = True
 
 
 def _suggested(trial: Any, each: Parameter) -> str | int | float:
@@ -110,23 +94,23 @@ def _suggested(trial: Any, each: Parameter) -> str | int | float:
 
 
 def _samplers(optuna: Any) -> list[str]:
-    """Return the samplers that need no arguments of their own: no grid, no fixed parameters."""
-    classes = inspect.getmembers(optuna.samplers, inspect.isclass)
+    """Return the names of the samplers that need no arguments; GridSampler needs one."""
+
+    def optional(takes: inspect.Parameter) -> bool:
+        return takes.default is not takes.empty or takes.kind in (takes.VAR_POSITIONAL, takes.VAR_KEYWORD)
+
     return [
         name
-        for name, sampler in classes
+        for name, sampler in inspect.getmembers(optuna.samplers, inspect.isclass)
         if name.endswith("Sampler")
         and not name.startswith("Base")
-        and all(
-            takes.default is not takes.empty or takes.kind in (takes.VAR_POSITIONAL, takes.VAR_KEYWORD)
-            for takes in inspect.signature(sampler).parameters.values()
-        )
+        and all(map(optional, inspect.signature(sampler).parameters.values()))
     ]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[Any]:
-    """Context with Optuna's warnings off. Raises UsageError if Optuna is not installed."""
+    """Context that yields the module `optuna`, with warnings off. Raises UsageError if Optuna is not installed."""
     try:
         import optuna
     except ImportError:

@@ -12,13 +12,10 @@ Jaderberg et al., "Population based training of neural networks", 2017. After ea
                selection); at least one is worst and one best once all have reported
     explore    each number of the copy is multiplied by 0.8 or 1.2, one time in four drawn anew, and clipped
 
-The result is a schedule of values as well as a model. Members are asynchronous: a ready member compares with the last
-losses of the others; of several ready ones the least trained comes first. A copy continues at its parent's progress, so
-every piece has `interval` epochs; a parent is never behind, nor at its end.
-
-Choices are copied unchanged, and so are all settings of the model, which the copied weights must fit. A member that
-fails is replaced as soon as any other has a loss.
-"""
+Members are asynchronous: a ready member compares with the last losses of the others; of several ready ones the least
+trained comes first. A copy continues at its parent's progress, so every piece has `interval` epochs; a parent is never
+behind, nor at its end. Choices and all settings of the model, which the copied weights must fit, are copied unchanged.
+A failed member is replaced as soon as another one has a loss."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ from hpcdl.errors import UsageError
 from hpcdl.formatting import dashed
 from hpcdl.random import Random
 from hpcdl.search.methods.random import point
-from hpcdl.search.space import Parameter, Space
+from hpcdl.search.space import Space
 from hpcdl.search.tasks import SearchTask, Values
 
 POPULATION = 10
@@ -41,10 +38,8 @@ SHAPE = "model"  # the option that determines the weights
 
 @dataclass
 class PopulationMember:
-    """values, progress (in intervals from the beginning), loss: of the last piece that has ended.
-
-    pieces: number of pieces begun. state: ready, training (until `goal` intervals), failed or over.
-    """
+    """A member. values, progress (in intervals from the beginning), loss: after its last piece; loss None: it has no
+    piece yet, or failed. pieces: number begun. state: ready, training (until progress `goal`), failed or over."""
 
     values: Values
     progress: int = 0
@@ -55,22 +50,22 @@ class PopulationMember:
 
 
 class PopulationBasedTraining:
-    """A population (0: 10 members), each trained for `most` epochs. Raises UsageError for invalid settings."""
+    """`population` members (0: 10), each trained for `most` epochs in pieces of `interval`. UsageError: bad values."""
 
     planned = False
 
     def __init__(self, space: Space, population: int, seed: int, interval: float, most: float):
         population = population or POPULATION
         if population < 2:
-            raise UsageError(f"method pbt: of a population of {population} nobody learns from another; take 2 at least")
+            raise UsageError(f"--method pbt: a population of {population} has no other member to copy; give 2 or more")
         if not 0 < interval <= most:
-            raise UsageError(f"method pbt: the interval, {interval:g} epochs, should lie above 0 and within {most:g}")
+            raise UsageError(f"--method pbt: the interval, {interval:g} epochs, should be over 0 and at most {most:g}")
         self.space, self.seed, self.interval, self.most = space, seed, interval, most
         self.last = max(1, math.ceil(most / interval - 1e-9))  # progress at the end
         self.members = [PopulationMember(point(space, seed, number)) for number in range(population)]
 
     def ask(self) -> SearchTask | None:
-        """Return the next piece of a failed member that can be replaced, else of the least trained one."""
+        """Return the next piece: of a failed member that can be replaced, else of the least trained ready member."""
         for number, member in enumerate(self.members):
             if member.state == "failed" and (parents := self._parents(number)):
                 return self._begin(number, parents)
@@ -82,7 +77,6 @@ class PopulationBasedTraining:
         return self._begin(number, self._parents(number) if among_worst else [])
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """Record the loss of a member's piece."""
         member = self.members[task.trial]
         member.loss = loss
         if loss is None:
@@ -93,7 +87,7 @@ class PopulationBasedTraining:
 
     @property
     def over(self) -> bool:
-        """True if each member is at its end, trains until there, or has failed and cannot be replaced."""
+        """True if each member is at its end, trains its last piece, or has failed and cannot be replaced."""
         states = [member.state for member in self.members]
         if "ready" in states or ("failed" in states and "training" in states):
             return False
@@ -104,7 +98,6 @@ class PopulationBasedTraining:
         )
 
     def _begin(self, number: int, parents: list[int]) -> SearchTask:
-        """Return the next piece of member `number`, from its own last one or from one of the parents'."""
         member = self.members[number]
         values, progress, parent = member.values, member.progress, None
         if parents:
@@ -115,18 +108,17 @@ class PopulationBasedTraining:
         return SearchTask(number, values, member.pieces - 1, min(member.goal * self.interval, self.most), parent)
 
     def _ranked(self) -> list[int]:
-        """Return the members whose last piece has not failed, the best first; ties by number."""
+        """Return the numbers of the members that have a loss, the smallest loss first; ties by number."""
         losses = [(member.loss, number) for number, member in enumerate(self.members) if member.loss is not None]
         return [number for _, number in sorted(losses)]
 
     def _part(self) -> int:
-        """Return how many members are the best, and the worst, of those with a loss."""
+        """Return how many members with a loss count as the best; equally many count as the worst."""
         count = len(self._ranked())
         waiting = any(member.loss is None and member.state in ("ready", "training") for member in self.members)
         return max(count // PART, int(count > 1 and not waiting))
 
     def _parents(self, number: int) -> list[int]:
-        """Return the best members that a member may continue from."""
         member = self.members[number]
         failed = member.state == "failed"
         best = self._ranked()[: max(self._part(), int(failed))]
@@ -138,7 +130,8 @@ class PopulationBasedTraining:
         explored = dict(values)
         for parameter in self.space.parameters:
             resample, u, factor = random.random() < ANEW, random.random(), FACTORS[int(random.integers(len(FACTORS)))]
-            if parameter.name not in values or parameter.kind == "choice" or self._is_shape(parameter):
+            option = dashed(self.space.owners.get(parameter.name, parameter.name))
+            if parameter.name not in values or parameter.kind == "choice" or option == SHAPE:
                 continue
             old = values[parameter.name]
             new = parameter.value(u) if resample else parameter.bounded(old * factor)
@@ -146,6 +139,3 @@ class PopulationBasedTraining:
                 new = parameter.bounded(old + (1 if factor > 1 else -1))
             explored[parameter.name] = new
         return explored
-
-    def _is_shape(self, parameter: Parameter) -> bool:
-        return dashed(self.space.owners.get(parameter.name, parameter.name)) == SHAPE

@@ -1,14 +1,23 @@
 """Losses and gradients of the models, and outputs of a GPT, in plain numpy from the formulas: no code of hpcdl.
 
 `loss_and_gradient(kind, activation, tensors, x, y)` gives (sum of losses, gradient by name) for tensors
-{"dense1.weight": (inputs, outputs), "dense1.bias": (outputs,), ...}, in the type of its input.
-"""
+{"dense1.weight": (inputs, outputs), "dense1.bias": (outputs,), ...}, in the type of its input."""
+
+from types import SimpleNamespace
 
 import numpy as np
 
 
+def make_batch(rows, features, classes, dtype, seed=0, tokens=False):
+    """Return a batch of random x with labels (classes 0: values). tokens: True if x holds class numbers, too."""
+    random = np.random.default_rng(seed)
+    x = random.integers(0, classes, (rows, features)) if tokens else random.standard_normal((rows, features))
+    y = random.integers(0, classes, rows) if classes else random.standard_normal(rows).astype(dtype)
+    return SimpleNamespace(x=x.astype(dtype), y=y)
+
+
 def gelu(z):
-    """The tanh form, and its slope."""
+    """Return gelu(z) in the tanh form, and its slope."""
     c = np.sqrt(2 / np.pi)
     t = np.tanh(c * (z + 0.044715 * z**3))
     return z * (1 + t) / 2, (1 + t) / 2 + z * (1 - t**2) / 2 * c * (1 + 3 * 0.044715 * z**2)
@@ -24,7 +33,7 @@ VALUES = {"none": lambda z: z, "relu": lambda z: np.clip(z, 0, None), "tanh": np
 
 
 def outputs(activation, tensors, x):
-    """The last layer's z, with the inputs and the z of every layer."""
+    """Return (z of the last layer, [x and the activations of all layers], z of all layers)."""
     count = len(tensors) // 2
     inputs, zs = [x], []
     for i in range(1, count + 1):
@@ -34,7 +43,7 @@ def outputs(activation, tensors, x):
 
 
 def loss_of(kind, z, y):
-    """(sum of losses, derivative by z)."""
+    """Return (sum of losses, its derivative by z)."""
     if kind == "softmax":
         p = np.exp(z) / np.einsum("nc->n", np.exp(z))[:, None]
         onehot = np.equal.outer(y, np.arange(z.shape[1])).astype(z.dtype)
@@ -42,12 +51,16 @@ def loss_of(kind, z, y):
     if kind == "logistic":
         p = 1 / (1 + np.exp(-z[:, 0]))
         return -np.einsum("n->", np.log(np.where(y == 1, p, 1 - p))), (p - y)[:, None]
-    error = z[:, 0] - y
-    return np.einsum("n,n->", error, error) / 2, error[:, None]
+    if kind == "hinge":
+        sign = 2 * y - 1
+        margins = sign * z[:, 0]
+        return np.maximum(0, 1 - margins).sum(), (-sign * (margins < 1))[:, None].astype(z.dtype)
+    error = z - y.reshape(z.shape)
+    return np.einsum("nk,nk->", error, error) / 2, error
 
 
 def loss_and_gradient(kind, activation, tensors, x, y):
-    """The sum of losses over the rows, and the gradient of every tensor by name."""
+    """Return (sum of losses over the rows, gradient of every tensor by name)."""
     z, inputs, zs = outputs(activation, tensors, x)
     loss, delta = loss_of(kind, z, y)
     gradient = {}
@@ -60,13 +73,13 @@ def loss_and_gradient(kind, activation, tensors, x, y):
 
 
 def normalized(x, gain, bias):
-    """Layer normalization."""
+    """Return x after layer normalization."""
     centered = x - x.mean(axis=-1, keepdims=True)
     return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-5) * gain + bias
 
 
 def gpt_outputs(tensors, tokens, heads):
-    """The z of a GPT, (rows, length, vocabulary), for whole numbers `tokens` (rows, length)."""
+    """Return the z of a GPT, (rows, length, vocabulary), for whole numbers `tokens` (rows, length)."""
     (rows, length), width = tokens.shape, tensors["embedding.token"].shape[1]
     h = tensors["embedding.token"][tokens] + tensors["embedding.position"][:length]
     future = np.arange(length)[None, :] > np.arange(length)[:, None]
