@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from own_time import set_own_time
 
 from hpcdl.comm import Communicator, progress
 from hpcdl.comm.progress import AWAKE, LONGEST, Activity, activity, nap_until
@@ -29,7 +30,7 @@ def clock(monkeypatch):
         made.yields += 1
 
     monkeypatch.setattr(progress, "clock", look)
-    monkeypatch.setattr(progress.time, "sleep", sleep)
+    set_own_time(monkeypatch, progress, sleep=sleep)
     monkeypatch.setattr(progress.os, "sched_yield", sched_yield)
     return made
 
@@ -152,7 +153,7 @@ def spent(monkeypatch):
         now[0] += takes.pop(0) if takes else 100
 
     monkeypatch.setattr(progress.os, "sched_yield", lambda: offer("yield"))
-    monkeypatch.setattr(progress.time, "sleep", lambda seconds: offer("nap"))
+    set_own_time(monkeypatch, progress, sleep=lambda seconds: offer("nap"))
     return done, takes
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from mpi4py import MPI
+from own_time import set_own_time
 
 from hpcdl import drill, files
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -120,7 +121,7 @@ def test_an_exception_a_slow_rank_and_a_clock_that_jumps(alone, run, monkeypatch
         run(inject="exception:step=2")
     assert capfd.readouterr().err == "inject: rank 0, step 2: an exception is raised\n"
     slept = []
-    monkeypatch.setattr(inject.time, "sleep", slept.append)
+    set_own_time(monkeypatch, inject, sleep=slept.append)
     run(epochs=2, inject="slow:step=3,seconds=0.25")
     assert slept.count(0.25) == 6  # steps 3 to 8
     stopped = run(epochs=2, time_limit=1e6, inject="clock:step=3,seconds=2e6")

@@ -1,12 +1,13 @@
 """Stragglers strike whom and when they are told to, and change no number."""
 
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from own_time import set_own_time
 
 from hpcdl.errors import UsageError
+from hpcdl.faults import straggler
 from hpcdl.faults.straggler import parse, with_stragglers
 from hpcdl.models.model import unwrapped
 from hpcdl.runs import Options
@@ -27,13 +28,12 @@ def test_who_is_slow():
 def slept(monkeypatch):
     """A clock that only sleeping and computing move."""
     clock = SimpleNamespace(now=0.0, slept=[])
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
 
     def sleep(seconds):
         clock.slept.append(round(seconds, 9))
         clock.now += seconds
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    set_own_time(monkeypatch, straggler, perf_counter=lambda: clock.now, sleep=sleep)
     return clock
 
 

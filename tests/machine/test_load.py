@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from own_time import set_own_time
 
 from hpcdl.machine import load
 from hpcdl.machine.load import Load, LoadSample
@@ -21,8 +22,7 @@ def watched(monkeypatch, tmp_path):
     def say(at, own, *idle):
         rows = "".join(f"cpu{core} 1 2 3 {each} 0 5 6 7 8 9\n" for core, each in enumerate(idle))
         (tmp_path / "stat").write_text(HEAD + rows + "intr 1 2 3\n")
-        monkeypatch.setattr(load.time, "monotonic", lambda: at)
-        monkeypatch.setattr(load.time, "process_time", lambda: own)
+        set_own_time(monkeypatch, load, monotonic=lambda: at, process_time=lambda: own)
 
     return say
 
@@ -46,9 +46,9 @@ def test_left_is_what_this_one_took_and_its_part_of_what_nobody_did(watched):
 
 def test_not_known_is_none(watched, monkeypatch, tmp_path):
     monkeypatch.setattr(load, "STAT", tmp_path / "nowhere")
-    monkeypatch.setattr(load.time, "monotonic", lambda: 0.0)
+    set_own_time(monkeypatch, load, monotonic=lambda: 0.0)
     found = Load()
-    monkeypatch.setattr(load.time, "monotonic", lambda: 9.0)
+    set_own_time(monkeypatch, load, monotonic=lambda: 9.0)
     assert found.available(1) is None
 
 

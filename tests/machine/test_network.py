@@ -1,6 +1,7 @@
 """Who plays ping-pong with whom, and what comes out of it."""
 
 import pytest
+from own_time import set_own_time
 
 from hpcdl.machine import network
 from hpcdl.machine.network import LinkSpeed, bandwidth_share, measure_all_reduce, measure_links, pairs, repetitions
@@ -38,7 +39,7 @@ def test_a_link_is_half_of_the_round_trip_at_its_best(world, monkeypatch):
         tick[1] += (tick[0] % 2 == 0) * tick[0]
         return tick[1]
 
-    monkeypatch.setattr(network.time, "perf_counter", clock)
+    set_own_time(monkeypatch, network, perf_counter=clock)
     monkeypatch.setattr(network, "nap_until", lambda condition, name: [None for _ in iter(condition, True)])
     (link,) = measure_links(world, [0, 1])
     # Two rallies that do not count, the second of 4 s; for so long a one, two that count, of 6 and 8 s. Then again, of

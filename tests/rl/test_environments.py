@@ -2,15 +2,16 @@
 
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import walks
+from own_time import set_own_time
 
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.random import Random
 from hpcdl.rl import environment_factory
+from hpcdl.rl import environments as environments_module
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.replay import Replay
 
@@ -224,7 +225,7 @@ def test_numbers_and_tuples_are_flattened(spec, size, gymnasium):
 
 def test_an_environment_that_costs_time(monkeypatch):
     slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    set_own_time(monkeypatch, environments_module, sleep=slept.append)
     environments = Environments("walks:Walk", {}, 3, 0, pretend=5.0)
     environments.reset()
     environments.step(np.zeros(3, int))

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from in_process import ends
+from own_time import set_own_time
 from rich.console import Console
 from written_runs import lines_of
 
@@ -45,7 +46,7 @@ def meanwhile(monkeypatch):
                 raise KeyboardInterrupt
             left.pop(0)()
 
-        monkeypatch.setattr(watch.time, "sleep", sleep)
+        set_own_time(monkeypatch, watch, sleep=sleep)
 
     return happen
 
