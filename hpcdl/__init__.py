@@ -20,15 +20,19 @@ The rooms, from the top; a room imports only from rooms below it:
 
 The modules directly in hpcdl/ lie beneath all rooms."""
 
+import importlib
 from typing import Any
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Return the attribute `job`, the context of a program of several ranks. Its import, at first use, starts MPI."""
+    """Return `job`, the context of a program of several ranks, whose import, at first use, starts MPI; or `launch`,
+    which starts a program's ranks from a plain Python process, and starts no MPI in it."""
     if name == "job":
         from hpcdl.comm.failure import job
 
         return job
+    if name == "launch":
+        return importlib.import_module("hpcdl.launch")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

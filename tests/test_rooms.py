@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # beneath all rooms
 GROUND = {"chunks", "csr", "drill", "errors", "files", "formatting", "memory", "plugins", "programs", "random"}
-GROUND |= {"shared_memory"}
+GROUND |= {"metric_lines", "shared_memory"}
 LOWEST = ("drill", "errors")  # of those
 ORDER = [  # from the bottom; those of one line stand beside each other
     "kernels",
@@ -89,6 +89,7 @@ BY_NAME = {
     ("hpcdl/torch/state.py", "hpcdl.inference.trained_model"): "TorchModel.state_dict, for users, reads a run",
     ("hpcdl/torch/state.py", "hpcdl.inference.pretrained"): "the same",
     ("hpcdl/programs.py", "hpcdl.launch.start"): "a program is started by its name",
+    ("hpcdl/__init__.py", "hpcdl.launch"): "which is called as hpcdl.launch(...), too",
     ("hpcdl/programs.py", "hpcdl.scripts."): "the same",
     ("hpcdl/programs.py", "hpcdl.strategies."): "the same",
 }
@@ -128,7 +129,8 @@ def test_the_rooms_are_all_packaged():
 def test_objects_keep_their_class_and_models_declare_their_abilities():
     for path in files():
         text = path.read_text()
-        assert not re.search(r"\b__class__ = ", text), path
+        # hpcdl.launch is a room, and is called as a function
+        assert path == ROOT / "hpcdl/launch/__init__.py" or not re.search(r"\b__class__ = ", text), path
         if room_of(path) != "models":
             assert not re.search(r"\b(getattr|hasattr)\((\w+\.)*model, ", text), path
         if room_of(path) != "comm":  # what a process holds of communication is changed by calls alone

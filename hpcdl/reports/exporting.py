@@ -10,7 +10,7 @@ from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import parse_json, unwritable_parent
 from hpcdl.formatting import counted
 from hpcdl.launch.option_parser import read_file
-from hpcdl.reports.lines import MetricLines
+from hpcdl.metric_lines import MetricLines
 from hpcdl.reports.load import METRICS, broken
 from hpcdl.reports.watching import is_held
 from hpcdl.runs.metric_logs import Csv, ours, write_events

@@ -17,8 +17,8 @@ import numpy as np
 
 from hpcdl.errors import UsageError, blamed_on, unknown
 from hpcdl.formatting import counted
+from hpcdl.metric_lines import MetricLines, is_evaluation
 from hpcdl.reports.discovery import below
-from hpcdl.reports.lines import MetricLines, is_evaluation
 from hpcdl.search.search_log_reader import read
 
 METRICS = "metrics.jsonl"

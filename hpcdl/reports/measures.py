@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, nearest, parse_finite
 from hpcdl.files import finite
-from hpcdl.reports.lines import MetricLines
+from hpcdl.metric_lines import MetricLines
 
 # Targets by name: the entry of an evaluation line, and True if larger is better.
 TARGETS = {

@@ -12,8 +12,8 @@ import yaml
 
 from hpcdl.files import parse_json
 from hpcdl.formatting import counted
+from hpcdl.metric_lines import MetricLines, is_evaluation
 from hpcdl.reports.downsampling import Thinned
-from hpcdl.reports.lines import MetricLines, is_evaluation
 
 SCHEMA_VERSION = 2  # of summary.json, as hpcdl/runs/summary.py writes it
 LARGEST = 100_000_000  # bytes of a JSON file that is read as a whole

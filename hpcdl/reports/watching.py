@@ -24,8 +24,8 @@ from hpcdl.errors import UsageError
 from hpcdl.files import finite
 from hpcdl.launch.option_parser import read_file
 from hpcdl.machine.file_systems import file_system
+from hpcdl.metric_lines import MetricLines, is_evaluation
 from hpcdl.reports.downsampling import Thinned
-from hpcdl.reports.lines import MetricLines, is_evaluation
 from hpcdl.reports.load import METRICS, runs_of
 from hpcdl.reports.run_reader import read_json
 from hpcdl.runs.stopping import Budget

@@ -1,6 +1,6 @@
-"""hpcdl/reports/lines.py: whole lines are read one by one, others are left out and counted."""
+"""hpcdl/metric_lines.py: whole lines are read one by one, others are left out and counted."""
 
-from hpcdl.reports.lines import MetricLines, is_evaluation
+from hpcdl.metric_lines import MetricLines, is_evaluation
 
 
 def test_whole_lines_are_read_and_others_counted(tmp_path):
