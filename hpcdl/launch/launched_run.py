@@ -142,7 +142,7 @@ def _data_file(arrays: Any, folder: Path) -> Path:
     names = ARRAYS if len(arrays) == 4 else ARRAYS[:2]
     with tempfile.TemporaryDirectory() as temporary:
         file = f"{temporary}/arrays.npz"
-        np.savez(file, **{name: np.asarray(each) for name, each in zip(names, arrays, strict=True)})
+        np.savez(file, **{name: np.asarray(each) for name, each in zip(names, arrays, strict=True)})  # type: ignore[arg-type]
         _run(["prepare-data", "npz", file, str(path), "--force"], 1, "", show=False)
     return path
 
@@ -173,7 +173,7 @@ def _run(words: list[str], ranks: int, launcher: str, show: bool) -> str:
     with job:
         while True:
             try:
-                for text in job.stdout:
+                for text in job.stdout or ():
                     printed.append(text)
                     if show:
                         print(text, end="", flush=True)
@@ -185,8 +185,8 @@ def _run(words: list[str], ranks: int, launcher: str, show: bool) -> str:
     if interrupted:
         raise KeyboardInterrupt
     if job.returncode:
-        error = next((text.strip() for text in printed if "error:" in text), "\n" + "".join(printed[-LAST_LINES:]))
+        reason = next((text.strip() for text in printed if "error:" in text), "\n" + "".join(printed[-LAST_LINES:]))
         if job.returncode == BAD_INPUT:
-            raise UsageError(error)
-        raise LoneError(f"{words[0]} on {ranks} ranks ended with status {job.returncode}: {error}")
+            raise UsageError(reason)
+        raise LoneError(f"{words[0]} on {ranks} ranks ended with status {job.returncode}: {reason}")
     return "".join(printed)
