@@ -62,7 +62,15 @@ def test_arrays_metrics_and_predictions(capsys):
     )
 
 
-def test_an_interrupt_saves_and_the_run_goes_on():
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a plain Python process; programs that ran in this process have set a handler of their own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_saves_and_the_run_goes_on(interruptible):
     def interrupt():
         while not os.path.exists("runs/a/metrics.jsonl"):
             time.sleep(0.05)
