@@ -3,7 +3,7 @@
     prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
     prepare_data.py npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test
     prepare_data.py csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
-    prepare_data.py table FILE OUT.h5      the same: csv, tsv, Parquet or Arrow (Feather), told apart by what they hold
+    prepare_data.py table FILE OUT.h5      the same: csv, tsv (.gz, .zst, 'part*.csv'), JSON, Parquet, Arrow (Feather)
     prepare_data.py text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
     prepare_data.py libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
     prepare_data.py synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
@@ -34,7 +34,7 @@ KINDS = {  # by kind: the function that makes the file, and its source
     "idx": (prepare_idx, "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not"),
     "npz": (prepare_npz, "numpy's npz with x, y (or x_train, y_train), and perhaps x_test, y_test"),
     "csv": (prepare_table, "a table of numbers and texts, one row per example"),
-    "table": (prepare_table, "the same as csv, tsv, Parquet or Arrow (Feather)"),
+    "table": (prepare_table, "the same as csv, tsv, JSON, Parquet or Arrow (Feather)"),
     "text": (prepare_text, "plain text, as rows of tokens, each with the token that follows"),
     "libsvm": (prepare_libsvm, "libsvm's text (svmlight's), gzipped or not: sparse rows"),
     "synthetic": (prepare_synthetic, "a spec, as rcv1:rows=1000,seed=1: random sparse rows"),
@@ -95,7 +95,8 @@ def table_options(add):
     add("--missing", choices=MISSING, help="what is done with missing values (default: refuse)")
     add("--like", metavar="TRAIN.h5", help="encode as this file's table was encoded, with its classes and scale")
     add("--no-label", action="store_true", help="rows to predict have no label; needs --like")
-    add("--delimiter", help="between columns of a csv (default: a comma; of .tsv a tab)")
+    add("--delimiter", help="between columns of a csv (default: a comma, of .tsv a tab; if not, what the lines have)")
+    add("--decimal", choices=(".", ","), help="before the decimals in a csv (default: a comma if numbers need it)")
     names = "the first line of a csv holds names (default: if not numbers)"
     add("--header", action=argparse.BooleanOptionalAction, help=names)
 

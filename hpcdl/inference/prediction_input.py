@@ -30,8 +30,8 @@ from hpcdl.data.formats.prepare_npz import array_rows, npz_rows
 from hpcdl.data.formats.recipe import Column, Recipe
 from hpcdl.data.formats.recognition import format_of
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
-from hpcdl.data.formats.table_rows import TableRows, open_table
-from hpcdl.data.formats.table_source import is_number
+from hpcdl.data.formats.table_rows import TableRows
+from hpcdl.data.formats.table_source import Source, is_number
 from hpcdl.data.hdf5 import check_x, check_y, largest_input
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.errors import UsageError, blamed_on
@@ -138,7 +138,7 @@ def model_recipe(source: str, trained: TrainedModel, delimiter: str) -> Recipe:
     if trained.schema.recipe is not None:
         recipe = Recipe.read(trained.schema.recipe, f"{trained.name}: the recipe of its data")
         return dataclasses.replace(recipe, delimiter=delimiter) if delimiter else recipe
-    table, wanted = open_table(source, delimiter or None), math.prod(trained.features)
+    table, wanted = Source(source, delimiter or None), math.prod(trained.features)
     numbered = [str(number) for number in range(wanted)]  # the header of a plain array
     header = table.header or not any(map(is_number, table.first)) or table.first == numbered
     if table.width != wanted:
@@ -146,7 +146,7 @@ def model_recipe(source: str, trained: TrainedModel, delimiter: str) -> Recipe:
     if header:
         table.take_header()
     columns = (Column(name, number) for number, name in enumerate(table.names if header else numbered))
-    return Recipe(tuple(columns), header=header, delimiter=table.delimiter)
+    return Recipe(tuple(columns), header=header, delimiter=table.delimiter, decimal=table.decimal or ".")
 
 
 def of_model(rows: PredictionRows, trained: TrainedModel) -> PredictionRows:

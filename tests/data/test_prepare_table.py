@@ -1,7 +1,10 @@
 """prepare_data csv and table: what becomes of columns, missing values and labels, and done again on another table."""
 
+import csv
+import gzip
 import json
 
+import duckdb
 import h5py
 import numpy as np
 import pytest
@@ -276,13 +279,20 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ("a,b,y\n1,1/31/2024 10:30 PM,0\n", [], "date"),
         ("a,b,y\n1,2024-01-31T10:30:00.5+01:00,0\n", [], "date"),
         ("a,b,y\n1,x,0\n1,10:30,0\n", [], "line 3, column 'b': '10:30' looks like a date or a time"),
-        ("a,b,y\n1,1,0\n1,2024-01-31,0\n", [], "'2024-01-31' is not a number; it looks like a date or a time"),
+        ("a,b,y\n1,1,0\n1,2,0\n1,2024-01-31,0\n", [], "'2024-01-31' is not a number; it looks like a date or a time"),
         ('a,b,y\n1,"1,234",0\n', [], "'1,234' looks like a number with thousands separators; write it"),
-        ('a,b,y\n1,1,1\n1,"1,234.5",0\n', [], "'1,234.5' is not a number; it looks like a number with thousands"),
+        (
+            'a,b,y\n1,1,1\n1,2,1\n1,"1,234.5",0\n',
+            [],
+            "'1,234.5' is not a number; it looks like a number with thousands",
+        ),
         ("a;b;y\n1;1.234.567,8;0\n", ["--delimiter", ";"], "thousands separators"),
-        ("a;b;y\n1;3,14;0\n", ["--delimiter", ";"], "a number with a decimal comma"),
-        ("a,b,y\n1,x,0\n1,7,0\n", [], "line 3, column 'b': '7' is a number, while others are texts, as 'x'; correct"),
-        ("a,b,y\n1,7,0\n1,x,0\n", [], "line 3, column 'b': 'x' is not a number; correct it, read the column as texts"),
+        ("a;b;y\n1;3,14;0\n", ["--delimiter", ";", "--decimal", "."], "a number with a decimal comma"),
+        (
+            "a,b,y\n1,7,0\n1,x,0\n1,8,0\n",
+            [],
+            "line 3, column 'b': 'x' is not a number; correct it, read the column as texts",
+        ),
         ("a,b,y\n1,7,0\n1,inf,1\n", [], "line 3, column 'b': inf is infinite"),
         ("a,b,y\n1,7,0\nNA,1e999,1\n", ["--missing", "mean"], "line 3, column 'b': inf is infinite"),
         ("a,b,y\n1,,0\n1,,1\n", ["--missing", "mean"], "column 'b' has no value in any row; leave it out by --drop b"),
@@ -301,7 +311,7 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ("a,b,y\na\0,2,0\n", ["--id", "a"], "an id is 'a\\x00', which HDF5 cannot hold"),
         ("a,b,y\n1,2,0\n", ["--missing", "zero"], "invalid choice"),
         ("a,b,y\n" + "1e308,2,0\n" * 9 + ",2,1\n", ["--missing", "mean"], "the mean is infinite"),
-        ('a,b,y\n1,"2,0\n', [], "line 2: a quote is opened, but not closed: the file ends"),
+        ('a,b,y\n1,"2,0\n', [], "line 2: a quote is opened, but not closed: unexpected end of data"),
         ("", [], "has 0 columns"),
         ("a,b\n", [], "has no rows"),
         ("1\n2\n", [], "has 1 columns (delimiter ',')"),
@@ -343,9 +353,64 @@ def test_dates_of_arrow_are_refused(tmp_path, prepare):
     day, y = datetime.date(2024, 1, 31), ["a", "b"] * 5
     parquet.write_table(pa.table({"n": range(10), "day": [day] * 10, "l": [[1]] * 10, "y": y}), tmp_path / "in.parquet")
     assert "column 'day' holds dates or times; derive numbers" in prepare("table", tmp_path / "in.parquet")
-    assert "column 'l' holds list" in prepare("table", tmp_path / "in.parquet", "--drop", "day")
+    assert "column 'l' holds 'BIGINT[]', neither numbers" in prepare("table", tmp_path / "in.parquet", "--drop", "day")
     with prepare("csv", tmp_path / "in.parquet", "--drop", "l", "--id", "day") as file:
         assert file["train/id"][0] == b"2024-01-31"
+
+
+def as_semicolons(path, text):
+    path.with_suffix(".csv").write_text(text.replace(",", ";").replace(".", ","))
+
+
+def as_gzip(path, text):
+    path.with_suffix(".csv.gz").write_bytes(gzip.compress(text.encode()))
+
+
+def as_zstd(path, text):
+    path.with_suffix(".csv").write_text(text)
+    duckdb.execute(f"copy (from '{path}.csv') to '{path}.csv.zst' (header, compression zstd)")
+    path.with_suffix(".csv").unlink()
+
+
+def as_parts(path, text):
+    head, *lines = text.splitlines(keepends=True)
+    for name, part in (("2", lines[13:]), ("1", lines[:13])):
+        path.with_name(f"{path.name}{name}.csv").write_text("".join([head, *part]))
+
+
+def as_json(path, text):
+    rows = list(csv.DictReader(text.splitlines()))
+    rows = [row | {"age": int(row["age"]), "height": float(row["height"])} for row in rows]
+    path.with_suffix(".json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("form", [as_semicolons, as_gzip, as_zstd, as_parts, as_json])
+def test_other_forms_of_a_table_come_out_the_same(tmp_path, prepare, form):
+    text = table(tmp_path / "plain").read_text()
+    with prepare("csv", tmp_path / "plain.csv", "--label", "kind", "--id", "name") as file:
+        want = [file[f"train/{name}"][()].tolist() for name in ("x", "y", "row", "id")]
+    (tmp_path / "out.h5").unlink()
+    form(tmp_path / "other", text)
+    with prepare("csv", tmp_path / "other*", "--label", "kind", "--id", "name") as file:
+        assert [file[f"train/{name}"][()].tolist() for name in ("x", "y", "row", "id")] == want
+    recipe = recipe_of(tmp_path / "out.h5")
+    assert recipe.decimal == ("," if form is as_semicolons else ".")
+    x, *_ = all_of(TableRows(tmp_path / "other*", recipe))
+    np.testing.assert_array_equal(x, [[20 + i, i % 3 == 2, i % 3 == 0, i % 3 == 1, i / 4] for i in range(30)])
+
+
+def test_where_a_row_stands_is_said_of_each_form(tmp_path, prepare):
+    text = table(tmp_path / "plain", put((17, "age", "old"))).read_text().replace("n3,", '"n\n3",')
+    for form, place in ((as_gzip, "line 19,"), (as_zstd, "line 19,"), (as_parts, "line 6 of ")):
+        form(tmp_path / form.__name__, text)
+        assert place in prepare("csv", tmp_path / f"{form.__name__}*", "--label", "kind", "--drop", "name")
+
+
+def test_the_kind_of_a_column_is_that_of_most_values(tmp_path, prepare):
+    change = put(*((row, "color", "1776") for row in (1, 2, 3)))
+    with prepare("csv", table(tmp_path / "in", change), "--label", "kind", "--drop", "name") as file:
+        assert by_row(file)[0][:3, 1].tolist() == [1, 1, 1]
+    assert recipe_of(tmp_path / "out.h5").features[1] == "color=1776"
 
 
 @pytest.mark.parametrize("kind", WRITE)

@@ -10,6 +10,7 @@ values are refused, or their rows left out, or missing numbers become the mean o
 rows (marked: hpcdl/data/fills.py), and missing texts zeros."""
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 
@@ -20,7 +21,8 @@ from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Groups, Output, split_by_group
 from hpcdl.data.formats.recipe import MISSING, Recipe
 from hpcdl.data.formats.table_job import NewTableJob, RepeatedTableJob, TableJob, recipe_and_info
-from hpcdl.data.formats.table_rows import encode, open_table
+from hpcdl.data.formats.table_rows import encode
+from hpcdl.data.formats.table_source import Source
 from hpcdl.data.formats.table_survey import Survey
 from hpcdl.data.hdf5 import FilePath, shown, slabs
 from hpcdl.errors import UsageError
@@ -38,6 +40,7 @@ def prepare_table(
     text: str | None = None,
     header: bool | None = None,
     delimiter: str | None = None,
+    decimal: str | None = None,
     one_hot: int = 64,
     missing: str | None = None,
     regression: bool = False,
@@ -52,7 +55,9 @@ def prepare_table(
     None: detect. one_hot: most texts in a column. missing: one of MISSING. regression: labels are targets. like: a data
     file whose recipe and classes are used. no_label: the file gets only rows to predict. Raises UsageError."""
     known = None if like is None else recipe_and_info(like)
-    source = open_table(path, delimiter if known is None or delimiter is not None else known[0].delimiter)
+    if known is not None:
+        delimiter, decimal = delimiter or known[0].delimiter, decimal or known[0].decimal
+    source = Source(path, delimiter, decimal, len(os.sched_getaffinity(0)))
     named = {"label": label, "id": id, "group": group, "columns": columns, "drop": drop, "text": text}
     job: TableJob
     if like is None or known is None:

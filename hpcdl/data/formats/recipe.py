@@ -41,6 +41,7 @@ class Recipe:
     missing: str = "refuse"  # one of MISSING
     header: bool = True  # of the source
     delimiter: str = ","
+    decimal: str = "."  # before the decimals of numbers
     like: bool = False  # the fills come from the data file of --like
 
     @property
@@ -61,13 +62,19 @@ class Recipe:
             id = None if value["id"] is None else _typed(value["id"], str, "id")
             missing, delimiter = (_typed(value[name], str, name) for name in ("missing", "delimiter"))
             like = value.get("like", False) is True  # older versions did not say it
-            recipe = cls(columns, label, id, missing, value["header"], delimiter, like)
+            decimal = _typed(value.get("decimal", "."), str, "decimal")
+            recipe = cls(columns, label, id, missing, value["header"], delimiter, decimal, like)
             names = [column.name for column in columns]
             numbers = [column.number for column in columns]
             if len(set(names)) < len(names) or len(set(numbers)) < len(numbers):
                 raise ValueError("two columns have the same name or number")
-            if recipe.missing not in MISSING or not isinstance(recipe.header, bool) or len(recipe.delimiter) != 1:
-                raise ValueError("'missing', 'header' or 'delimiter' has an impossible value")
+            if (
+                recipe.missing not in MISSING
+                or not isinstance(recipe.header, bool)
+                or len(recipe.delimiter) != 1
+                or decimal not in (".", ",")
+            ):
+                raise ValueError("'missing', 'header', 'delimiter' or 'decimal' has an impossible value")
             if recipe.id in names:
                 raise ValueError("the id column is a feature, too")
             if recipe.missing in ("mean", "median") and any(each.values is each.fill is None for each in columns):

@@ -7,6 +7,7 @@ from hpcdl.data.hdf5 import shown
 from hpcdl.errors import UsageError, blamed_on
 
 ARROW = (b"PAR1", b"PARE", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")  # Parquet, Arrow, Feather, a stream of Arrow
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 LIBSVM = (".svm", ".libsvm", ".svmlight")
 
 
@@ -28,6 +29,6 @@ def format_of(path: str) -> str:
         return "libsvm"
     if start.startswith(b"\0\0"):
         return "idx"
-    if start.startswith(b"\x1f\x8b"):
-        return "gzip"
-    return "table" if name.endswith((".csv", ".tsv")) or start.startswith(ARROW) else "unknown"
+    if name.removesuffix(".gz").removesuffix(".zst").endswith(TABLES) or start.startswith(ARROW):
+        return "table"
+    return "gzip" if start.startswith(b"\x1f\x8b") else "unknown"

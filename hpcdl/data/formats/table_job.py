@@ -10,7 +10,7 @@ from hpcdl.data.format import Info, find_data_file, read_info
 from hpcdl.data.formats.prepare import class_numbers, storage_type
 from hpcdl.data.formats.recipe import Column, Recipe, recipe_in
 from hpcdl.data.formats.table_names import check_names, column_of, columns_of, has_header
-from hpcdl.data.formats.table_source import CsvSource, Source, fixed_coder, is_number
+from hpcdl.data.formats.table_source import Source, fixed_coder, is_number
 from hpcdl.data.formats.table_survey import NUMBER_PATTERNS, Survey, SurveyPlan
 from hpcdl.data.hdf5 import FilePath, short, slabs
 from hpcdl.errors import UsageError
@@ -35,11 +35,11 @@ class TableJob:
         for what, columns in (("label", self.plan.labels), ("group", [self.plan.group])):
             for column in columns:
                 if column in survey.missing and not self.plan.drop:
-                    count, where = survey.missing[column]
+                    count, row = survey.missing[column]
                     out = "of the table" if self.like else "by --missing drop"
                     empty = f"the {what} is missing (empty, or a text as NA), in {counted(count, 'row')} altogether"
                     todo = f"fill it in, or leave such rows out {out}"
-                    raise UsageError(f"{self.source.cell(where, column)}: {empty}; {todo}")
+                    raise UsageError(f"{self.source.cell(self.source.where(row), column)}: {empty}; {todo}")
         if not len(survey.rows):
             raise UsageError(f"{self.source.path}: each row lacks a value, so no row is left; --drop such columns")
 
@@ -99,10 +99,10 @@ class NewTableJob(TableJob):
         if one_hot < 1:
             raise UsageError(f"--one-hot, the number of texts that a column may have, must be 1 or more, not {one_hot}")
         if source.width < 2:
-            delimiter = f" (delimiter {source.delimiter!r})" if isinstance(source, CsvSource) else ""
+            delimiter = f" (delimiter {source.delimiter!r})" if source.csv else ""
             raise UsageError(f"{source.path} has {source.width} columns{delimiter}; it needs 2 or more")
         named = {"label": "-1"} | named
-        if isinstance(source, CsvSource) and has_header(source, named, header):
+        if source.csv and has_header(source, named, header):
             source.take_header()
         found = {what: columns_of(source, each, what) for what, each in named.items()}
         one = {what: column_of(source, named[what], what) if what in named else None for what in ("group", "id")}
@@ -125,7 +125,8 @@ class NewTableJob(TableJob):
         lost = {column: survey.missing[column] for column in self.plan.features if column in survey.missing}
         if lost and self.missing == "refuse":
             of, names = self.source.column_label, ",".join(self.source.names[column] for column in lost)
-            said = [f"{count} in {of(at)} (the first in {where})" for at, (count, where) in lost.items()]
+            where = self.source.where
+            said = [f"{count} in {of(at)} (the first in {where(row)})" for at, (count, row) in lost.items()]
             raise UsageError(
                 f"{self.source.path}: values are missing: {short(', '.join(said), 400)}; --missing mean or median "
                 f"fills them in, --missing drop leaves the rows out, --drop {short(names, 200)} the columns"
@@ -172,7 +173,7 @@ class NewTableJob(TableJob):
         names, named = source.names, None if plan.id is None else source.names[plan.id]
         columns = tuple(Column(names[each], each, texts.get(each), fills.get(each)) for each in plan.features)
         labels = tuple(names[each] for each in plan.labels)
-        return Recipe(columns, labels, named, self.missing, source.header, source.delimiter)
+        return Recipe(columns, labels, named, self.missing, source.header, source.delimiter, source.decimal or ".")
 
 
 class RepeatedTableJob(TableJob):
@@ -194,7 +195,7 @@ class RepeatedTableJob(TableJob):
         self.like, self.info, self.names = like, info, None if names is None else list(names)
         if header is not None:
             known = dataclasses.replace(known, header=header)
-        if known.header and isinstance(source, CsvSource):
+        if known.header:
             source.take_header()
         source.hint = f"{short(str(like), 200)} has numbers in column {{}}"
         self.known = known
@@ -218,10 +219,10 @@ class RepeatedTableJob(TableJob):
         super().check(survey)
         for column in self.plan.features:
             if column in survey.missing and self.known.missing == "refuse":
-                count, where = survey.missing[column]
+                count, row = survey.missing[column]
                 why = f"a value is missing ({count} in the column), which {short(str(self.like), 200)} refuses"
                 todo = "fill it in, or make both files with another --missing"
-                raise UsageError(f"{self.source.cell(where, column)}: {why}; {todo}")
+                raise UsageError(f"{self.source.cell(self.source.where(row), column)}: {why}; {todo}")
 
     def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
         classes = self.info.classes
@@ -247,7 +248,9 @@ class RepeatedTableJob(TableJob):
         """Return the known recipe with this table's delimiter; count unseen texts."""
         texts = [at for at, column in enumerate(self.known.columns) if column.values is not None]
         self.unseen_texts += sum(int((raw[slab][:, texts] < 0).sum()) for slab in slabs(len(raw), raw.shape[1] * 8))
-        return dataclasses.replace(self.known, delimiter=self.source.delimiter, like=True)
+        return dataclasses.replace(
+            self.known, delimiter=self.source.delimiter, decimal=self.source.decimal or ".", like=True
+        )
 
     def kind(self, survey: Survey, recipe: Recipe) -> tuple[np.dtype, float]:
         """Return the type of x, and the scale of the data file `like`, which the model was trained with."""

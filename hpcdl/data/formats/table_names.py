@@ -2,12 +2,12 @@
 
 import csv
 
-from hpcdl.data.formats.table_source import ABSENT, CsvSource, Source, is_index, is_number
+from hpcdl.data.formats.table_source import ABSENT, Source, is_index, is_number
 from hpcdl.data.hdf5 import shown
 from hpcdl.errors import UsageError
 
 
-def has_header(source: CsvSource, named: dict[str, str], header: bool | None) -> bool:
+def has_header(source: Source, named: dict[str, str], header: bool | None) -> bool:
     """True if the first line holds names. The option `header` decides, else a name in other options, else the line.
     A line whose features are all numbers is no header; one without numbers is a header. A mixed line is a header if the
     next line has numbers in place of names; otherwise UsageError."""

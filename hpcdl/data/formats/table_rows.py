@@ -11,23 +11,9 @@ import numpy as np
 
 from hpcdl.data.batch import RowBlock
 from hpcdl.data.formats.recipe import Recipe
-from hpcdl.data.formats.recognition import ARROW
-from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, ColumnCoders, CsvSource, Source, fixed_coder, name_coder
+from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, ColumnCoders, Source, fixed_coder, name_coder
 from hpcdl.data.hdf5 import SLAB_BYTES, FilePath
-from hpcdl.errors import UsageError, blamed_on
-
-
-def open_table(path: FilePath, delimiter: str | None = None) -> Source:
-    """Open a table as its first bytes show. delimiter: of a csv; None: a tab for .tsv, else a comma. UsageError."""
-    with blamed_on(f"{path} cannot be read"), open(path, "rb") as file:
-        start = file.read(8)
-    if start.startswith(ARROW):
-        from hpcdl.data.formats.table_arrow import ArrowSource  # here: pyarrow takes long to import
-
-        return ArrowSource(path, start)
-    if delimiter is None:
-        delimiter = "\t" if str(path).lower().endswith((".tsv", ".tab")) else ","
-    return CsvSource(path, delimiter)
+from hpcdl.errors import UsageError
 
 
 class TableRows:
@@ -35,7 +21,7 @@ class TableRows:
 
     def __init__(self, path: FilePath, recipe: Recipe):
         self.recipe = recipe
-        self.source = open_table(path, recipe.delimiter)
+        self.source = Source(path, recipe.delimiter, recipe.decimal)
         if recipe.header:
             self.source.take_header()
         self.source.hint = "the model was trained on numbers in column {}"

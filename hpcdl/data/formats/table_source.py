@@ -1,30 +1,43 @@
-"""Table sources, read block by block: csv and tsv here, Parquet and Arrow in table_arrow.py.
+"""Tables, read by DuckDB: csv and tsv (also compressed, or several files of one pattern), JSON, Parquet, Arrow.
 
-A source has named columns (by its header, else by number) and cuts its rows into blocks. Several ranks can share one
-file: each parses its own blocks, and of other ranks' blocks it reads only the lines. A column is read as
+DuckDB copies the source, in its order, into a table of its own: beyond MEMORY bytes this goes to a temporary file. The
+kinds of columns are found over all rows; rows come in blocks, so that ranks can share a table. A column is read as
 
     numbers    float64, NaN for a missing value: empty, NA, N/A, NaN, nan, NAN, null, NULL, n/a, None or ?
     codes      the coder's number for each text, NaN for a missing one
 
-numpy.loadtxt reads csv blocks without quotes or missing numbers. The csv module reads others, at 2/3 of the speed."""
+A csv cell is a number if Python's float takes it, a column of csv a column of numbers if most of its cells are. The
+line of a row, which only messages need, is found by Python's csv module. (Raasveldt and Muehleisen, "DuckDB: an
+embeddable analytical database", 2019)"""
 
+import contextlib
 import csv
+import glob
+import gzip
 import itertools
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shlex
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
+import duckdb
 import numpy as np
 
+from hpcdl.data.formats.recognition import ARROW
 from hpcdl.data.hdf5 import FilePath, short, shown
-from hpcdl.errors import UsageError, blamed_on
+from hpcdl.errors import UsageError, blamed_on, line, printable
 
 Coder: TypeAlias = Callable[[str], float]  # text -> code, NaN for a missing text
 ColumnCoders: TypeAlias = dict[int, Coder | None]  # by column number; None for a column of numbers
 BLOCK_ROWS = 8192  # rows of a block, at most
-BLOCK_CHARACTERS = 2 << 20  # of a block of csv, about; as Python fields they take ten times as many bytes
+MEMORY = "512MB"  # of DuckDB, per rank
+PEEKED = 20  # lines that show the delimiter and the header
+DELIMITERS = ",;\t|"
+BLANKS = " \t\n\r\f\v\u00a0\u3000"
 ABSENT = frozenset(("", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "null", "NULL", "None", "?"))
 DAY = r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))"
 TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?"
@@ -37,49 +50,62 @@ SPECIAL_FORMATS = {  # of texts that are neither numbers nor category names
 }
 
 
+def quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+MISSING = f"({', '.join(map(repr, sorted(ABSENT)))})"  # in SQL
+PRESENT = f"case when trim(VALUE, {quoted(BLANKS)}) not in {MISSING} then 1 end"
+TOGETHER = 200  # aggregates of a query: the time to plan it grows with their square
+KINDS = {  # of DuckDB's types
+    "number": r"BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)|BIGNUM|\"NULL\"|NULL",
+    "text": r"VARCHAR|ENUM\(.*\)|UUID",
+    "time": r"DATE|TIME(STAMP)?(_S|_MS|_NS)?( WITH TIME ZONE)?|INTERVAL",
+}
+
+
 class Cells:
-    """The parsed rows of a block. first: the number of its first row."""
+    """The rows of a block. first: the number of its first row."""
 
-    first: int
-    count: int
-
-    def __init__(self, source: "Source"):
-        self.source = source
+    def __init__(self, source: "Source", first: int, count: int):
+        self.source, self.first, self.count = source, first, count
 
     def where(self, row: int) -> str:
         """Return what messages call row `row` of the block, as "line 7"."""
-        raise NotImplementedError
+        return self.source.where(self.first + row)
 
     def texts(self, column: int) -> list[str]:
-        """Return the texts of a column, without surrounding blanks."""
-        raise NotImplementedError
+        """Return the texts of a column, without surrounding blanks; "" for those that are missing."""
+        (found,) = self._fetch([self.source.text(column)])
+        return [text.strip() for text in found.tolist()]
 
     def read(self, coders: ColumnCoders) -> np.ndarray:
         """Return the columns of `coders` in order, (rows, columns); UsageError for a text that should be a number."""
-        table = np.empty((self.count, len(coders)))
-        for at, (column, coder) in enumerate(coders.items()):
-            table[:, at] = self.numbers(column) if coder is None else list(map(coder, self.texts(column)))
+        source, table = self.source, np.empty((self.count, len(coders)))
+        read = [source.number(each) if coder is None else source.text(each) for each, coder in coders.items()]
+        for at, ((column, coder), values) in enumerate(zip(coders.items(), self._fetch(read), strict=True)):
+            table[:, at] = values if coder is None else list(map(coder, values.tolist()))
+            if coder is None and source.kind_of(column) in ("text", None) and np.isnan(table[:, at]).any():
+                self._refuse_text(column, table[:, at])
         return self.check_finite(table, coders)
 
-    def numbers(self, column: int) -> np.ndarray:
-        """Return a column of numbers, NaN for missing ones; texts are parsed."""
-        texts = self.texts(column)
-        together = "".join(texts)
-        if together.isascii() and "_" not in together:  # Python also accepts 1_0 and other scripts' digits
-            try:
-                return np.array(list(map(float, texts)))
-            except ValueError:
-                pass
-        numbers, source = np.full(len(texts), math.nan), self.source
-        for row, text in enumerate(texts):
-            if text not in ABSENT:
-                if not is_number(text):
-                    more = f"; it looks like {looks}" if (looks := special_format(text)) else ""
-                    where, hint = source.cell(self.where(row), column), source.hint
-                    hint = hint.replace("{}", short(source.names[column]))
-                    raise UsageError(f"{where}: {shown(text)} is not a number{more}; {hint}")
-                numbers[row] = float(text)
-        return numbers
+    def _fetch(self, values: list[str]) -> list[np.ndarray]:
+        wanted = ", ".join(f"{value} as v{at}" for at, value in enumerate(values))
+        rows = f"rowid between {self.first} and {self.first + self.count - 1}"
+        found = self.source.query(f"select {wanted} from rows where {rows} order by rowid").fetchnumpy()
+        return [found[f"v{at}"] for at in range(len(values))]
+
+    def _refuse_text(self, column: int, numbers: np.ndarray) -> None:
+        """Raise UsageError if one of the missing numbers is a text."""
+        source, texts = self.source, self.texts(column)
+        for row in np.flatnonzero(np.isnan(numbers)).tolist():
+            text = texts[row]
+            if text not in ABSENT and not is_number(text):
+                more = f"; it looks like {looks}" if (looks := special_format(text)) else ""
+                where, hint = source.cell(self.where(row), column), source.hint
+                hint = hint.replace("{}", name_in_shell(source.names[column]))
+                raise UsageError(f"{where}: {shown(text)} is not a number{more}; {hint}")
 
     def check_finite(self, table: np.ndarray, coders: ColumnCoders) -> np.ndarray:
         """Return the table; UsageError for an infinite number."""
@@ -91,28 +117,253 @@ class Cells:
 
 
 class Source:
-    """A table in a file. names: of the columns; header: True if the file holds the names."""
+    """A table. names: of the columns; header: True if the source holds the names. delimiter: None: detect, for a csv.
+    decimal: the character before the decimals, of a csv. first, second: fields of the first lines of a csv."""
 
     names: list[str]
-    header: bool
+    header = True
     delimiter = ","
     header_words = ("column", "its columns are")
     hint = "correct it"  # advice in messages about a text among numbers; {} is the column
 
-    def __init__(self, path: FilePath):
-        self.path = str(path)
+    def __init__(self, path: FilePath, delimiter: str | None = None, decimal: str | None = None, threads: int = 1):
+        self.path, self.decimal = str(path), decimal
+        self.db = duckdb.connect(
+            config={"threads": threads, "memory_limit": MEMORY, "temp_directory": tempfile.gettempdir()}
+        )
+        paths = sorted(glob.glob(self.path)) if not os.path.exists(self.path) else []
+        self.paths = paths or [self.path]
+        with blamed_on(f"{path} cannot be read"), open(self.paths[0], "rb") as file:
+            start = file.read(8)
+        stem = self.paths[0].lower().removesuffix(".gz").removesuffix(".zst")
+        self.csv = False
+        if start.startswith(ARROW) and not start.startswith(b"PAR"):
+            self._open_arrow(start)
+        elif start.startswith(b"PAR"):
+            self._relation = f"read_parquet({self._files})"
+        elif stem.endswith((".json", ".jsonl", ".ndjson")):
+            self._relation = f"read_json({self._files}, convert_strings_to_integers=false)"
+        else:
+            self.csv, self.header, self.header_words = True, False, ("header with a column", "its first line is")
+            self._peek(delimiter, stem)
+        if not self.csv:
+            described = self.query(f"describe select * from {self._relation}").fetchall()
+            self.names, self.types = [each[0] for each in described], [each[1] for each in described]
+            self.first = self.names
+
+    @property
+    def _files(self) -> str:
+        return f"[{', '.join(map(quoted, self.paths))}]"
+
+    def _open_arrow(self, start: bytes) -> None:
+        try:
+            from pyarrow import ipc, memory_map
+        except ImportError:
+            raise UsageError(f"{self.path}: Arrow needs the package pyarrow: pip install 'hpcdl[arrow]'") from None
+        if start.startswith(b"FEA1"):
+            raise UsageError(f"{self.path} is Feather of version 1; write it as version 2")
+        opener = ipc.open_file if start.startswith(b"ARROW1") else ipc.open_stream
+        try:
+            with blamed_on(f"{self.path} cannot be read"):
+                table = opener(memory_map(self.path)).read_all()
+                table.validate(full=True)  # damaged bytes could make a reader read any memory
+        except UsageError as error:
+            raise UsageError(printable(error, allowed="")) from error  # Thrift's control characters
+        self.db.register("arrow", table)
+        self._relation = "arrow"
+
+    def _peek(self, delimiter: str | None, stem: str) -> None:
+        """Find the delimiter, and the fields of the first two lines."""
+        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+            raise UsageError(f"the delimiter must be one character, neither a quote nor an end of line: {delimiter!r}")
+        lines = list(itertools.islice(filter(str.strip, self._lines(self.paths[0])), PEEKED))
+
+        def records(each: str) -> list[list[str]]:
+            with contextlib.suppress(csv.Error):
+                return [[text.strip() for text in fields] for fields in csv.reader(lines, delimiter=each)]
+            return []
+
+        def consistent(each: str) -> bool:
+            widths = {len(fields) for fields in records(each)[: PEEKED - 1]}
+            return len(widths) == 1 and widths != {1}
+
+        if delimiter is None:
+            usual = "\t" if stem.endswith((".tsv", ".tab")) else ","
+            delimiter = next(filter(consistent, dict.fromkeys(usual + DELIMITERS)), usual)
+        self.delimiter = delimiter
+        if lines and not records(delimiter):
+            list(self._records(self.paths[0]))  # says what is wrong
+        found_records = records(delimiter) or [[]]
+        self.first, self.second = found_records[0], (found_records[1:2] or [[]])[0]
+        self.names, self.types = [str(number) for number in range(len(self.first))], []
+
+    def query(self, text: str, db: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyConnection:
+        """Return the result of a query in SQL; UsageError for what the engine cannot read."""
+        try:
+            return (db or self.db).execute(text)
+        except duckdb.Error as error:
+            raise UsageError(f"{self.path} cannot be read: {line(str(error).splitlines()[0])}") from None
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of rows; the first look copies the source into the table `rows`, whose columns are c0, c1, ..."""
+        columns = [f"c{column}" for column in range(self.width)]
+        if not self.csv:
+            self.query(f"create table rows as select * from {self._relation} as source({', '.join(columns)})")
+        elif columns:
+            try:
+                self._copy(self.paths, columns)
+            except duckdb.Error:
+                with tempfile.TemporaryDirectory() as folder:
+                    copies = [self._cleaned(path, f"{folder}/{at}.csv") for at, path in enumerate(self.paths)]
+                    try:
+                        self._copy(copies, columns)
+                    except duckdb.Error as error:
+                        raise UsageError(f"{self.path} cannot be read: {line(str(error).splitlines()[0])}") from None
+            self._find_decimal()
+        found = self.query("select count(*) from rows").fetchone() if columns else None
+        return found[0] if found else 0
+
+    def _copy(self, paths: list[str], columns: list[str]) -> None:
+        types = ", ".join(f"{column}: 'VARCHAR'" for column in columns)
+        filled = ", ".join(f"coalesce({column}, '') as {column}" for column in columns)
+        files = f"[{', '.join(map(quoted, paths))}]"
+        how = f"auto_detect=false, header={str(self.header).lower()}, delim={quoted(self.delimiter)}"
+        read = f"read_csv({files}, {how}, quote='\"', escape='\"', columns={{{types}}})"
+        only = f" where {columns[0]} is not null" * (len(columns) == 1)  # blank lines
+        self.db.execute(f"create or replace table rows as select {filled} from {read}{only}")
+
+    def _lines(self, path: str) -> Iterator[str]:
+        """Yield the lines of a csv, decompressed; UsageError if it is no text in UTF-8."""
+        with blamed_on(f"{path} cannot be read"):
+            try:
+                if path.lower().endswith(".zst"):
+                    how = "auto_detect=false, header=false, delim='\x01', quote='', escape=''"
+                    read = f"read_csv({quoted(path)}, {how}, columns={{'line': 'VARCHAR'}})"
+                    found = self.query(f"select coalesce(line, '') || chr(10) from {read}", self.db.cursor())
+                    while rows := found.fetchmany(BLOCK_ROWS):
+                        yield from (each for (each,) in rows)
+                    return
+                opened: Any = gzip.open if path.lower().endswith(".gz") else open
+                with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+                    yield from file
+            except UnicodeDecodeError:
+                raise UsageError(f"{path} is not a text file in UTF-8") from None
+
+    def _records(self, path: str) -> Iterator[tuple[int, list[str]]]:
+        """Yield (its first line from 1, fields) of each row of a csv; UsageError for a damaged one."""
+        reader, begun = csv.reader(self._lines(path), delimiter=self.delimiter, strict=True), 1
+        try:
+            for fields in reader:
+                if any(text.strip(BLANKS) for text in fields) or len(fields) > 1:
+                    yield begun, fields
+                begun = reader.line_num + 1
+        except csv.Error as error:
+            problem = "a quote is opened, but not closed: " * ("end of data" in str(error))
+            raise UsageError(f"{path}: line {begun}: {problem}{error}") from None
+
+    def _cleaned(self, path: str, copy: str) -> str:
+        """Copy a csv that the engine refuses, with one kind of line ends; UsageError for a row of another width."""
+        with open(copy, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, delimiter=self.delimiter, lineterminator="\n")
+            for number, fields in self._records(path):
+                if len(fields) != self.width:
+                    problem = f"has {len(fields)} columns, but the first line has {self.width}"
+                    raise UsageError(f"{path}: line {number} {problem}")
+                writer.writerow(fields)
+        return copy
+
+    def _find_decimal(self) -> None:
+        """Find the character before the decimals: a comma if it makes numbers of a column, and a point of none."""
+        if self.decimal is None and self.delimiter != ",":
+            columns, found = range(self.width), {}
+            for name, digits in {"whole": r"\d+", ",": r"\d*,\d+", ".": r"\d*[.]\d+"}.items():
+                written = quoted(rf"[-+]?{digits}([eE][-+]?\d+)?")
+                number = f"case when regexp_full_match(trim(VALUE), {written}) then 1 end"
+                found[name] = self._counts(dict.fromkeys(columns, number))
+            present = self._counts(dict.fromkeys(columns, PRESENT))
+
+            def some(mark: str) -> bool:
+                marked, whole = found[mark], found["whole"]
+                return any(marked[each] and marked[each] + whole[each] == present[each] for each in columns)
+
+            self.decimal = "," if some(",") and not some(".") else "."
+
+    def _counts(self, values: dict[int, str]) -> dict[int, int]:
+        """Return, for each column, how many rows have a value that is not NULL. values: by column, in SQL of VALUE."""
+        counts, columns = dict[int, int](), list(values)
+        for at in range(0, len(columns), TOGETHER):
+            some = columns[at : at + TOGETHER]
+            wanted = ", ".join(f"count({values[each].replace('VALUE', f'c{each}')})" for each in some)
+            counts |= dict(zip(some, self.query(f"select {wanted} from rows").fetchone() or (), strict=True))
+        return counts
+
+    def where(self, row: int) -> str:
+        """Return what messages call a row, as "line 7"."""
+        if self.csv:
+            left = row
+            for path in self.paths:
+                with contextlib.suppress(UsageError, OSError):
+                    for number, _ in itertools.islice(self._records(path), int(self.header), None):
+                        if left == 0:
+                            return f"line {number}" + f" of {path}" * (len(self.paths) > 1)
+                        left -= 1
+        return f"row {row}"
 
     @property
     def width(self) -> int:
         return len(self.names)
 
+    def kind_of(self, column: int) -> str | None:
+        """Return the declared kind of a column, None for a csv: "number", "text" or "time"; UsageError for others."""
+        if self.csv:
+            return None
+        for kind, written in KINDS.items():
+            if re.fullmatch(written, self.types[column]):
+                return kind
+        what = f"{self.column_label(column)} holds {shown(self.types[column])}"
+        raise UsageError(f"{self.path}: {what}, neither numbers nor texts; leave it out by --drop")
+
     def kind(self, column: int) -> str | None:
-        """Return the declared type of a column: "number", "text", "time", or None (csv)."""
-        return None
+        """Return the kind of a column, declared or found: "number", "text", "time"; None if it has no value."""
+        declared = self.kind_of(column)
+        return self._found[column] if declared is None else declared
+
+    @cached_property
+    def _found(self) -> list[str | None]:
+        """The kinds of a csv's columns: that of most values."""
+        assert self.rows >= 0
+        numbers = self._counts({column: self._cast(column) for column in range(self.width)})
+        mixed = [column for column, number in numbers.items() if number < self.rows]
+        present = numbers | self._counts(dict.fromkeys(mixed, PRESENT))
+        kinds = {True: "number", False: "text"}
+        return [kinds[2 * numbers[each] > some] if some else None for each, some in present.items()]
+
+    def _cast(self, column: int) -> str:
+        """Return the SQL of a text as a number; NULL for a text or a missing value."""
+        text = f"replace(replace(c{column}::varchar, '_', 'x'), '+-', 'x')"  # DuckDB takes 1_0 and +-1 for numbers
+        if self.decimal == ",":
+            text = f"replace(replace({text}, '.', 'x'), ',', '.')"
+        return f"nullif(try_cast({text} as double), 'nan'::double)"
+
+    def text(self, column: int) -> str:
+        """Return the SQL of a column as texts."""
+        return f"coalesce(c{column}::varchar, '')"
+
+    def number(self, column: int) -> str:
+        """Return the SQL of a column as float64, NaN for a missing value or a text; UsageError for dates."""
+        kind = self.kind_of(column)
+        if kind == "time":
+            raise UsageError(f"{self.path}: {self.column_label(column)} holds dates or times; derive numbers from them")
+        if kind != "number":
+            return f"coalesce({self._cast(column)}, 'nan'::double)"
+        value = f"c{column}::int" if self.types[column] == "BOOLEAN" else f"c{column}"
+        return f"coalesce({value}::double, 'nan'::double)"
 
     def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
         """Yield (first row, parser) of each block of at most `most` rows."""
-        raise NotImplementedError
+        for first in range(0, self.rows, most):
+            yield first, partial(Cells, self, first, min(most, self.rows - first))
 
     def column_label(self, column: int) -> str:
         return f"column {shown(self.names[column]) if self.header else column}"
@@ -143,13 +394,11 @@ class Source:
             raise UsageError(f"{self.path} has no {what} {shown(text)}; {columns_text}")
         return named
 
-    @cached_property
-    def first(self) -> list[str]:
-        """Fields of the first line."""
-        return self.names
-
     def take_header(self) -> None:
-        """Take the first line as names, if the format does not declare them."""
+        """Take the first line of a csv as names; a column without a name is named by its number."""
+        if self.csv:
+            self.header = True
+            self.names = [name or str(number) for number, name in enumerate(self.first)]
 
     def recipe_column(self, name: str, number: int | None, by_name: bool, required: bool = True) -> int:
         """Return the column of a recipe, by name or (not `by_name`) by number; -1 if missing and not `required`."""
@@ -171,142 +420,6 @@ class Source:
         return columns[0] if columns else -1
 
 
-class CsvCells(Cells):
-    """A block of rows of a csv. A row is one text; quoted fields in it may hold ends of lines."""
-
-    source: "CsvSource"
-
-    def __init__(self, source: "CsvSource", first: int, numbers: Sequence[int], records: list[str], quoted: bool):
-        super().__init__(source)
-        self.first, self.count = first, len(records)
-        self.lines, self.records, self.quoted = numbers, records, quoted
-
-    def where(self, row: int) -> str:
-        return f"line {self.lines[row]}"
-
-    @cached_property
-    def columns(self) -> list[tuple[str, ...]]:
-        return list(zip(*map(self.fields, range(self.count)), strict=True))
-
-    def fields(self, row: int) -> list[str]:
-        """Return the fields of a row; UsageError if their number differs from the first line's."""
-        fields, width = self.source.fields(self.records[row], self.where(row)), self.source.width
-        if len(fields) != width:
-            problem = f"has {len(fields)} columns, but the first line has {width}"
-            raise UsageError(f"{self.source.path}: {self.where(row)} {problem}")
-        return fields
-
-    def texts(self, column: int) -> list[str]:
-        return [text.strip() for text in self.columns[column]]
-
-    def read(self, coders: ColumnCoders) -> np.ndarray:
-        source, delimiter = self.source, self.source.delimiter
-        counts = map(str.count, self.records, itertools.repeat(delimiter))
-        if source.plain and not self.quoted and all(count == source.width - 1 for count in counts):
-            converters: Any = {column: coder for column, coder in coders.items() if coder is not None}
-            options: dict[str, Any] = {"delimiter": delimiter, "comments": None, "encoding": None, "ndmin": 2}
-            try:
-                table = np.loadtxt(self.records, usecols=list(coders), converters=converters or None, **options)
-                return self.check_finite(table, coders)
-            except ValueError:  # probably a missing value; more will follow
-                source.plain = False
-        return super().read(coders)
-
-
-class CsvSource(Source):
-    """A csv in UTF-8. plain: True while numpy.loadtxt has read every block."""
-
-    header_words = ("header with a column", "its first line is")
-
-    def __init__(self, path: FilePath, delimiter: str):
-        super().__init__(path)
-        if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise UsageError(f"the delimiter must be one character, neither a quote nor an end of line: {delimiter!r}")
-        self.delimiter, self.plain = delimiter, True
-        self._blanks = " \t\r\n\f\v" if not delimiter.isspace() else "\r\n"
-        lines = (line for numbers, records, _ in self._slabs(1) for line in zip(numbers, records, strict=True))
-        self._peeked = list(itertools.islice(lines, 2))
-        self.first = self._peek(0)
-        self.names, self.header = [str(number) for number in range(len(self.first))], False
-
-    @cached_property
-    def second(self) -> list[str]:
-        return self._peek(1)
-
-    def _peek(self, which: int) -> list[str]:
-        peeked = self._peeked[which : which + 1]
-        return [text.strip() for number, record in peeked for text in self.fields(record, f"line {number}")]
-
-    def take_header(self) -> None:
-        """Take the first line as names; a column without a name is named by its number."""
-        self.header = True
-        self.names = [name or str(number) for number, name in enumerate(self.first)]
-
-    def fields(self, record: str, where: str) -> list[str]:
-        try:
-            return next(csv.reader([record], delimiter=self.delimiter), [])
-        except csv.Error as error:
-            raise UsageError(f"{self.path}: {where}: {error}") from None
-
-    def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
-        row = -1 if self.header else 0
-        for numbers, records, quoted in self._slabs():
-            if row < 0 and records:
-                row, numbers, records = 0, numbers[1:], records[1:]
-            for start in range(0, len(records), most):
-                part = slice(start, start + most)
-                yield row, partial(CsvCells, self, row, numbers[part], records[part], quoted)
-                row += len(records[part])
-
-    def _slabs(self, characters: int | None = None) -> Iterator[tuple[Sequence[int], list[str], bool]]:
-        """Yield slabs of rows: (lines from 1 at which rows begin, texts of the rows, True if one has a quote)."""
-        with blamed_on(f"{self.path} cannot be read"):
-            try:
-                with open(self.path, encoding="utf-8-sig", newline="") as file:
-                    number = 1
-                    while lines := file.readlines(characters or BLOCK_CHARACTERS):
-                        quoted = any('"' in line for line in lines)
-                        numbers: Sequence[int] = range(number, number + len(lines))
-                        if quoted:
-                            numbers, lines, number = self._join_quoted(lines, file, number)
-                        else:
-                            number += len(lines)
-                        there = [bool(line.strip(self._blanks)) for line in lines]
-                        if not all(there):
-                            numbers = list(itertools.compress(numbers, there))
-                            lines = list(itertools.compress(lines, there))
-                        yield numbers, lines, quoted
-            except UnicodeDecodeError:
-                raise UsageError(f"{self.path} is not a text file in UTF-8") from None
-
-    def _join_quoted(self, lines: list[str], file: Iterator[str], number: int) -> tuple[list[int], list[str], int]:
-        """Join lines of open quotes into rows; return (line where each row begins, rows, number of the next line)."""
-        feed, numbers, records = iter(lines), [], []
-        for line in feed:
-            record = self._quoted_record(line, itertools.chain(feed, file), number) if '"' in line else [line]
-            numbers.append(number)
-            records.append("".join(record))
-            number += len(record)
-        return numbers, records, number
-
-    def _quoted_record(self, line: str, more: Iterator[str], number: int) -> list[str]:
-        """Return the lines of the row that begins with `line`; UsageError for a quote that is not closed."""
-        record = [line]
-
-        def feed() -> Iterator[str]:  # the csv module requests a further line while a quote is open
-            yield line
-            for each in more:
-                record.append(each)
-                yield each
-            raise csv.Error("the file ends")
-
-        try:
-            next(csv.reader(feed(), delimiter=self.delimiter), None)
-        except csv.Error as error:
-            raise UsageError(f"{self.path}: line {number}: a quote is opened, but not closed: {error}") from None
-        return record
-
-
 def growing_coder(codes: dict[str, int]) -> Coder:
     """Return a coder that numbers texts in the order of appearance, and adds new ones to `codes`."""
     return lambda text: math.nan if (text := text.strip()) in ABSENT else codes.setdefault(text, len(codes))
@@ -321,6 +434,11 @@ def fixed_coder(values: Iterable[str]) -> Coder:
     """Return a coder that numbers these texts from 0, and gives -1 for any other text."""
     codes = {value: code for code, value in enumerate(values)}
     return lambda text: math.nan if (text := text.strip()) in ABSENT else codes.get(text, -1)
+
+
+def name_in_shell(name: str) -> str:
+    """Return the name of a column as it is typed on a command line: quoted if it has blanks or signs."""
+    return shlex.quote(short(name))
 
 
 def is_index(text: str) -> bool:

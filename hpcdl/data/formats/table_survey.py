@@ -51,18 +51,21 @@ class Survey:
         """Raise UsageError for an invalid table. spool: is called with rows of numbers and codes (rows, features)."""
         self.source, self.plan, self.spool = source, plan, spool
         self.low, self.high, self.whole, self.dropped = math.inf, -math.inf, True, 0
-        self.missing: dict[int, tuple[int, str]] = {}  # by column: the count, and the place of the first
+        self.missing: dict[int, tuple[int, int]] = {}  # by column: the count, and the row of the first
         self.codes: dict[int, dict[str, int]] = {column: {} for column in plan.others}  # of each text, by column
         self.numbers: set[int] = set()  # columns
         self.undecided = set(plan.features)
         if plan.texts is None:
             for column in plan.features:
-                kind = source.kind(column)
+                kind = "text" if column in plan.as_texts else source.kind(column)
                 if kind == "time":
                     where = f"{source.path}: {source.column_label(column)}"
                     raise UsageError(f"{where} holds dates or times; {self._date(column)}")
-                if kind is not None or column in plan.as_texts:
-                    self._decide(column, kind == "text" or column in plan.as_texts)
+                if kind == "text":
+                    self.codes[column] = {}
+                elif kind == "number":
+                    self.numbers.add(column)
+            self.undecided -= {*self.codes, *self.numbers}
         else:
             self.undecided, self.numbers = set(), set(plan.features) - set(plan.texts)
         self._rows: list[np.ndarray] = []
@@ -76,21 +79,8 @@ class Survey:
         self.ids = None if plan.id is None else np.concatenate(self._ids)
         self._numbered = np.concatenate(self._others)
 
-    def _decide(self, column: int, text: bool) -> None:
-        self.undecided.discard(column)
-        if text:
-            self.codes[column] = {}
-        else:
-            self.numbers.add(column)
-
     def _add(self, first: int, cells: Cells) -> None:
         plan = self.plan
-        row = 0
-        while self.undecided and isinstance(cells, table_source.CsvCells) and row < cells.count:
-            fields, row = cells.fields(row), row + 1
-            for column in list(self.undecided):
-                if (text := fields[column].strip()) not in table_source.ABSENT:
-                    self._decide(column, not table_source.is_number(text))
         known = plan.texts or {}
         before = {column: len(texts) for column, texts in self.codes.items()}
         names: dict[str, int] = {}
@@ -108,8 +98,8 @@ class Survey:
         raw, lost = table[:, : len(plan.features)], np.isnan(table[:, :width])
         for at in np.flatnonzero(lost.any(axis=0)).tolist():
             column = list(coders)[at]
-            count, where = self.missing.get(column, (0, cells.where(int(np.argmax(lost[:, at])))))
-            self.missing[column] = count + int(lost[:, at].sum()), where
+            count, row = self.missing.get(column, (0, first + int(np.argmax(lost[:, at]))))
+            self.missing[column] = count + int(lost[:, at].sum()), row
         kept = ~lost.any(axis=1) if plan.drop else np.ones(len(table), bool)
         self.dropped += int((~kept).sum())
         self.spool(np.ascontiguousarray(raw[kept]))
@@ -136,10 +126,6 @@ class Survey:
                 if looks:
                     todo = self._date(column) if "date" in looks else f"write it as in 1234.5, or --text {name}"
                     problem = f"looks like {looks}; {todo}"
-                elif self.source.kind(column) is None and table_source.is_number(text):
-                    others = shown(next(iter(self.codes[column])))
-                    problem = f"is a number, while others are texts, as {others}; correct "
-                    problem += f"them, read the column as texts by --text {name}, or leave it out by --drop {name}"
                 if problem:
                     where = self.source.cell(cells.where(cells.texts(column).index(text)), column)
                     raise UsageError(f"{where}: {shown(text)} {problem}")
