@@ -91,7 +91,19 @@ def table_options(add):
     add("--columns", metavar="A,B", help="use only these columns as features")
     add("--drop", metavar="A,B", help="do not use these columns as features")
     add("--text", metavar="A,B", help="columns of texts, even if they look like numbers")
-    add("--one-hot", type=int, metavar="N", help="limit of a column's different texts, a feature each (default: 64)")
+    add(
+        "--one-hot",
+        type=int,
+        metavar="N",
+        help="most different texts of a column that get a feature each (default: 64)",
+    )
+    add(
+        "--categories",
+        metavar="HOW",
+        help="of more texts: hash:N, into N features, or one-hot, refused (default: hash:64)",
+    )
+    dates = "times become year, month, weekday, ...: parts; drop; or their format, as %%d/%%m/%%Y (default: parts)"
+    add("--dates", metavar="HOW", help=dates)
     add("--missing", choices=MISSING, help="what is done with missing values (default: refuse)")
     add("--like", metavar="TRAIN.h5", help="encode as this file's table was encoded, with its classes and scale")
     add("--no-label", action="store_true", help="rows to predict have no label; needs --like")

@@ -1,8 +1,11 @@
 """prepare_data csv and table: what becomes of columns, missing values and labels, and done again on another table."""
 
 import csv
+import datetime
 import gzip
 import json
+import math
+import zlib
 
 import duckdb
 import h5py
@@ -103,10 +106,9 @@ def test_rows_with_missing_values_are_left_out(tmp_path, prepare):
     with prepare("csv", path, "--id", "name", "--missing", "drop") as file:
         x, rows = by_row(file)
         assert rows == [0, 1, *range(5, 30)] and x[2, 0] == 25 and by_row(file, "id")[0][2] == b"n5"
-    assert "; 3 rows with missing values left out; " in prepare.summary
-    put_off = "line 6, column 'kind': the label is missing (empty, or a text as NA), in 1 row"
-    for way in ("mean", "refuse"):
-        assert put_off in prepare("csv", path, "--missing", way, "--drop", "name", "--force")
+    assert "; 1 row without a label left out; 2 rows with missing values left out; " in prepare.summary
+    with prepare("csv", path, "--id", "name", "--missing", "mean", "--force") as file:
+        assert by_row(file)[1] == [*range(4), *range(5, 30)]
     drop = ["--missing", "drop", "--drop", "name", "--force"]
     table(tmp_path / "in", lambda rows: [row.__setitem__(1, "") for row in rows[1:]])
     assert "each row lacks a value" in prepare("csv", path, *drop)
@@ -272,11 +274,21 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("a,b,y\n" + "".join(f"1,t{i},0\n1,u{i},1\n" for i in range(33)), [], "column 'b' has more than 64 different"),
-        ("a,b,y\n1,t,0\n1,u,1\n", ["--one-hot", "1"], "as 't': a feature each; leave it out by --drop b, or allow"),
+        (
+            "a,b,y\n" + "".join(f"1,t{i},0\n1,u{i},1\n" for i in range(33)),
+            ["--categories", "one-hot", "--columns", "a,b"],
+            "column 'b' has 66 different texts",
+        ),
+        (
+            "a,b,y\n1,t,0\n1,u,1\n",
+            ["--one-hot", "1", "--categories", "one-hot", "--columns", "a,b"],
+            "leave it out by --drop b, allow",
+        ),
         ("a,b,y\n1,t,0\n", ["--one-hot", "0"], "1 or more, not 0"),
-        ("a,b,y\n1,2024-01-31,0\n", [], "line 2, column 'b': '2024-01-31' looks like a date or a time; derive numbers"),
+        ("a,b,y\n1,2024-01-31,0\n1,x,0\n", [], "line 2, column 'b': '2024-01-31' looks like a date or a time; derive"),
         ("a,b,y\n1,1/31/2024 10:30 PM,0\n", [], "date"),
+        ("a,b,y\n1,1/2/2024,0\n1,3/4/2024,1\n", [], "in the formats '%d/%m/%Y' and '%m/%d/%Y'; say which by --dates"),
+        ("a,b,y\n1,x,0\n", ["--categories", "hash:1"], "--categories is one-hot or hash:N"),
         ("a,b,y\n1,2024-01-31T10:30:00.5+01:00,0\n", [], "date"),
         ("a,b,y\n1,x,0\n1,10:30,0\n", [], "line 3, column 'b': '10:30' looks like a date or a time"),
         ("a,b,y\n1,1,0\n1,2,0\n1,2024-01-31,0\n", [], "'2024-01-31' is not a number; it looks like a date or a time"),
@@ -320,7 +332,7 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ("1,2\n1,2,3\n", [], "line 2 has 3 columns, but the first line has 2"),
         ("1,2\n1\n", [], "line 2 has 1 columns, but the first line has 2"),
         ("1,2\nnan,3\n", [], "values are missing: 1 in column 0 (the first in line 2); --missing mean"),
-        ("1,2\n1,\n", [], "line 2, column 1: the label is missing (empty, or a text as NA), in 1 row"),
+        ("1,2\n1,\n", [], "all rows have the label 2"),
         ("1,2\n1,x\n", ["--regression"], "values to predict numbers"),
         ("a,b\n1,2\n", ["--label", "c"], "no header with a column 'c'; its first line is: a, b"),
         ("a,b\n1,2\n", ["--label", "b", "--no-header"], "no header with a column 'b'"),
@@ -344,7 +356,7 @@ def test_bad_tables(tmp_path, prepare, text, options, words):
     assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_dates_of_arrow_are_refused(tmp_path, prepare):
+def test_times_of_arrow(tmp_path, prepare):
     pa = pytest.importorskip("pyarrow")
     import datetime
 
@@ -352,10 +364,55 @@ def test_dates_of_arrow_are_refused(tmp_path, prepare):
 
     day, y = datetime.date(2024, 1, 31), ["a", "b"] * 5
     parquet.write_table(pa.table({"n": range(10), "day": [day] * 10, "l": [[1]] * 10, "y": y}), tmp_path / "in.parquet")
-    assert "column 'day' holds dates or times; derive numbers" in prepare("table", tmp_path / "in.parquet")
+    with prepare("table", tmp_path / "in.parquet", "--drop", "l") as file:
+        assert file["train/x"][0, 1:].tolist() == [2024, 1, 3, np.sin(w := 2 * np.pi * 31 / 365.25), np.cos(w), 0]
+    (tmp_path / "out.h5").unlink()
     assert "column 'l' holds 'BIGINT[]', neither numbers" in prepare("table", tmp_path / "in.parquet", "--drop", "day")
     with prepare("csv", tmp_path / "in.parquet", "--drop", "l", "--id", "day") as file:
         assert file["train/id"][0] == b"2024-01-31"
+
+
+def films(count):
+    """A title that nearly always differs, a day as text, a studio of 70, a score that some rows lack."""
+    rows = [
+        (
+            f"film {i}",
+            f"{'JanFebMar'[i % 3 * 3 :][:3]} {1 + i % 28} {1998 + i % 2}",
+            f"s{i % 70}",
+            i / 8 if i % 9 else "",
+        )
+        for i in range(count)
+    ]
+    return [["Film title", "day", "studio", "score"], *(list(map(str, row)) for row in rows)]
+
+
+def test_times_many_texts_titles_and_rows_without_a_label(tmp_path, prepare):
+    path = write_csv(tmp_path / "in.csv", films(200))
+    with prepare("csv", path, "--label", "score", "--categories", "hash:8") as file:
+        x, rows = by_row(file)
+    assert rows == [i for i in range(200) if i % 9]
+    for says in (
+        "14 features from 2 columns; hashed studio (8); times day; ",
+        "left out Film title with 200 different texts (--text 'Film title' keeps it); 23 rows without a label left out",
+    ):
+        assert says in prepare.summary
+    days = [datetime.date(1998 + i % 2, 1 + i % 3, 1 + i % 28) for i in range(200)]
+    angles = [2 * math.pi * each.timetuple().tm_yday / 365.25 for each in days]
+    want = np.zeros((200, 14))
+    for i, (day, angle) in enumerate(zip(days, angles, strict=True)):
+        since = (day - min(days)).days
+        want[i, 8:] = day.year, day.month, day.isoweekday(), math.sin(angle), math.cos(angle), since
+        want[i, zlib.crc32(f"s{i % 70}".encode()) % 8] = 1
+    np.testing.assert_allclose(x, want[rows], atol=1e-12)
+    recipe = recipe_of(tmp_path / "out.h5")
+    assert recipe.features[7:11] == ["studio=#7", "day.year", "day.month", "day.weekday"]
+    np.testing.assert_allclose(all_of(TableRows(path, recipe))[0], want, atol=1e-12)  # new rows need no label
+    with prepare("csv", path, "--like", tmp_path / "out.h5", "--test-fraction", "1", out="like.h5") as file:
+        np.testing.assert_allclose(by_row(file)[0], want[rows], atol=1e-12)
+    with prepare(
+        "csv", path, "--label", "score", "--dates", "drop", "--text", "studio", "--one-hot", "70", "--force"
+    ) as file:
+        assert file["train/x"].shape[1] == 70
 
 
 def as_semicolons(path, text):

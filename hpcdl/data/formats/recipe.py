@@ -2,33 +2,62 @@
 
     column of numbers    one feature; a missing value becomes `fill`        age             -> "age"
     column of texts      one feature per text, 1 where the row has it       color           -> "color=blue", "color=red"
+    the same, hashed     one feature per bucket, crc32(text) mod buckets    airport         -> "airport=#0", ...
+    column of times      one number column for each part                    day             -> "day.year", "day.weekday"
 
 A data file made from a table stores its recipe as JSON in the attribute `table` (prepare_table.py)."""
 
 import dataclasses
 import math
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 from hpcdl.data.format import TABLE, Info, find_data_file, read_info
 from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.errors import UsageError
 
+PARTS = ("year", "month", "weekday", "sine", "cosine", "hour", "days")  # of a time: see Source.derive
 MISSING = ("refuse", "drop", "mean", "median")  # treatments of missing values
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a table. number: from 0. values: its texts; None: numbers. fill: for missing numbers, or None."""
+    """A column of a table. number: from 0. values: its texts; None: numbers. fill: for missing numbers, or None.
+    hashed: `values` are names of buckets (Weinberger et al., "Feature hashing for large scale multitask learning",
+    2009, without signs). part: the number that a time gives, one of PARTS; "": it is no time. time: format of its
+    texts, as of strptime; "": the source has times. first: seconds since 1970 from which "days" count."""
 
     name: str
     number: int
     values: tuple[str, ...] | None = None
     fill: float | None = None
+    hashed: bool = False
+    part: str = ""
+    time: str = ""
+    first: float = 0.0
 
     @property
     def features(self) -> list[str]:
         """Names of the column's features."""
-        return [self.name] if self.values is None else [f"{self.name}={value}" for value in self.values]
+        if self.values is None:
+            return [f"{self.name}.{self.part}" if self.part else self.name]
+        return [f"{self.name}={value}" for value in self.values]
+
+    def coder(self, absent: frozenset[str]) -> Callable[[str], float] | None:
+        """Return the number of each text's feature: -1 for a new text, NaN for one of `absent`; None: no texts."""
+        if self.values is None:
+            return None
+        if self.hashed:
+            buckets = len(self.values)
+            return lambda text: math.nan if (text := text.strip()) in absent else zlib.crc32(text.encode()) % buckets
+        codes = {value: code for code, value in enumerate(self.values)}
+        return lambda text: math.nan if (text := text.strip()) in absent else codes.get(text, -1)
+
+
+def buckets(name: str, number: int, count: int) -> Column:
+    """Return a column whose texts go to so many buckets."""
+    return Column(name, number, tuple(f"#{bucket}" for bucket in range(count)), hashed=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +94,9 @@ class Recipe:
             decimal = _typed(value.get("decimal", "."), str, "decimal")
             recipe = cls(columns, label, id, missing, value["header"], delimiter, decimal, like)
             names = [column.name for column in columns]
-            numbers = [column.number for column in columns]
-            if len(set(names)) < len(names) or len(set(numbers)) < len(numbers):
+            named = {(column.name, column.part) for column in columns}
+            numbered = {(column.number, column.part) for column in columns}
+            if len(named) < len(names) or len(numbered) < len(names):
                 raise ValueError("two columns have the same name or number")
             if (
                 recipe.missing not in MISSING
@@ -115,7 +145,14 @@ def _column(value: Any) -> Column:
         raise ValueError("a fill is no number, or belongs to a column of texts")
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ValueError("the number of a column is no whole number of 0 or more")
-    return Column(_typed(value["name"], str, "a column's name"), number, values, None if fill is None else float(fill))
+    part, time = (_typed(value.get(name, ""), str, name) for name in ("part", "time"))
+    first = value.get("first", 0.0)
+    if part and (part not in PARTS or values is not None):
+        raise ValueError(f"a column has the part {part} of a time")
+    if isinstance(first, bool) or not math.isfinite(first):
+        raise ValueError("the first time of a column is no number")
+    name, fill = _typed(value["name"], str, "a column's name"), None if fill is None else float(fill)
+    return Column(name, number, values, fill, value.get("hashed", False) is True, part, time, float(first))
 
 
 def _typed(value: Any, kind: type, what: str) -> Any:

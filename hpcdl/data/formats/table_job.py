@@ -1,22 +1,25 @@
 """The encoding of a table: by a new recipe, or by the recipe of another data file."""
 
 import dataclasses
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from hpcdl.data.fills import averages
 from hpcdl.data.format import Info, find_data_file, read_info
 from hpcdl.data.formats.prepare import class_numbers, storage_type
-from hpcdl.data.formats.recipe import Column, Recipe, recipe_in
+from hpcdl.data.formats.recipe import PARTS, Column, Recipe, buckets, recipe_in
 from hpcdl.data.formats.table_names import check_names, column_of, columns_of, has_header
-from hpcdl.data.formats.table_source import Source, fixed_coder, is_number
+from hpcdl.data.formats.table_rows import recipe_column
+from hpcdl.data.formats.table_source import ABSENT, Source, is_index, is_number, name_in_shell
 from hpcdl.data.formats.table_survey import NUMBER_PATTERNS, Survey, SurveyPlan
-from hpcdl.data.hdf5 import FilePath, short, slabs
+from hpcdl.data.hdf5 import FilePath, short, shown, slabs
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
 
 OWN_COLUMNS = "label, id, group and features must be different columns, outside --drop, with at least one feature"
+MOST_NAMED = 10  # columns that a message names with the line of their first missing value
 MANY_CLASSES = 30  # classes named by numbers, from which on --regression is suggested
 
 
@@ -26,20 +29,19 @@ class TableJob:
     plan: SurveyPlan
     like: FilePath = ""
     unseen_texts = 0
+    left_out: Sequence[str] = ()  # columns that are no features, and why
 
     def __init__(self, source: Source):
         self.source = source
 
     def check(self, survey: Survey) -> None:
         """Raise UsageError for missing values that are not allowed."""
-        for what, columns in (("label", self.plan.labels), ("group", [self.plan.group])):
-            for column in columns:
-                if column in survey.missing and not self.plan.drop:
-                    count, row = survey.missing[column]
-                    out = "of the table" if self.like else "by --missing drop"
-                    empty = f"the {what} is missing (empty, or a text as NA), in {counted(count, 'row')} altogether"
-                    todo = f"fill it in, or leave such rows out {out}"
-                    raise UsageError(f"{self.source.cell(self.source.where(row), column)}: {empty}; {todo}")
+        if self.plan.group in survey.missing and not self.plan.drop:
+            count, row = survey.missing[self.plan.group]
+            out = "of the table" if self.like else "by --missing drop"
+            empty = f"the group is missing (empty, or a text as NA), in {counted(count, 'row')} altogether"
+            todo = f"fill it in, or leave such rows out {out}"
+            raise UsageError(f"{self.source.cell(self.source.where(row), self.plan.group)}: {empty}; {todo}")
         if not len(survey.rows):
             raise UsageError(f"{self.source.path}: each row lacks a value, so no row is left; --drop such columns")
 
@@ -49,10 +51,22 @@ class TableJob:
 
     def summary(self, survey: Survey, recipe: Recipe, names: list | None) -> list[str]:
         """Return phrases about the encoding, for the message at the end."""
-        summary = [f"{len(recipe.features)} features from {counted(len(recipe.columns), 'column')}"]
-        texts = [f"{short(each.name)} ({len(each.values)})" for each in recipe.columns if each.values is not None]
-        if texts:
-            summary.append(f"one-hot {short(', '.join(texts), 200)}")
+        columns = {each.number for each in recipe.columns}
+        summary = [f"{len(recipe.features)} features from {counted(len(columns), 'column')}"]
+        for what, hashed in (("one-hot", False), ("hashed", True)):
+            texts = [
+                f"{short(each.name)} ({len(each.values)})"
+                for each in recipe.columns
+                if each.values is not None and each.hashed == hashed
+            ]
+            if texts:
+                summary.append(f"{what} {short(', '.join(texts), 200)}")
+        if times := [each.name for each in recipe.columns if each.part == "year"]:
+            summary.append(f"times {short(', '.join(times), 200)}")
+        if self.left_out:
+            summary.append(f"left out {short(', '.join(self.left_out), 400)}")
+        if survey.unlabelled:
+            summary.append(f"{counted(survey.unlabelled, 'row')} without a label left out")
         if survey.dropped:
             summary.append(f"{counted(survey.dropped, 'row')} with missing values left out")
         elif recipe.missing != "drop":
@@ -93,11 +107,25 @@ class TableJob:
 class NewTableJob(TableJob):
     """A table whose column types are detected; the encoding becomes a recipe."""
 
-    def __init__(self, source: Source, named: dict[str, str], header: bool | None, missing: str | None, one_hot: int):
+    def __init__(
+        self,
+        source: Source,
+        named: dict[str, str],
+        header: bool | None,
+        missing: str | None,
+        one_hot: int,
+        categories: str,
+        dates: str,
+    ):
         super().__init__(source)
         self.missing = missing or "refuse"
         if one_hot < 1:
             raise UsageError(f"--one-hot, the number of texts that a column may have, must be 1 or more, not {one_hot}")
+        how, _, count = categories.partition(":")
+        if (how, count) != ("one-hot", "") and not (how == "hash" and 1 < _whole(count) <= 10**6):
+            raise UsageError(f"--categories is one-hot or hash:N, with N buckets from 2 on, not {shown(categories)}")
+        self.made: dict[int, Column] = {}  # recipes of columns, by number, that are known before the survey
+        self.left_out: list[str] = []
         if source.width < 2:
             delimiter = f" (delimiter {source.delimiter!r})" if source.csv else ""
             raise UsageError(f"{source.path} has {source.width} columns{delimiter}; it needs 2 or more")
@@ -118,22 +146,87 @@ class NewTableJob(TableJob):
         check_names(source, [*features, *labels, *found.get("id", [])], features)
         source.hint = "correct it, read the column as texts by --text {}, or leave it out by --drop {}"
         texts = tuple(found.get("text", []))
-        self.plan = SurveyPlan(features, labels, one["group"], one["id"], None, texts, one_hot, missing == "drop")
+        asked = {*texts, *found.get("columns", [])}
+        features = self._with_times([each for each in features if each not in texts], dates) + list(texts)
+        features = self._with_few_texts(sorted(features), texts, asked, one_hot, _whole(count))
+        if not features:
+            raise UsageError(f"{source.path} has no column left for features; left out: {'; '.join(self.left_out)}")
+        hashed = {at: coder for at, made in self.made.items() if (coder := made.coder(ABSENT)) is not None}
+        self.plan = SurveyPlan(features, labels, one["group"], one["id"], None, hashed, texts, missing == "drop")
+
+    def _with_times(self, features: list[int], dates: str) -> list[int]:
+        """Return the features with the parts of times in the place of columns of times."""
+        source, result = self.source, list[int]()
+        for column in features:
+            formats: list[str] = []
+            if source.kind(column) in ("text", "time"):
+                own = source.time_formats(column, (dates,)) if dates not in ("parts", "drop") else []
+                formats = own or source.time_formats(column)
+            if not formats:
+                result.append(column)
+                continue
+            name = name_in_shell(source.names[column])
+            if dates == "drop":
+                self.left_out.append(f"{short(source.names[column])} holds times (--dates drop)")
+                continue
+            if len(formats) > 1:
+                said = " and ".join(map(repr, formats))
+                raise UsageError(
+                    f"{source.path}: {source.column_label(column)} holds times in the formats {said}; say which by "
+                    f"--dates {shlex.quote(formats[0])}, or leave it out by --drop {name}"
+                )
+            first, several = source.times(column, formats[0])
+            for part in PARTS:
+                if part != "hour" or several:
+                    at = source.derive(column, formats[0], part, first)
+                    self.made[at] = Column(source.names[column], column, None, None, False, part, formats[0], first)
+                    result.append(at)
+        return result
+
+    def _with_few_texts(
+        self, features: list[int], as_texts: tuple[int, ...], asked: set[int], one_hot: int, count: int
+    ) -> list[int]:
+        """Return the features without columns whose texts nearly all differ; those of many texts are hashed. as_texts:
+        columns of --text. asked: columns that are named by an option, and stay. count: of the buckets; 0: many texts
+        are refused."""
+        source, result = self.source, list[int]()
+        different = source.distinct([each for each in features if each in as_texts or source.kind(each) == "text"])
+        for column in features:
+            texts_of, name = different.get(column, 0), source.names[column]
+            if texts_of <= one_hot:
+                result.append(column)
+            elif 2 * texts_of > source.rows and column not in asked:
+                keeps = f"--text {name_in_shell(name)} keeps it"
+                self.left_out.append(f"{short(name)} with {counted(texts_of, 'different text')} ({keeps})")
+            elif not count:
+                raise UsageError(
+                    f"{source.path}: {source.column_label(column)} has {texts_of} different texts, a feature each; "
+                    f"leave it out by --drop {name_in_shell(name)}, allow more by --one-hot {texts_of}, or hash them "
+                    "by --categories hash:64"
+                )
+            else:
+                self.made[column] = buckets(name, column, count)
+                result.append(column)
+        return result
 
     def check(self, survey: Survey) -> None:
         super().check(survey)
-        lost = {column: survey.missing[column] for column in self.plan.features if column in survey.missing}
+        lost = {
+            self.made[column].number if column in self.made else column: survey.missing[column]
+            for column in self.plan.features
+            if column in survey.missing
+        }
         if lost and self.missing == "refuse":
-            of, names = self.source.column_label, ",".join(self.source.names[column] for column in lost)
-            where = self.source.where
-            said = [f"{count} in {of(at)} (the first in {where(row)})" for at, (count, row) in lost.items()]
+            of, names = self.source.column_label, name_in_shell(",".join(self.source.names[column] for column in lost))
+            some = list(lost.items())[:MOST_NAMED]
+            said = [f"{count} in {of(at)} (the first in {self.source.where(row)})" for at, (count, row) in some]
             raise UsageError(
                 f"{self.source.path}: values are missing: {short(', '.join(said), 400)}; --missing mean or median "
-                f"fills them in, --missing drop leaves the rows out, --drop {short(names, 200)} the columns"
+                f"fills them in, --missing drop leaves the rows out, --drop {names} the columns"
             )
         if survey.undecided:
             column = min(survey.undecided)
-            label, name = self.source.column_label(column), short(self.source.names[column])
+            label, name = self.source.column_label(column), name_in_shell(self.source.names[column])
             raise UsageError(f"{self.source.path}: {label} has no value in any row; leave it out by --drop {name}")
 
     def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
@@ -171,7 +264,12 @@ class NewTableJob(TableJob):
                 fills[column] = float(fill)
         texts = {column: tuple(sorted(codes)) for column, codes in survey.codes.items()}
         names, named = source.names, None if plan.id is None else source.names[plan.id]
-        columns = tuple(Column(names[each], each, texts.get(each), fills.get(each)) for each in plan.features)
+        columns = tuple(
+            dataclasses.replace(self.made[each], fill=fills.get(each))
+            if each in self.made
+            else Column(names[each], each, texts.get(each), fills.get(each))
+            for each in plan.features
+        )
         labels = tuple(names[each] for each in plan.labels)
         return Recipe(columns, labels, named, self.missing, source.header, source.delimiter, source.decimal or ".")
 
@@ -199,7 +297,7 @@ class RepeatedTableJob(TableJob):
             source.take_header()
         source.hint = f"{short(str(like), 200)} has numbers in column {{}}"
         self.known = known
-        features = [source.recipe_column(each.name, each.number, known.header) for each in known.columns]
+        features = [recipe_column(source, each, known.header) for each in known.columns]
         if labelled and not known.label:
             raise UsageError(f"--like {like} has no column of labels: add --no-label")
         labels = [source.recipe_column(each, None, known.header) for each in known.label] if labelled else []
@@ -211,7 +309,7 @@ class RepeatedTableJob(TableJob):
         if len(set(used)) < len(used):
             raise UsageError(f"{source.path}: {OWN_COLUMNS}")
         columns = zip(features, known.columns, strict=True)
-        texts = {at: fixed_coder(each.values) for at, each in columns if each.values is not None}
+        texts = {at: coder for at, each in columns if (coder := each.coder(ABSENT)) is not None}
         named = None if place < 0 else place
         self.plan = SurveyPlan(features, labels, owner, named, texts, drop=known.missing == "drop")
 
@@ -267,6 +365,10 @@ def recipe_and_info(like: FilePath) -> tuple[Recipe, Info]:
         count = len(recipe.label)
         raise UsageError(f"--like {like}: classes need one column of labels, but its recipe has {count} of them")
     return recipe, info
+
+
+def _whole(text: str) -> int:
+    return int(text) if is_index(text) and len(text) < 10 else 0
 
 
 def _values(source: Source, columns: list[int], found: list[np.ndarray]) -> np.ndarray:

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from hpcdl.data.batch import RowBlock
-from hpcdl.data.formats.recipe import Recipe
-from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, ColumnCoders, Source, fixed_coder, name_coder
+from hpcdl.data.formats.recipe import Column, Recipe
+from hpcdl.data.formats.table_source import ABSENT, BLOCK_ROWS, Cells, ColumnCoders, Source, name_coder
 from hpcdl.data.hdf5 import SLAB_BYTES, FilePath
 from hpcdl.errors import UsageError
 
@@ -25,7 +25,7 @@ class TableRows:
         if recipe.header:
             self.source.take_header()
         self.source.hint = "the model was trained on numbers in column {}"
-        self.columns = [self.source.recipe_column(each.name, each.number, recipe.header) for each in recipe.columns]
+        self.columns = [recipe_column(self.source, each, recipe.header) for each in recipe.columns]
         self.id = -1 if recipe.id is None else self.source.recipe_column(recipe.id, None, recipe.header, False)
         self.ids = self.id >= 0
         self.most = block_rows(len(recipe.features))
@@ -38,8 +38,7 @@ class TableRows:
     def _rows(self, parse: Callable[[], Cells]) -> RowBlock:
         cells = parse()
         names: dict[str, int] = {}
-        values = [column.values for column in self.recipe.columns]
-        fixed = (None if texts is None else fixed_coder(texts) for texts in values)
+        fixed = (column.coder(ABSENT) for column in self.recipe.columns)
         coders: ColumnCoders = dict(zip(self.columns, fixed, strict=True))
         if self.ids:
             coders[self.id] = name_coder(names)
@@ -56,6 +55,12 @@ class TableRows:
         x, filled, unseen = encode(raw[kept], self.recipe)
         ids = list(np.array(list(names), object)[table[kept, -1].astype(np.int64)]) if self.ids else None
         return RowBlock(x, cells.first + np.flatnonzero(kept), None, ids, int((~kept).sum()), filled, unseen)
+
+
+def recipe_column(source: Source, column: Column, by_name: bool) -> int:
+    """Return the number of a recipe's column in a table; a part of a time is derived. UsageError if it is missing."""
+    found = source.recipe_column(column.name, column.number, by_name)
+    return source.derive(found, column.time, column.part, column.first) if column.part else found
 
 
 def block_rows(features: int) -> int:

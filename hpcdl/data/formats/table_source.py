@@ -20,7 +20,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -57,6 +57,22 @@ def quoted(text: str) -> str:
 
 MISSING = f"({', '.join(map(repr, sorted(ABSENT)))})"  # in SQL
 PRESENT = f"case when trim(VALUE, {quoted(BLANKS)}) not in {MISSING} then 1 end"
+TIMES = (  # formats of times, as of strptime
+    *("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"),
+    *("%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y"),
+    *("%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %b %Y", "%d-%b-%Y", "%d-%b-%y"),
+)
+ANGLE = "2 * pi() * extract('doy' from TIME) / 365.25"
+PART_SQL = {  # of TIME, a timestamp, and FIRST, in seconds
+    "year": "extract('year' from TIME)",
+    "month": "extract('month' from TIME)",
+    "weekday": "extract('isodow' from TIME)",
+    "sine": f"sin({ANGLE})",
+    "cosine": f"cos({ANGLE})",
+    "hour": "(extract('hour' from TIME) + extract('minute' from TIME) / 60)",
+    "days": "(epoch(TIME) - FIRST) / 86400",
+}
+FEW = 10  # different texts, about, that are not counted exactly
 TOGETHER = 200  # aggregates of a query: the time to plan it grows with their square
 KINDS = {  # of DuckDB's types
     "number": r"BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)|BIGNUM|\"NULL\"|NULL",
@@ -93,7 +109,7 @@ class Cells:
     def _fetch(self, values: list[str]) -> list[np.ndarray]:
         wanted = ", ".join(f"{value} as v{at}" for at, value in enumerate(values))
         rows = f"rowid between {self.first} and {self.first + self.count - 1}"
-        found = self.source.query(f"select {wanted} from rows where {rows} order by rowid").fetchnumpy()
+        found = self.source.ask(f"select {wanted} from rows where {rows} order by rowid").fetchnumpy()
         return [found[f"v{at}"] for at in range(len(values))]
 
     def _refuse_text(self, column: int, numbers: np.ndarray) -> None:
@@ -120,7 +136,7 @@ class Source:
     """A table. names: of the columns; header: True if the source holds the names. delimiter: None: detect, for a csv.
     decimal: the character before the decimals, of a csv. first, second: fields of the first lines of a csv."""
 
-    names: list[str]
+    names: list[str]  # and those of derived columns
     header = True
     delimiter = ","
     header_words = ("column", "its columns are")
@@ -136,7 +152,7 @@ class Source:
         with blamed_on(f"{path} cannot be read"), open(self.paths[0], "rb") as file:
             start = file.read(8)
         stem = self.paths[0].lower().removesuffix(".gz").removesuffix(".zst")
-        self.csv = False
+        self.csv = self._copied = False
         if start.startswith(ARROW) and not start.startswith(b"PAR"):
             self._open_arrow(start)
         elif start.startswith(b"PAR"):
@@ -149,7 +165,8 @@ class Source:
         if not self.csv:
             described = self.query(f"describe select * from {self._relation}").fetchall()
             self.names, self.types = [each[0] for each in described], [each[1] for each in described]
-            self.first = self.names
+            self.first = [*self.names]
+        self.width, self.derived = len(self.names), list[str]()  # derived: their SQL
 
     @property
     def _files(self) -> str:
@@ -206,23 +223,33 @@ class Source:
 
     @cached_property
     def rows(self) -> int:
-        """The number of rows; the first look copies the source into the table `rows`, whose columns are c0, c1, ..."""
-        columns = [f"c{column}" for column in range(self.width)]
-        if not self.csv:
-            self.query(f"create table rows as select * from {self._relation} as source({', '.join(columns)})")
-        elif columns:
-            try:
-                self._copy(self.paths, columns)
-            except duckdb.Error:
-                with tempfile.TemporaryDirectory() as folder:
-                    copies = [self._cleaned(path, f"{folder}/{at}.csv") for at, path in enumerate(self.paths)]
-                    try:
-                        self._copy(copies, columns)
-                    except duckdb.Error as error:
-                        raise UsageError(f"{self.path} cannot be read: {line(str(error).splitlines()[0])}") from None
-            self._find_decimal()
-        found = self.query("select count(*) from rows").fetchone() if columns else None
+        """The number of rows."""
+        found = self.ask("select count(*) from rows").fetchone()
         return found[0] if found else 0
+
+    def ask(self, text: str) -> duckdb.DuckDBPyConnection:
+        """Return the result of a query of the table `rows`, with columns c0, c1, ...: the source, copied when first
+        asked for."""
+        if not self._copied:
+            self._copied = True
+            columns = [f"c{column}" for column in range(self.width)] or ["c0"]
+            if self.csv:
+                self._copy_csv(columns)
+                self._find_decimal()
+            else:
+                self.query(f"create table rows as select * from {self._relation} as source({', '.join(columns)})")
+        return self.query(text)
+
+    def _copy_csv(self, columns: list[str]) -> None:
+        try:
+            self._copy(self.paths, columns)
+        except duckdb.Error:
+            with tempfile.TemporaryDirectory() as folder:
+                copies = [self._cleaned(path, f"{folder}/{at}.csv") for at, path in enumerate(self.paths)]
+                try:
+                    self._copy(copies, columns)
+                except duckdb.Error as error:
+                    raise UsageError(f"{self.path} cannot be read: {line(str(error).splitlines()[0])}") from None
 
     def _copy(self, paths: list[str], columns: list[str]) -> None:
         types = ", ".join(f"{column}: 'VARCHAR'" for column in columns)
@@ -291,12 +318,16 @@ class Source:
 
     def _counts(self, values: dict[int, str]) -> dict[int, int]:
         """Return, for each column, how many rows have a value that is not NULL. values: by column, in SQL of VALUE."""
-        counts, columns = dict[int, int](), list(values)
+        return self._aggregates({column: f"count({value})" for column, value in values.items()})
+
+    def _aggregates(self, values: dict[int, str]) -> dict[int, Any]:
+        """Return an aggregate of each column. values: by column, in SQL of VALUE."""
+        found, columns = dict[int, Any](), list(values)
         for at in range(0, len(columns), TOGETHER):
             some = columns[at : at + TOGETHER]
-            wanted = ", ".join(f"count({values[each].replace('VALUE', f'c{each}')})" for each in some)
-            counts |= dict(zip(some, self.query(f"select {wanted} from rows").fetchone() or (), strict=True))
-        return counts
+            wanted = ", ".join(values[each].replace("VALUE", f"c{each}") for each in some)
+            found |= dict(zip(some, self.ask(f"select {wanted} from rows").fetchone() or (), strict=True))
+        return found
 
     def where(self, row: int) -> str:
         """Return what messages call a row, as "line 7"."""
@@ -310,12 +341,10 @@ class Source:
                         left -= 1
         return f"row {row}"
 
-    @property
-    def width(self) -> int:
-        return len(self.names)
-
     def kind_of(self, column: int) -> str | None:
         """Return the declared kind of a column, None for a csv: "number", "text" or "time"; UsageError for others."""
+        if column >= self.width:
+            return "number"
         if self.csv:
             return None
         for kind, written in KINDS.items():
@@ -352,6 +381,8 @@ class Source:
 
     def number(self, column: int) -> str:
         """Return the SQL of a column as float64, NaN for a missing value or a text; UsageError for dates."""
+        if column >= self.width:
+            return f"coalesce({self.derived[column - self.width]}::double, 'nan'::double)"
         kind = self.kind_of(column)
         if kind == "time":
             raise UsageError(f"{self.path}: {self.column_label(column)} holds dates or times; derive numbers from them")
@@ -359,6 +390,48 @@ class Source:
             return f"coalesce({self._cast(column)}, 'nan'::double)"
         value = f"c{column}::int" if self.types[column] == "BOOLEAN" else f"c{column}"
         return f"coalesce({value}::double, 'nan'::double)"
+
+    def distinct(self, columns: list[int]) -> dict[int, int]:
+        """Return how many different texts each of these columns has, missing ones aside."""
+        text = PRESENT.replace("then 1", "then VALUE").replace("VALUE", "VALUE::varchar")
+        about = self._aggregates({each: f"approx_count_distinct({text})" for each in columns})
+        for column in [each for each, count in about.items() if count > FEW]:
+            about |= self._counts({column: f"distinct {text}"})  # one by one, as each takes some MB
+        return about
+
+    def time_formats(self, column: int, formats: Sequence[str] = TIMES) -> list[str]:
+        """Return the formats in which all values of a column are times; [""] if it holds times, [] if it does not."""
+        if self.kind_of(column) == "time":
+            return [""] if re.match("DATE|TIMESTAMP", self.types[column]) else []
+        example = self._examples[column]
+        if example is None or not re.search(r"\d[-/. :,]|[-/. :,]\d", example):
+            return []
+        counts = [f"count({self._time(column, written)})" for written in formats]
+        counts.append(f"count({PRESENT.replace('VALUE', f'c{column}')})")
+        *several, every = self.ask(f"select {', '.join(counts)} from rows").fetchone() or (0,)
+        return [written for written, count in zip(formats, several, strict=True) if count == every]
+
+    @cached_property
+    def _examples(self) -> dict[int, str | None]:
+        """The first text of each column of texts, in their order; None if it has none."""
+        texts = [column for column in range(self.width) if self.kind_of(column) in ("text", None)]
+        return self._aggregates(dict.fromkeys(texts, f"min({PRESENT.replace('then 1', 'then VALUE::varchar')})"))
+
+    def _time(self, column: int, written: str) -> str:
+        return f"try_strptime(trim(c{column}), {quoted(written)})" if written else f"c{column}::timestamp"
+
+    def times(self, column: int, written: str) -> tuple[float, bool]:
+        """Return (the first time of a column in seconds since 1970, True if times of the day differ)."""
+        time = self._time(column, written)
+        found = self.ask(f"select epoch(min({time})), count(distinct {time}::time) from rows").fetchone() or (0, 0)
+        return float(found[0] or 0), found[1] > 1
+
+    def derive(self, column: int, written: str, part: str, first: float) -> int:
+        """Return the number of a new column: a part of the times in a column. written: their format."""
+        value = PART_SQL[part].replace("TIME", self._time(column, written)).replace("FIRST", repr(first))
+        self.derived.append(value)
+        self.names.append(f"{self.names[column]}.{part}")
+        return self.width + len(self.derived) - 1
 
     def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
         """Yield (first row, parser) of each block of at most `most` rows."""
@@ -430,15 +503,9 @@ def name_coder(codes: dict[str, int]) -> Coder:
     return lambda text: codes.setdefault(text.strip(), len(codes))
 
 
-def fixed_coder(values: Iterable[str]) -> Coder:
-    """Return a coder that numbers these texts from 0, and gives -1 for any other text."""
-    codes = {value: code for code, value in enumerate(values)}
-    return lambda text: math.nan if (text := text.strip()) in ABSENT else codes.get(text, -1)
-
-
 def name_in_shell(name: str) -> str:
     """Return the name of a column as it is typed on a command line: quoted if it has blanks or signs."""
-    return shlex.quote(short(name))
+    return shlex.quote(short(name, 200))
 
 
 def is_index(text: str) -> bool:

@@ -16,7 +16,7 @@ from hpcdl.data.formats import table_source
 from hpcdl.data.formats.prepare import check_text
 from hpcdl.data.formats.table_rows import block_rows
 from hpcdl.data.formats.table_source import Cells, Coder, Source, growing_coder
-from hpcdl.data.hdf5 import short, shown
+from hpcdl.data.hdf5 import shown
 from hpcdl.errors import UsageError
 
 NUMBER_PATTERNS = {
@@ -35,8 +35,8 @@ class SurveyPlan:
     group: int | None = None
     id: int | None = None
     texts: dict[int, Coder] | None = None  # coders of the feature columns whose texts are known in advance
+    hashed: dict[int, Coder] = dataclasses.field(default_factory=dict)  # coders of hashed columns, of a new table
     as_texts: tuple[int, ...] = ()  # columns of texts, even if they look like numbers
-    one_hot: int = 64  # most texts of a column
     drop: bool = False  # leave rows with missing values out
 
     @property
@@ -45,18 +45,19 @@ class SurveyPlan:
 
 
 class Survey:
-    """The results of the pass. low, high: range of all numbers. whole: all are integers. dropped: rows left out."""
+    """The results of the pass. low, high: range of all numbers. whole: all are integers. dropped, unlabelled: rows left
+    out."""
 
     def __init__(self, source: Source, plan: SurveyPlan, spool: Callable[[np.ndarray], None]):
         """Raise UsageError for an invalid table. spool: is called with rows of numbers and codes (rows, features)."""
         self.source, self.plan, self.spool = source, plan, spool
-        self.low, self.high, self.whole, self.dropped = math.inf, -math.inf, True, 0
+        self.low, self.high, self.whole, self.dropped, self.unlabelled = math.inf, -math.inf, True, 0, 0
         self.missing: dict[int, tuple[int, int]] = {}  # by column: the count, and the row of the first
         self.codes: dict[int, dict[str, int]] = {column: {} for column in plan.others}  # of each text, by column
         self.numbers: set[int] = set()  # columns
         self.undecided = set(plan.features)
         if plan.texts is None:
-            for column in plan.features:
+            for column in set(plan.features) - set(plan.hashed):
                 kind = "text" if column in plan.as_texts else source.kind(column)
                 if kind == "time":
                     where = f"{source.path}: {source.column_label(column)}"
@@ -65,7 +66,7 @@ class Survey:
                     self.codes[column] = {}
                 elif kind == "number":
                     self.numbers.add(column)
-            self.undecided -= {*self.codes, *self.numbers}
+            self.undecided -= {*self.codes, *self.numbers, *plan.hashed}
         else:
             self.undecided, self.numbers = set(), set(plan.features) - set(plan.texts)
         self._rows: list[np.ndarray] = []
@@ -81,7 +82,7 @@ class Survey:
 
     def _add(self, first: int, cells: Cells) -> None:
         plan = self.plan
-        known = plan.texts or {}
+        known = plan.hashed if plan.texts is None else plan.texts
         before = {column: len(texts) for column, texts in self.codes.items()}
         names: dict[str, int] = {}
         coders: table_source.ColumnCoders = {
@@ -96,12 +97,15 @@ class Survey:
                 self._check_texts(cells, column, before[column])
         width = len(plan.features) + len(plan.others)
         raw, lost = table[:, : len(plan.features)], np.isnan(table[:, :width])
+        unlabelled = lost[:, len(plan.features) : len(plan.features) + len(plan.labels)].any(axis=1)
+        self.unlabelled += int(unlabelled.sum())
+        lost[unlabelled] = False  # such rows are left out
         for at in np.flatnonzero(lost.any(axis=0)).tolist():
             column = list(coders)[at]
             count, row = self.missing.get(column, (0, first + int(np.argmax(lost[:, at]))))
             self.missing[column] = count + int(lost[:, at].sum()), row
-        kept = ~lost.any(axis=1) if plan.drop else np.ones(len(table), bool)
-        self.dropped += int((~kept).sum())
+        kept = ~(unlabelled | lost.any(axis=1)) if plan.drop else ~unlabelled
+        self.dropped += int((~kept).sum() - unlabelled.sum())
         self.spool(np.ascontiguousarray(raw[kept]))
         x = raw[kept][:, [at for at, column in enumerate(plan.features) if column in self.numbers]]
         if (x := x[~np.isnan(x)]).size:
@@ -119,7 +123,7 @@ class Survey:
     def _check_texts(self, cells: Cells, column: int, before: int) -> None:
         """Raise UsageError if new texts of this block cannot become features. before: number of texts before it."""
         new = list(itertools.islice(self.codes[column], before, None))
-        name, path = short(self.source.names[column]), self.source.path
+        name = table_source.name_in_shell(self.source.names[column])
         if column not in self.plan.as_texts:
             for text in new:
                 looks, problem = table_source.special_format(text), ""
@@ -129,15 +133,9 @@ class Survey:
                 if problem:
                     where = self.source.cell(cells.where(cells.texts(column).index(text)), column)
                     raise UsageError(f"{where}: {shown(text)} {problem}")
-        if len(self.codes[column]) > self.plan.one_hot:
-            raise UsageError(
-                f"{path}: {self.source.column_label(column)} has more than {self.plan.one_hot} different texts, as "
-                f"{shown(next(iter(self.codes[column])))}: a feature each; leave it out by --drop {name}, or allow "
-                f"more by --one-hot {max(2 * self.plan.one_hot, 1)}"
-            )
 
     def _date(self, column: int) -> str:
-        name = short(self.source.names[column])
+        name = table_source.name_in_shell(self.source.names[column])
         return f"derive numbers from them, as the year, or leave the column out by --drop {name}"
 
     def values(self, column: int) -> np.ndarray:
