@@ -7,7 +7,7 @@ import textwrap
 from hpcdl.errors import unknown
 from hpcdl.programs import files, first_process, programs, reader_may_leave, script
 
-# Sections of the list, in the order of docs/README.md: names, or prefixes of names. Other names come last, as "more".
+# Sections of the list, in the order of docs/files.md: names, or prefixes of names. Other names come last, as "more".
 SECTIONS = {
     "train": """train-sequential train-allreduce train-svrg train-sgld train-parameter-server train-gossip
         train-local-sgd train-coordinate-descent train-hogwild train-federated train-model-parallel train-pipeline

@@ -1,6 +1,6 @@
 """The programs of hpcdl, and the help in the first lines of their files. A script opens with:
 
-    '''Train by gossip on a sparse graph: mpiexec -n 4 python scripts/train_gossip.py --topology ring
+    '''Train by gossip on a sparse graph: mpiexec -n 4 hpcdl train-gossip --topology ring
 
     More of it ...'''
 

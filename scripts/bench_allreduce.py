@@ -1,4 +1,4 @@
-"""Microseconds of each all-reduce by size: mpiexec -n 4 python scripts/bench_allreduce.py --json allreduce.json
+"""Microseconds of each all-reduce by size: mpiexec -n 4 hpcdl bench-allreduce --json allreduce.json
 
 Each algorithm is measured twice. The full call: `Communicator.all_reduce` as a training run calls it, which checks,
 counts and times, under a watchdog and with a trace. Bare: the algorithm alone on an mpi4py communicator. Vectors are

@@ -1,4 +1,4 @@
-"""Accuracy and steps against the batch size: mpiexec -n 2 python scripts/bench_batch_size.py --plot batch.png
+"""Accuracy and steps against the batch size: mpiexec -n 2 hpcdl bench-batch-size --plot batch.png
 
 Trains the same model for the same number of epochs at each batch size, once with the learning rate as it is and once
 scaled in proportion to the batch (Goyal et al., 2017) after one epoch of warm-up from 0, for several seeds, and prints

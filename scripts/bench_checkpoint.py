@@ -1,4 +1,4 @@
-"""How fast checkpoints are written, beside plain files: mpiexec -n 2 python scripts/bench_checkpoint.py --megabytes 512
+"""How fast checkpoints are written, beside plain files: mpiexec -n 2 hpcdl bench-checkpoint --megabytes 512
 
 The state has --megabytes of random numbers: parameters and two vectors of an optimizer. The ways below take turns,
 --repeats times, so that other work of the disk meets all of them. Printed are medians with lowest and highest values:

@@ -1,4 +1,4 @@
-"""Seconds of coordinate descent to a duality gap, beside scikit-learn's: python scripts/bench_coordinate_descent.py
+"""Seconds of coordinate descent to a duality gap, beside scikit-learn's: hpcdl bench-coordinate-descent
 
 Solves one problem, a linear model with an L2 penalty on sparse rows like those of texts, by dual coordinate ascent in
 one thread and in several, and by LIBLINEAR's dual solver (LinearSVC and LogisticRegression of scikit-learn) if that is

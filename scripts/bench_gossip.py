@@ -1,4 +1,4 @@
-"""Where decentralized training ends: mpiexec -n 8 python scripts/bench_gossip.py --topologies ring --at 100,1000
+"""Where decentralized training ends: mpiexec -n 8 hpcdl bench-gossip --topologies ring --at 100,1000
 
 Trains the same model on the same data and batches by D-PSGD, gradient tracking and DeTAG on each of --topologies, with
 a constant rate, all of them from the same start and --repeats times over (with seeds 0, 1, ...), and prints medians

@@ -1,4 +1,4 @@
-"""HOGWILD! by threads and by locks, beside scikit-learn: mpiexec -n 2 python scripts/bench_hogwild.py --json a.json
+"""HOGWILD! by threads and by locks, beside scikit-learn: mpiexec -n 2 hpcdl bench-hogwild --json a.json
 
 Trains a linear model on rows of RCV1's shape, or on other data. These ways take turns: each number of --threads under
 each --locking; several threads with replicas, which exchange their changes after --exchange-every updates; on several

@@ -1,4 +1,4 @@
-"""Speed of each kernel beside a copy and beside numpy: python scripts/bench_kernels.py --json kernels.json
+"""Speed of each kernel beside a copy and beside numpy: hpcdl bench-kernels --json kernels.json
 
 Three calls take turns for each kernel and size: the kernel; numpy's copy of as many bytes as the kernel moves, half of
 them read and half written; and the numpy expressions that do the same as the kernel (kernels/cases.py). All run on one

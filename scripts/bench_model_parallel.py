@@ -1,4 +1,4 @@
-"""What cutting a model saves and costs: mpiexec -n 4 python scripts/bench_model_parallel.py --case memory
+"""What cutting a model saves and costs: mpiexec -n 4 hpcdl bench-model-parallel --case memory
 
 --case memory     each strategy on 1, 2, 4, ... ranks (as many as there are): what the busiest rank holds in a step,
                   beside 16 bytes for each parameter / N, what it sends, and seconds per step. The runs take turns,

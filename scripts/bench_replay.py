@@ -1,4 +1,4 @@
-"""Speed of the replay memory on one core: python scripts/bench_replay.py --json replay.json
+"""Speed of the replay memory on one core: hpcdl bench-replay --json replay.json
 
 Three operations on a memory that is full: add a batch of transitions, draw a batch by priority (with observations,
 returns and weights), update the priorities of a drawn batch. They are measured on the sum tree alone, on the same tree

@@ -1,4 +1,4 @@
-"""How idle the groups of a search are: mpiexec -n 8 python scripts/bench_search.py --trials 64 --spread 0.5
+"""How idle the groups of a search are: mpiexec -n 8 hpcdl bench-search --trials 64 --spread 0.5
 
 Random search over trials that only sleep, on groups of one rank each, --repeats times. The trials' lengths are
 log-normal, and others in each search. They follow from an option, as those of trainings do, and the search learns how;

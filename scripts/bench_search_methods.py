@@ -1,4 +1,4 @@
-"""How much training methods of search need: mpiexec -n 2 python scripts/bench_search_methods.py --data digits
+"""How much training methods of search need: mpiexec -n 2 hpcdl bench-search-methods --data digits
 
 Random search trains each of --trials points to the end. Each other method searches the same space, with the same seed
 and as many points; both by hpcdl search, with a multilayer perceptron. The table has each method's best score, its

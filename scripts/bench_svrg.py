@@ -1,4 +1,4 @@
-"""How near SGD, SVRG and SAGA come to the optimum, by gradients computed: python scripts/bench_svrg.py --plot svrg.png
+"""How near SGD, SVRG and SAGA come to the optimum, by gradients computed: hpcdl bench-svrg --plot svrg.png
 
 The problem is strongly convex: a linear model with an L2 penalty, in float64; all methods have batches of one size. SGD
 stalls at a constant rate, and is slow at a falling one; with variance reduction the suboptimality falls by a constant

@@ -1,4 +1,4 @@
-"""PyTorch over hpcdl's backend beside gloo: mpiexec -n 2 python scripts/bench_torch.py --json torch.json
+"""PyTorch over hpcdl's backend beside gloo: mpiexec -n 2 hpcdl bench-torch --json torch.json
 
 Two tables. The first has microseconds of `torch.distributed.all_reduce` (float32, one tensor, blocking) by size. The
 second has microseconds of a training step of three PyTorch models, an MLP, a small ResNet and a GPT, with a batch of

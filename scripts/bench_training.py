@@ -1,4 +1,4 @@
-"""Examples per second of a training beside PyTorch DDP: python scripts/bench_training.py --data fashion.h5 --ranks 2
+"""Examples per second of a training beside PyTorch DDP: hpcdl bench-training --data fashion.h5 --ranks 2
 
 Runs the same model, batch, optimizer and number of epochs with hpcdl (mpiexec) and with PyTorch's
 DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread

@@ -1,4 +1,4 @@
-"""Show and verify checkpoints, join the pieces of one into one file: python scripts/checkpoint.py pack runs/a
+"""Show and verify checkpoints, join the pieces of one into one file: hpcdl checkpoint pack runs/a
 
     checkpoint.py show RUN       step, strategy, model; the vectors with their shapes, types and bytes; the pieces
     checkpoint.py verify RUN     read all of each checkpoint, its pieces too; exit status 1 if one is damaged

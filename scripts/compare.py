@@ -1,5 +1,5 @@
 """Compare strategies on the same data, over several seeds:
-mpiexec -n 4 python scripts/compare.py --seeds 5 --out compare "train-allreduce" "train-gossip --topology ring"
+mpiexec -n 4 hpcdl compare --seeds 5 --out compare "train-allreduce" "train-gossip --topology ring"
 
 A line is a program that trains, with its options; `-n 2: train-pipeline` takes 2 of the ranks. Options that stand
 beside the lines are common to all; a line's own options win. Each line is run with each seed, in turns: all lines with

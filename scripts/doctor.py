@@ -1,4 +1,4 @@
-"""Say what would hurt a run here: python scripts/doctor.py; mpiexec -n 4 python scripts/doctor.py; srun hpcdl doctor
+"""Say what would hurt a run here: hpcdl doctor; mpiexec -n 4 hpcdl doctor; srun hpcdl doctor
 
 Started alone, it looks at this machine; under a launcher, at all ranks and the network between them, too. Each row says
 what was found, and whether that is ok, worth a note, or hurts; advice on rows that are not ok follows (docs/doctor.md).

@@ -1,7 +1,7 @@
-"""Score a trained model, predict with it, export it: python scripts/evaluate.py runs/a --predict p.csv
+"""Score a trained model, predict with it, export it: hpcdl evaluate runs/a --predict p.csv
 
-Samples of train-sgld: --samples. Text from a gpt: python scripts/evaluate.py runs/t --sample 500 --prompt "def "
-Episodes of a trained policy: python scripts/evaluate.py runs/cartpole --episodes 100 --render cartpole.gif"""
+Samples of train-sgld: --samples. Text from a gpt: hpcdl evaluate runs/t --sample 500 --prompt "def "
+Episodes of a trained policy: hpcdl evaluate runs/cartpole --episodes 100 --render cartpole.gif"""
 
 from dataclasses import dataclass
 from pathlib import Path

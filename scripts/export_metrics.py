@@ -1,4 +1,4 @@
-"""Metrics of old runs for other tools: python scripts/export_metrics.py runs/a --to tensorboard
+"""Metrics of old runs for other tools: hpcdl export-metrics runs/a --to tensorboard
 
 Makes of metrics.jsonl what --log writes during a run: metrics.csv, or a folder tensorboard/ of events, in the run's
 folder or elsewhere (--out). Each FOLDER is a run's, or holds runs. One process is enough, without MPI."""

@@ -1,4 +1,4 @@
-"""Check and time this machine's GPU: python scripts/gpu_check.py --json gpu.json
+"""Check and time this machine's GPU: hpcdl gpu-check --json gpu.json
 
 Every kernel's CUDA twin is compared with numpy, at sizes that fill no block and at sizes that fill many, then timed at
 each of --sizes beside a copy within the GPU that moves the same bytes; the updates beside PyTorch's fused ones (where

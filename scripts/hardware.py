@@ -1,4 +1,4 @@
-"""Measure this machine, and draw the roofline over a model's layers: python scripts/hardware.py --roofline mlp:256,128
+"""Measure this machine, and draw the roofline over a model's layers: hpcdl hardware --roofline mlp:256,128
 
 Cores, caches and NUMA nodes; GFLOP/s with one chain of dependent steps and with many, scalar, SSE, AVX2 and AVX-512, by
 threads; bandwidth of each cache and of the memory; what a cache line, a barrier and a lock cost between cores; with

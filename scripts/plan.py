@@ -1,4 +1,4 @@
-"""Say what a training will cost before it runs: python scripts/plan.py memory "-n 4: train-grid --grid data=2,tensor=2"
+"""Say what a training will cost before it runs: hpcdl plan memory "-n 4: train-grid --grid data=2,tensor=2"
 
     plan.py memory                                what the state of BERT-large, GPT-2 XL, Turing-NLG and GPT-3 takes
     plan.py memory "-n 4: train-pipeline ..."     bytes of each rank by kind, of any line that could be run

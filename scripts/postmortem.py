@@ -1,4 +1,4 @@
-"""Which rank hangs or has failed, where, and who waits for whom: python scripts/postmortem.py runs/a
+"""Which rank hangs or has failed, where, and who waits for whom: hpcdl postmortem runs/a
 
 Reads what the ranks of a run have recorded in its folder (flight/), also when they have been killed, or while they
 run; one process is enough, without MPI. A run that ends in good order removes its recordings (docs/debugging.md)."""

@@ -1,4 +1,4 @@
-"""Predict new rows with what a run has trained: mpiexec -n 4 python scripts/predict.py runs/a new.csv --out p.csv"""
+"""Predict new rows with what a run has trained: mpiexec -n 4 hpcdl predict runs/a new.csv --out p.csv"""
 
 import sys
 from dataclasses import dataclass

@@ -1,15 +1,15 @@
-"""Make a data file from IDX, NPZ, CSV, libsvm or text: python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
+"""Make a data file from IDX, NPZ, CSV, libsvm or text: hpcdl prepare-data idx fashion-mnist/ fashion.h5
 
-    prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
-    prepare_data.py npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test
-    prepare_data.py csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
-    prepare_data.py table FILE OUT.h5      the same: csv, tsv (.gz, .zst, 'part*.csv'), JSON, Parquet, Arrow (Feather)
-    prepare_data.py text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
-    prepare_data.py libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
-    prepare_data.py synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
+    prepare-data idx FOLDER OUT.h5      MNIST's format, gzipped or not
+    prepare-data npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test
+    prepare-data csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
+    prepare-data table FILE OUT.h5      the same: csv, tsv (.gz, .zst, 'part*.csv'), JSON, Parquet, Arrow (Feather)
+    prepare-data text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
+    prepare-data libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
+    prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
 
-`prepare_data.py KIND --help` lists the options. The result is what `--data OUT.h5` of every training script reads; the
-format is in docs/data.md. One process is enough; MPI is not needed."""
+`hpcdl prepare-data KIND --help` lists the options. The result is what `--data OUT.h5` of every program that trains
+reads; the format is in docs/data.md. One process is enough; MPI is not needed."""
 
 import argparse
 import os
@@ -51,7 +51,7 @@ def number(text):
 
 def parser():
     """Return the parser of the command line; each KIND has its own options."""
-    parser = OptionParser(prog="prepare-data", description="Make an HDF5 data file for hpcdl.")
+    parser = OptionParser(prog="hpcdl prepare-data", description="Make an HDF5 data file for hpcdl.")
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for kind, (_, text) in KINDS.items():
         command = kinds.add_parser(kind, help=text, description=f"From {text}.")

@@ -1,4 +1,4 @@
-"""Make a page with pictures of runs, comparisons and searches: python scripts/report.py runs/a --out report.html
+"""Make a page with pictures of runs, comparisons and searches: hpcdl report runs/a --out report.html
 
 One HTML file that needs nothing from elsewhere: what the runs learned against steps, seconds and bytes, where their
 time went, who sent what to whom (docs/report.md). One process is enough; it takes all cores, and MPI is not needed."""

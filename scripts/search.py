@@ -1,5 +1,5 @@
 """Search for good options: many trainings in one job, on groups of its ranks:
-mpiexec -n 4 python scripts/search.py train-allreduce --epochs 9 --space lr=log:0.001..0.5 --method asha --trials 27
+mpiexec -n 4 hpcdl search train-allreduce --epochs 9 --space lr=log:0.001..0.5 --method asha --trials 27
 
 The program that trains comes first, then its options and those of the search, in any order; an option that both have,
 as train-gossip has --method, stands with the program in quotes: "train-gossip --method adpsgd".

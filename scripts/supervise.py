@@ -1,5 +1,5 @@
 """Start a job, and start it again when it has failed, from what it has saved:
-python scripts/supervise.py --restarts 3 -- mpiexec -n 4 hpcdl train-allreduce --checkpoint-every 100 --out runs/a
+hpcdl supervise --restarts 3 -- mpiexec -n 4 hpcdl train-allreduce --checkpoint-every 100 --out runs/a
 
 Behind -- comes the job: a launcher with a program that trains, search or compare, and its --out. A job that fails (a
 rank is killed, a host is lost, an exception) goes on from the last whole checkpoint of its folder; without one it

@@ -1,4 +1,4 @@
-"""Train by minibatch SGD with all-reduce: mpiexec -n 4 python scripts/train_allreduce.py --allreduce ring"""
+"""Train by minibatch SGD with all-reduce: mpiexec -n 4 hpcdl train-allreduce --allreduce ring"""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.all_reduce import STRATEGY

@@ -1,4 +1,4 @@
-"""Learn to act, actors, replay and learners on ranks of their own: mpiexec -n 5 python scripts/train_apex.py
+"""Learn to act, actors, replay and learners on ranks of their own: mpiexec -n 5 hpcdl train-apex
 
 The first --learners ranks learn, the next --replays remember, and the others act. --replays 0 has the learners
 remember. The faster of actors and learners waits, so that an update comes with --train-every environment steps; with

@@ -1,5 +1,5 @@
 """Train a linear model by dual coordinate ascent, certified by its duality gap:
-mpiexec -n 4 python scripts/train_coordinate_descent.py --model svm --weight-decay 0.001 --tolerance 0.0001
+mpiexec -n 4 hpcdl train-coordinate-descent --model svm --weight-decay 0.001 --tolerance 0.0001
 
 SDCA on one rank, CoCoA+ on several (CoCoA: --aggregate average), PASSCoDe in --threads."""
 

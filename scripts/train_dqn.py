@@ -1,4 +1,4 @@
-"""Learn to act by DQN, on one rank: python scripts/train_dqn.py --env CartPole-v1
+"""Learn to act by DQN, on one rank: hpcdl train-dqn --env CartPole-v1
 
 Double DQN with n-step returns, a dueling network and Huber's loss; --double no, --n-step 1, --model mlp:64,64, --loss
 squared and --target-every 0 turn them off, --prioritized turns prioritized replay on. Evaluations give the mean return

@@ -1,5 +1,5 @@
 """Train several models side by side, which predict together:
-mpiexec -n 4 python scripts/train_ensemble.py --members 8 --bagging --data digits --out ensemble
+mpiexec -n 4 hpcdl train-ensemble --members 8 --bagging --data digits --out ensemble
 
     hpcdl train-ensemble train-gossip --topology ring --members 4 --ranks-per-member 2 --lr 0.1 --out ensemble
                          ----------------------------                                  --------

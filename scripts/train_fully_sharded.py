@@ -1,5 +1,5 @@
 """Train with parameters, gradients and optimizer sharded (ZeRO):
-mpiexec -n 4 python scripts/train_fully_sharded.py --stage 3 --model gpt --data text"""
+mpiexec -n 4 hpcdl train-fully-sharded --stage 3 --model gpt --data text"""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.fully_sharded import STRATEGY

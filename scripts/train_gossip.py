@@ -1,4 +1,4 @@
-"""Train by gossip on a sparse graph: mpiexec -n 4 python scripts/train_gossip.py --topology ring --method dpsgd"""
+"""Train by gossip on a sparse graph: mpiexec -n 4 hpcdl train-gossip --topology ring --method dpsgd"""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.gossip import STRATEGY

@@ -1,5 +1,5 @@
 """Train by data, pipeline and tensor parallelism on a grid of ranks:
-mpiexec -n 4 python scripts/train_grid.py --model gpt --data text --grid data=2,tensor=2
+mpiexec -n 4 hpcdl train-grid --model gpt --data text --grid data=2,tensor=2
 
 Axes data, pipeline and tensor, whose product is the number of ranks; ZeRO along the data axis: --stage 1, 2 or 3."""
 

@@ -1,5 +1,5 @@
 """Cluster by k-means on a parameter store:
-mpiexec -n 5 python scripts/train_kmeans.py --clusters 10 --servers 2
+mpiexec -n 5 hpcdl train-kmeans --clusters 10 --servers 2
 
     client                                             server, for its centroids
         c <- pull                                          each round, or each push:

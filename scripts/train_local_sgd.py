@@ -1,4 +1,4 @@
-"""Train by local SGD: mpiexec -n 4 python scripts/train_local_sgd.py --sync-every 8
+"""Train by local SGD: mpiexec -n 4 hpcdl train-local-sgd --sync-every 8
 
 Post-local SGD: --local-from 10. SlowMo: --outer momentum:beta=0.5. DiLoCo: --sync-every 50 --optimizer adamw --lr 0.001
 --outer nesterov --outer-lr 0.7."""

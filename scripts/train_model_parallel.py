@@ -1,5 +1,5 @@
 """Train with the layers of the model on consecutive ranks:
-mpiexec -n 4 python scripts/train_model_parallel.py --model mlp:64,64,64
+mpiexec -n 4 hpcdl train-model-parallel --model mlp:64,64,64
 
 One rank computes at a time, the simplest way to cut a model that does not fit; train-pipeline fills the idle time."""
 

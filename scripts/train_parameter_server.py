@@ -1,4 +1,4 @@
-"""Train with parameter servers: mpiexec -n 5 python scripts/train_parameter_server.py --servers 2 --consistency ssp"""
+"""Train with parameter servers: mpiexec -n 5 hpcdl train-parameter-server --servers 2 --consistency ssp"""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.parameter_server import STRATEGY

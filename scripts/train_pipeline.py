@@ -1,4 +1,4 @@
-"""Train by pipeline parallelism: mpiexec -n 4 python scripts/train_pipeline.py --model gpt --data text --microbatches 8
+"""Train by pipeline parallelism: mpiexec -n 4 hpcdl train-pipeline --model gpt --data text --microbatches 8
 
 Schedules: naive, gpipe, 1f1b, interleaved (--chunks 2), pipedream. --draw shows a step as planned and as measured."""
 

@@ -1,4 +1,4 @@
-"""Train by sequential minibatch SGD, on one rank: python scripts/train_sequential.py --data digits"""
+"""Train by sequential minibatch SGD, on one rank: hpcdl train-sequential --data digits"""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.sequential import STRATEGY

@@ -1,4 +1,4 @@
-"""Draw models from a posterior by Langevin dynamics: mpiexec -n 4 python scripts/train_sgld.py --chains 4
+"""Draw models from a posterior by Langevin dynamics: mpiexec -n 4 hpcdl train-sgld --chains 4
 
 A rate that falls: --lr 0.001 --schedule polynomial:b=10,gamma=0.55. Then: hpcdl evaluate RUN --samples."""
 

@@ -1,4 +1,4 @@
-"""Train by stochastic gradients of reduced variance: mpiexec -n 4 python scripts/train_svrg.py --model softmax
+"""Train by stochastic gradients of reduced variance: mpiexec -n 4 hpcdl train-svrg --model softmax
 
 SAGA: --method saga. Asynchronous, on one rank: --threads 4."""
 

@@ -1,4 +1,4 @@
-"""Train by tensor parallelism: mpiexec -n 4 python scripts/train_tensor_parallel.py --model gpt --data text"""
+"""Train by tensor parallelism: mpiexec -n 4 hpcdl train-tensor-parallel --model gpt --data text"""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.tensor_parallel import STRATEGY

@@ -1,4 +1,4 @@
-"""Show how a run is doing that goes on elsewhere: python scripts/watch.py runs/a
+"""Show how a run is doing that goes on elsewhere: hpcdl watch runs/a
 
 watch only reads the run's files, on any machine that sees them. On a terminal it shows curves, drawn anew every so many
 seconds; through a pipe, a line whenever there is news. Of a FOLDER with several runs below it, as a comparison's, it

@@ -27,7 +27,7 @@ def test_every_program_says_what_it_does_in_a_whole_sentence_and_how_to_start_it
     for name, said in programs().items():
         assert len(said.sentence.split()) > 3, name
         assert said.sentence[0].isupper() and (said.sentence[-1].isalnum() or said.sentence[-1] == ")"), name
-        assert said.commands and any(name.replace("-", "_") in each for each in said.commands), name
+        assert said.commands and any(f"hpcdl {name}" in each for each in said.commands), name
 
 
 def test_what_is_read_of_a_file_is_its_docstring():

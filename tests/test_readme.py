@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands there."""
+"""What README and the pages show runs as it stands there; what they name exists."""
 
 import configparser
 import re
@@ -7,11 +7,12 @@ from pathlib import Path
 from hpcdl.programs import own_options, programs
 from hpcdl.runs.options import COMMON
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 def test_the_library_example_on_one_and_three_ranks(launch, tmp_path):
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "library.md").read_text(), re.DOTALL)
     (tmp_path / "quadratic.py").write_text(program)
     for ranks in (1, 3):
         done = launch(ranks, "quadratic.py", check=0)
@@ -52,10 +53,10 @@ def test_every_module_that_is_named_exists():
     assert not wrong and names > 40
 
 
-def test_every_file_has_its_row_in_the_table_of_concepts():
+def test_every_file_has_its_row_in_the_table_of_files():
     """A cell names a folder once: `hpcdl/checkpoint/state.py`, `resume.py`."""
     root, named = Path(__file__).parents[1], set()
-    for cell in (root / "docs" / "README.md").read_text().split("|"):
+    for cell in (DOCS / "files.md").read_text().split("|"):
         folder = ""
         for name in re.findall(r"`([\w/]+\.py)`", cell):
             folder, name = name.rpartition("/")[::2] if "/" in name else (folder, name)
@@ -65,23 +66,39 @@ def test_every_file_has_its_row_in_the_table_of_concepts():
     assert not missing and files <= named, f"no such file: {missing}; no row for {sorted(files - named)}"
 
 
-def test_every_command_in_the_table_of_concepts_exists():
+def program_of(command, program=None):
+    """The program that a command names, `program` for options alone; the options of programs that train exist."""
+    words, own = command.removeprefix("hpcdl ").split(), own_options()
+    if not command.startswith("--"):
+        program = words.pop(0)
+        assert program in programs() or command == "hpcdl", command
+    if program is None or program in own:
+        for word in (word[2:].replace("-", "_") for word in words if word.startswith("--")):
+            assert word in COMMON or word in own.get(program, {}) or word in ("config", "help"), command
+    return program
+
+
+def test_every_command_in_the_table_of_files_exists():
     """In each row the second of five cells: programs, with options of theirs, and options that all have that train."""
-    rows = re.findall(r"^\| (.*) \|$", (Path(__file__).parents[1] / "docs" / "README.md").read_text(), re.MULTILINE)
-    own, named = own_options(), set()
-    for row in rows:
+    named = set()
+    for row in re.findall(r"^\| (.*) \|$", (DOCS / "files.md").read_text(), re.MULTILINE):
         cells = re.split(r" ?\| ?", row)
         assert len(cells) == 5 or (len(cells) == 4 and row.endswith("|")), row
         program = None
         for command in re.findall(r"`([^`]+)`", cells[1]):
-            words = command.split()
-            if not command.startswith("--"):
-                program = words.pop(0)
-                assert program in programs() or command == "hpcdl", command
-                named.add(program)
-            for word in (word[2:].replace("-", "_") for word in words if word.startswith("--")):
-                assert word in COMMON or word in own.get(program, {}) or word in ("config", "help"), command
+            program = program_of(command, program)
+            named.add(program)
     assert set(programs()) <= named
+
+
+def test_every_command_of_the_concepts_and_of_the_strategies_exists():
+    for page, column, least in (("README.md", 1, 30), ("strategies.md", 1, 24)):
+        rows = re.findall(r"^\| (.*) \|$", (DOCS / page).read_text(), re.MULTILINE)
+        commands = [each for row in rows for each in re.findall(r"`([^`]+)`", row.split(" | ")[column])]
+        named = {program_of(command) for command in commands}
+        assert len(commands) >= least and len(named) > 20
+        if page == "strategies.md":
+            assert {each for each in programs() if each.startswith("train-")} - named == {"train-kmeans"}
 
 
 def test_the_table_of_extras_is_that_of_the_installation():

@@ -1,4 +1,4 @@
-"""The README's command lines, as they stand there; those of tables and comparisons in test_readme_answers.py."""
+"""The commands of docs/tour.md, as they stand there; those of tables and comparisons: test_tour_answers.py."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from printed import shell
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^    ((?:mpiexec|hpcdl|python)\b.*)$", PAGE, re.MULTILINE)
+COMMAND = re.compile(r"^    ((?:mpiexec|hpcdl|python)\b.*)$", re.MULTILINE)
+COMMANDS = COMMAND.findall((ROOT / "docs" / "tour.md").read_text())
 PARTS = {
     "by hand": COMMANDS[:4],
     "a table": [each for each in COMMANDS if "penguins" in each],
@@ -32,6 +32,11 @@ MADE = {
 
 def test_none_is_left_out():
     assert sorted(each for part in PARTS.values() for each in part) == sorted(COMMANDS) and len(COMMANDS) == 19
+
+
+def test_the_readme_has_two_of_them():
+    found = COMMAND.findall((ROOT / "README.md").read_text())
+    assert len(found) == 3 and found.pop(0).startswith("hpcdl doctor") and {*found} <= {*COMMANDS}
 
 
 LONG = ("images", "a gpt", "a job that is kept")  # a minute

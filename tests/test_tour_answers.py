@@ -1,7 +1,7 @@
-"""The README's command lines of tables and comparisons, as they stand there."""
+"""The commands of docs/tour.md that make tables and comparisons, as they stand there."""
 
 from printed import shell
-from test_readme_commands import walk
+from test_tour import walk
 
 
 def test_a_table(alone, environment, tmp_path):
