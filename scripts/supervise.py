@@ -1,11 +1,11 @@
 """Start a job, and start it again when it has failed, from what it has saved:
 hpcdl supervise --restarts 3 -- mpiexec -n 4 hpcdl train-allreduce --checkpoint-every 100 --out runs/a
 
-Behind -- comes the job: a launcher with a program that trains, search or compare, and its --out. A job that fails (a
-rank is killed, a host is lost, an exception) goes on from the last whole checkpoint of its folder; without one it
-begins anew, and the old folder is renamed to FOLDER-try-1. A line on stderr tells each restart. Bad input (status 2),
-and a job that a signal has stopped after it has saved (status 85), are not started again. Ctrl-C and SIGTERM are passed
-on to the job, and end it. The exit status is that of the last job.
+Behind the options comes the job, with or without --: a launcher with a program that trains, search or compare, and its
+--out. A job that fails (a rank is killed, a host is lost, an exception) goes on from the last whole checkpoint of its
+folder; without one it begins anew, and the old folder is renamed to FOLDER-try-1. A line on stderr tells each restart.
+Bad input (status 2), and a job that a signal has stopped after it has saved (status 85), are not started again. Ctrl-C
+and SIGTERM are passed on to the job, and end it. The exit status is that of the last job.
 
 supervise is one process, started where the launcher would be; it does not start MPI."""
 
@@ -40,17 +40,26 @@ class SuperviseOptions:
                 raise UsageError(f"--{name} is 0 to {LONGEST:,.0f} seconds, not {getattr(self, name)}")
 
 
+def own_words(words):
+    """Return how many words are supervise's own: those before --, else the first words that are options with values."""
+    at = 0
+    while at < len(words) and words[at].startswith("--") and words[at] != "--":
+        at += 1 if "=" in words[at] or words[at] == "--help" else 2
+    return words.index("--") if "--" in words[:at] else min(at, len(words))
+
+
 def main(arguments=None):
     words = sys.argv[1:] if arguments is None else list(arguments)
-    at = words.index("--") if "--" in words else len(words)
+    at = own_words(words)
     started = launch(os.environ, library="")
     try:
         options = parse(SuperviseOptions, "supervise", __doc__, words[:at])
         if started is not None and started.ranks > 1:
             raise UsageError("supervise runs the launcher, not under it: hpcdl supervise -- mpiexec -n 4 hpcdl ...")
-        if not words[at + 1 :]:
+        job_words = words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
+        if not job_words:
             raise UsageError("no job is given: hpcdl supervise --restarts 3 -- mpiexec -n 4 hpcdl train-allreduce ...")
-        job = JobLine.read(words[at + 1 :])
+        job = JobLine.read(job_words)
         how = options.restarts, options.backoff, options.min_ranks, options.no_progress, options.stalled
         status = Supervisor(job, *how).run()
     except UsageError as error:

@@ -248,6 +248,7 @@ REFUSALS = [
         --space lr=log:0..0.5 => --space lr: a logarithmic range begins above 0, not at 0
         --space lr=0.5..0.1 => --space lr: the range from 0.5 to 0.1 is empty
         --space lr=-1..0.5 => --space lr=-1.0: --lr must be greater than 0
+        --space lr=0.1,0.2 => --space lr=0.1,0.2: --lr: expected a number, not 0.1,0.2; a list is written lr=0.1|0.2
         --space 'optimizer=adam|addam' => --space optimizer=addam: unknown optimizer 'addam' (did you mean 'adam'?)
         --space 'model=mlp:8|mpl:8' => --space model=mpl:8: unknown model 'mpl'
         --space 'optimizer=sgd|momentum' --space 'momentum:betta=0.5..0.9 if optimizer=momentum' => \
@@ -281,6 +282,8 @@ REFUSALS = [
         --restarts -1 -- hpcdl => --restarts must not be negative, and is -1
         --stalled -1 -- hpcdl => --stalled is 0 to
         --retries 3 -- hpcdl => unrecognized arguments: --retries
+        --restarts -1 mpiexec -n 2 hpcdl train-svrg --out a => --restarts must not be negative, and is -1
+        nompi -n 2 hpcdl train-svrg --out a => nompi cannot be started: No such file
         -- nompi -n 2 hpcdl train-svrg --out a => nompi cannot be started: No such file
     """),
     ("train_allreduce", 2, "", """

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from numpy.typing import DTypeLike
 
-from hpcdl.errors import parse_spec
+from hpcdl.errors import UsageError, parse_spec
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.optim.adagrad import Adagrad
 from hpcdl.optim.adam import Adam, AdamW
@@ -29,6 +29,7 @@ RULES: dict[str, tuple[type[Optimizer], dict[str, float]]] = {
     "adamw": (AdamW, ADAM),
     "adagrad": (Adagrad, {"eps": 1e-10}),
 }
+TORCH_RULES = {name.lower(): name for name in ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")}
 SETTINGS = {name: settings for name, (_, settings) in RULES.items()}
 
 
@@ -49,7 +50,7 @@ def make_optimizer(
     if of_torch(spec):
         made = torch_optimizers().TorchOptimizer
         return cast(Optimizer, made(spec, size, dtype, schedule, weight_decay, clip_norm, device, average_from))
-    name, settings = parse_spec("optimizer", spec, SETTINGS)
+    name, settings = _parse(spec)
     return RULES[name][0](size, dtype, schedule, weight_decay, clip_norm, device, average_from, **settings)
 
 
@@ -57,9 +58,18 @@ def vectors_of(spec: str) -> tuple[str, ...]:
     """Return the names of the optimizer's state vectors, each as long as the parameters. UsageError: bad spec."""
     if of_torch(spec):
         return cast(tuple[str, ...], torch_optimizers().vectors_of(spec))
-    return RULES[parse_spec("optimizer", spec, SETTINGS)[0]][0].vectors
+    return RULES[_parse(spec)[0]][0].vectors
 
 
 def torch_optimizers() -> Any:
     """Return hpcdl.torch.optimizer, imported on demand: the module belongs to an upper room and imports PyTorch."""
     return importlib.import_module("hpcdl.torch.optimizer")
+
+
+def _parse(spec: str) -> tuple[str, dict]:
+    """Return a rule's name and settings; UsageError names PyTorch's rule for one that is not ours."""
+    try:
+        return parse_spec("optimizer", spec, SETTINGS)
+    except UsageError as error:
+        theirs = TORCH_RULES.get(spec.partition(":")[0].lower())
+        raise UsageError(f"{error}; PyTorch's is torch:{theirs}" if theirs else str(error)) from None

@@ -96,7 +96,9 @@ def probes(space: Space, command: Command, read: Callable[..., Any]) -> list[Pro
         try:
             results.append(Probe(text, values, command.options(read, *words, "--seed=0", "--out=auto")))
         except UsageError as error:
-            raise UsageError(f"--space {text}: {error}") from None
+            listed = text.replace(",", "|")
+            hint = f"; a list is written {listed}" if listed != text and "expected" in str(error) else ""
+            raise UsageError(f"--space {text}: {error}{hint}") from None
     return results
 
 

@@ -192,6 +192,7 @@ def test_a_gradient_that_is_not_finite_is_not_hidden(name, bad, clip):
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
+        ("rmsprop", {}, r"unknown optimizer 'rmsprop'; known: .*; PyTorch's is torch:RMSprop"),
         ("adma", {}, r"unknown optimizer 'adma' \(did you mean 'adam'\?\)"),
         ("sgd:beta=0.9", {}, "'sgd' has no setting 'beta'"),
         ("momentum:beta1=0.9", {}, "'momentum' has no setting 'beta1'"),
