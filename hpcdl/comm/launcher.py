@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hpcdl.errors import UsageError
 
+TORCH_VARIABLES = "HPCDL_TORCH_VARIABLES"  # names of the variables that torch/launch_variables.py has set
+
 
 def mpiexec() -> str:
     """Return the mpiexec beside this Python (MPI from the registry), or else the one on the PATH (the site's)."""
@@ -17,6 +19,7 @@ def mpiexec() -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without the MPI library's variables, which a new launcher must not see."""
+    """Return this process's environment without its variables as a rank, which a new launcher must not see."""
     ours = ("PMI", "MPI_LOCAL", "HYDRA", "OMPI_COMM_WORLD")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    torch = {TORCH_VARIABLES, *os.environ.get(TORCH_VARIABLES, "").split()}
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours) and name not in torch}

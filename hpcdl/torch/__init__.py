@@ -13,6 +13,7 @@ except ImportError as error:
     raise UsageError(f"this needs PyTorch, which cannot be imported ({error}): pip install 'hpcdl[torch]'") from None
 
 from hpcdl.torch.dataset import from_dataset
+from hpcdl.torch.launch_variables import set_variables
 from hpcdl.torch.model import TorchModel
 from hpcdl.torch.registration import register
 
@@ -24,6 +25,7 @@ __all__ = ["CompressState", "TorchModel", "compress_hook", "from_dataset", "traf
 LATER = {"CompressState": "hook", "compress_hook": "hook", "traffic": "groups", "write_trace": "groups"}  # start MPI
 
 register()
+set_variables()
 
 
 def __getattr__(name: str) -> Any:
