@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "watching.md").read_text()
 def test_the_page_as_printed(environment, tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
     shown = commands(PAGE)
-    assert len(shown) == 6
+    assert len(shown) == 7
     as_printed(shown, tmp_path, environment)
     assert scalars(tmp_path / "events/a").keys() == scalars(tmp_path / "runs/a/tensorboard").keys()
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "runs/a/metrics.csv").read_bytes()
