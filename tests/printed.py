@@ -49,6 +49,13 @@ def shell(command, folder, environment, timeout=120):
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, **how)
 
 
+def write_shown(shown, folder):
+    """Write the files that a page shows by `cat NAME`."""
+    for command, printed in shown:
+        if command.startswith("cat "):
+            (folder / command.split()[1]).write_text("".join(f"{line}\n" for line in printed))
+
+
 def as_printed(shown, folder, environment):
     """Run commands with what is printed below them: all end well, and say so."""
     for command, printed in shown:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from printed import assert_said, commands, shell
+from printed import assert_said, commands, shell, write_shown
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_data.md").read_text()
@@ -14,9 +14,8 @@ def test_the_whole_way_as_printed(environment, tmp_path):
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     shown = commands(PAGE[: PAGE.index("## A value")])
     assert len(shown) == 11
+    write_shown(shown, tmp_path)
     for command, printed in shown:
-        if command.startswith("cat "):
-            (tmp_path / command.split()[1]).write_text("".join(f"{line}\n" for line in printed))
         done = shell(command, tmp_path, environment)
         killed = command.startswith("timeout")
         assert done.returncode == (124 if killed else 0), f"{command}\n{done.stdout}{done.stderr}"

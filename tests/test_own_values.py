@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from printed import as_printed, commands
+from printed import as_printed, commands, write_shown
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_data.md").read_text()
@@ -15,7 +15,8 @@ def test_as_printed(environment, tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "shapes.py").write_text(program)
     shown = commands(PAGE[PAGE.index("## A value") :])
-    assert len(shown) == 5
+    assert len(shown) == 9
+    write_shown(shown, tmp_path)
     as_printed(shown, tmp_path, environment)
     curve = json.loads((tmp_path / "runs/curve/summary.json").read_text())
     assert curve["model"] == "shapes:Polynomial,width=3" and curve["test_loss"] < 0.01

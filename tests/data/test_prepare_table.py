@@ -463,6 +463,13 @@ def test_where_a_row_stands_is_said_of_each_form(tmp_path, prepare):
         assert place in prepare("csv", tmp_path / f"{form.__name__}*", "--label", "kind", "--drop", "name")
 
 
+def test_values_to_predict_with_decimal_commas(tmp_path, prepare):
+    (tmp_path / "in.csv").write_text("a;y\n" + "".join(f"{i},5;{2 * i},25\n" for i in range(10)))
+    with prepare("csv", tmp_path / "in.csv") as file:
+        x, y = by_row(file)[0], by_row(file, "y")[0]
+    assert x[:, 0].tolist() == [i + 0.5 for i in range(10)] and y.ravel().tolist() == [2 * i + 0.25 for i in range(10)]
+
+
 def test_the_kind_of_a_column_is_that_of_most_values(tmp_path, prepare):
     change = put(*((row, "color", "1776") for row in (1, 2, 3)))
     with prepare("csv", table(tmp_path / "in", change), "--label", "kind", "--drop", "name") as file:

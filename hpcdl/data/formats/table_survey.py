@@ -140,11 +140,12 @@ class Survey:
 
     def values(self, column: int) -> np.ndarray:
         """Return a label or group column as integers if all are such (not 007, 1_0, 0x1), else floats, else texts."""
-        texts, codes = self.codes[column], self.label_codes(column)
+        texts, codes = list(self.codes[column]), self.label_codes(column)
+        numbers = [text.replace(",", ".") for text in texts] if self.source.decimal == "," else texts
         for kind, written in NUMBER_PATTERNS.items():
-            if all(map(written.fullmatch, texts)):
-                return np.array([kind(text) for text in texts])[codes]
-        return np.array(list(texts))[codes]
+            if all(map(written.fullmatch, numbers)):
+                return np.array([kind(number) for number in numbers])[codes]
+        return np.array(texts)[codes]
 
     def label_codes(self, column: int) -> np.ndarray:
         return self._numbered[:, self.plan.others.index(column)].astype(np.int64)
