@@ -456,6 +456,30 @@ def test_other_forms_of_a_table_come_out_the_same(tmp_path, prepare, form):
     np.testing.assert_array_equal(x, [[20 + i, i % 3 == 2, i % 3 == 0, i % 3 == 1, i / 4] for i in range(30)])
 
 
+def test_a_name_with_signs_and_a_gzip_file_that_is_cut_off(tmp_path, prepare):
+    as_gzip(tmp_path / "whole", table(tmp_path / "a[1]").read_text())
+    (tmp_path / "a1.csv").write_text("x,y\n1,2\n")
+    with prepare("csv", tmp_path / "a[1].csv", "--label", "kind", "--drop", "name") as file:
+        assert file["train/x"].shape == (24, 5)
+    (tmp_path / "cut.csv.gz").write_bytes((tmp_path / "whole.csv.gz").read_bytes()[:-20])
+    assert "cut.csv.gz is cut off or damaged" in prepare("csv", tmp_path / "cut.csv.gz", "--label", "kind", "--force")
+
+
+def test_times_of_one_form_in_another(tmp_path, prepare):
+    """A recipe from texts reads a column of dates, and the other way round."""
+    rows = [["day", "y"], *([f"2024-02-{1 + i:02}", "ab"[i % 2]] for i in range(20))]
+    write_csv(tmp_path / "in.csv", rows)
+    duckdb.execute(f"copy (select day::date as day, y from '{tmp_path}/in.csv') to '{tmp_path}/in.parquet'")
+    found = {}
+    for form in ("csv", "parquet"):
+        with prepare("table", tmp_path / f"in.{form}", "--force"):
+            recipe = recipe_of(tmp_path / "out.h5")
+        found |= {(form, other): all_of(TableRows(tmp_path / f"in.{other}", recipe))[0] for other in ("csv", "parquet")}
+    assert found["csv", "csv"][:, 0].tolist() == [2024] * 20 and not np.isnan(found["csv", "csv"]).any()
+    for each in found.values():
+        np.testing.assert_array_equal(each, found["csv", "csv"])
+
+
 def test_where_a_row_stands_is_said_of_each_form(tmp_path, prepare):
     text = table(tmp_path / "plain", put((17, "age", "old"))).read_text().replace("n3,", '"n\n3",')
     for form, place in ((as_gzip, "line 19,"), (as_zstd, "line 19,"), (as_parts, "line 6 of ")):

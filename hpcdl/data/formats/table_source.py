@@ -20,6 +20,7 @@ import os
 import re
 import shlex
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -79,6 +80,11 @@ KINDS = {  # of DuckDB's types
     "text": r"VARCHAR|ENUM\(.*\)|UUID",
     "time": r"DATE|TIME(STAMP)?(_S|_MS|_NS)?( WITH TIME ZONE)?|INTERVAL",
 }
+
+
+def files_of(paths: list[str]) -> str:
+    """Return a list of files in SQL, whose signs * ? [ are no patterns."""
+    return f"[{', '.join(quoted(glob.escape(path)) for path in paths)}]"
 
 
 class Cells:
@@ -156,9 +162,9 @@ class Source:
         if start.startswith(ARROW) and not start.startswith(b"PAR"):
             self._open_arrow(start)
         elif start.startswith(b"PAR"):
-            self._relation = f"read_parquet({self._files})"
+            self._relation = f"read_parquet({files_of(self.paths)})"
         elif stem.endswith((".json", ".jsonl", ".ndjson")):
-            self._relation = f"read_json({self._files}, convert_strings_to_integers=false)"
+            self._relation = f"read_json({files_of(self.paths)}, convert_strings_to_integers=false)"
         else:
             self.csv, self.header, self.header_words = True, False, ("header with a column", "its first line is")
             self._peek(delimiter, stem)
@@ -167,10 +173,6 @@ class Source:
             self.names, self.types = [each[0] for each in described], [each[1] for each in described]
             self.first = [*self.names]
         self.width, self.derived = len(self.names), list[str]()  # derived: their SQL
-
-    @property
-    def _files(self) -> str:
-        return f"[{', '.join(map(quoted, self.paths))}]"
 
     def _open_arrow(self, start: bytes) -> None:
         try:
@@ -254,7 +256,7 @@ class Source:
     def _copy(self, paths: list[str], columns: list[str]) -> None:
         types = ", ".join(f"{column}: 'VARCHAR'" for column in columns)
         filled = ", ".join(f"coalesce({column}, '') as {column}" for column in columns)
-        files = f"[{', '.join(map(quoted, paths))}]"
+        files = files_of(paths)
         how = f"auto_detect=false, header={str(self.header).lower()}, delim={quoted(self.delimiter)}"
         read = f"read_csv({files}, {how}, quote='\"', escape='\"', columns={{{types}}})"
         only = f" where {columns[0]} is not null" * (len(columns) == 1)  # blank lines
@@ -266,7 +268,7 @@ class Source:
             try:
                 if path.lower().endswith(".zst"):
                     how = "auto_detect=false, header=false, delim='\x01', quote='', escape=''"
-                    read = f"read_csv({quoted(path)}, {how}, columns={{'line': 'VARCHAR'}})"
+                    read = f"read_csv({files_of([path])}, {how}, columns={{'line': 'VARCHAR'}})"
                     found = self.query(f"select coalesce(line, '') || chr(10) from {read}", self.db.cursor())
                     while rows := found.fetchmany(BLOCK_ROWS):
                         yield from (each for (each,) in rows)
@@ -276,6 +278,8 @@ class Source:
                     yield from file
             except UnicodeDecodeError:
                 raise UsageError(f"{path} is not a text file in UTF-8") from None
+            except (EOFError, zlib.error):
+                raise UsageError(f"{path} is cut off or damaged: it is no whole gzip file") from None
 
     def _records(self, path: str) -> Iterator[tuple[int, list[str]]]:
         """Yield (its first line from 1, fields) of each row of a csv; UsageError for a damaged one."""
@@ -418,7 +422,10 @@ class Source:
         return self._aggregates(dict.fromkeys(texts, f"min({PRESENT.replace('then 1', 'then VALUE::varchar')})"))
 
     def _time(self, column: int, written: str) -> str:
-        return f"try_strptime(trim(c{column}), {quoted(written)})" if written else f"c{column}::timestamp"
+        if self.kind_of(column) == "time":
+            return f"c{column}::timestamp"
+        text = f"trim(c{column}::varchar)"
+        return f"try_strptime({text}, {quoted(written)})" if written else f"try_cast({text} as timestamp)"
 
     def times(self, column: int, written: str) -> tuple[float, bool]:
         """Return (the first time of a column in seconds since 1970, True if times of the day differ)."""
