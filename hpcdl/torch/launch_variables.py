@@ -2,7 +2,7 @@
 
     RANK, WORLD_SIZE                this process's number, and how many there are
     LOCAL_RANK, LOCAL_WORLD_SIZE    the same among those of its host: a GPU's number is LOCAL_RANK
-    GROUP_RANK                      its host's number; mpiexec says none, so hosts count as filled in turn
+    GROUP_RANK                      its host's number; mpiexec says none, so hosts count as filled in turn, alike
 
 A script that was written for torchrun reads them, and runs with two changed lines: the import, and the backend's name.
 A variable that is set already stays, unless this module has set it in a process that has started this one."""
@@ -31,7 +31,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         sizes = [int(each) for each, times in listed for _ in range(int(times or 1))]
         size = sizes[host] if host < len(sizes) else size
     values = {"RANK": found.number, "WORLD_SIZE": found.ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    values["GROUP_RANK"] = host if host >= 0 else (found.number - rank) // size
+    values["GROUP_RANK"] = host if host >= 0 else found.number // size
     return {name: str(value) for name, value in values.items()}
 
 
