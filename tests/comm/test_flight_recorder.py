@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -126,6 +127,21 @@ def test_how_a_rank_has_ended_is_said_once(recorder):
     assert read(record)[0]["seen"] > seen
     record.discard()
     assert not record.path.exists()
+
+
+def test_another_rank_may_remove_the_folder_while_its_tries_are_looked_for(tmp_path, monkeypatch):
+    (tmp_path / flight.FOLDER).mkdir()
+    entries = Path.iterdir
+
+    def remove(path):
+        path.rmdir()
+        return entries(path)
+
+    monkeypatch.setattr(Path, "iterdir", remove)
+    assert flight.earlier_tries(tmp_path) == {}
+    (tmp_path / flight.FOLDER).write_text("no folder")
+    monkeypatch.undo()
+    assert flight.earlier_tries(tmp_path) == {}
 
 
 def test_a_disk_without_room_is_an_error_and_leaves_nothing(tmp_path, no_room):

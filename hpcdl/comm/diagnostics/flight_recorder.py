@@ -76,9 +76,11 @@ def sizes(capacity: int) -> tuple[int, int, int, int]:
 def earlier_tries(folder: Path) -> dict[int, Path]:
     """Return, by number, the folders with recordings of a run's earlier, interrupted segments."""
     flight = folder / FOLDER
-    if flight.is_symlink() or not flight.is_dir():
-        return {}
-    found = {int(name[1]): each for each in flight.iterdir() if (name := TRY.fullmatch(each.name))}
+    try:
+        entries = [] if flight.is_symlink() else list(flight.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # a rank that ends removes the folder if it is empty, at any moment
+        entries = []
+    found = {int(name[1]): each for each in entries if (name := TRY.fullmatch(each.name))}
     return {number: each for number, each in sorted(found.items()) if each.is_dir() and not each.is_symlink()}
 
 
