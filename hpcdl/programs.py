@@ -101,6 +101,11 @@ def of_strategy(strategy: str) -> str | None:
     return next((name for name in files() if letters(name) == letters(TRAINS + strategy)), None)
 
 
+def writes_folder(program: str) -> bool:
+    """True if a program can be resumed from its folder: those that train (not k-means), search, compare."""
+    return program in ("search", "compare") or (program.startswith(TRAINS) and program != "train-kmeans")
+
+
 def first_process() -> bool:
     """True on rank 0, which prints for all. Read from a launcher's variables, before MPI starts; without any, True."""
     ranks = [os.environ.get(key) for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")]

@@ -41,11 +41,11 @@ class SuperviseOptions:
 
 
 def own_words(words):
-    """Return how many words are supervise's own: those before --, else the first words that are options with values."""
+    """Return how many words are supervise's own: the first ones that are options with their values."""
     at = 0
-    while at < len(words) and words[at].startswith("--") and words[at] != "--":
-        at += 1 if "=" in words[at] or words[at] == "--help" else 2
-    return words.index("--") if "--" in words[:at] else min(at, len(words))
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        at += 1 if "=" in words[at] or words[at] in ("-h", "--help") else 2
+    return min(at, len(words))
 
 
 def main(arguments=None):

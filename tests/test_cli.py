@@ -67,3 +67,10 @@ def test_dashes_and_underscores_run_the_same_program(capsys, monkeypatch):
         with pytest.raises(SystemExit):
             cli.main([name, "--help"])
         assert capsys.readouterr().out.startswith("usage: hpcdl train-allreduce ")
+
+
+def test_a_program_that_takes_a_command_line_has_help_too(capsys):
+    for words in (["-h"], ["--restarts", "2", "--help"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["supervise", *words])
+        assert caught.value.code in (None, 0) and capsys.readouterr().out.startswith("usage: hpcdl supervise ")

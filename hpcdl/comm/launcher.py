@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hpcdl.errors import UsageError
 
+# Open MPI refuses more ranks than cores otherwise, and its ranks keep a core that they share.
+OVERSUBSCRIBED = {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "OMPI_MCA_mpi_yield_when_idle": "1"}
 TORCH_VARIABLES = "HPCDL_TORCH_VARIABLES"  # names of the variables that torch/launch_variables.py has set
 
 

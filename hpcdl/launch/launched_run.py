@@ -21,18 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.comm.launcher import OVERSUBSCRIBED, clean_environment, mpiexec
 from hpcdl.errors import LoneError, UsageError, unknown
 from hpcdl.files import parse_json
 from hpcdl.formatting import dashed
 from hpcdl.metric_lines import MetricLines, is_evaluation
-from hpcdl.programs import TRAINS, files
+from hpcdl.programs import TRAINS, files, writes_folder
 
-FOLDERS = ("search", "compare")  # programs with a folder, beside those that train
 LAST_LINES = 30  # of a failed job's output, for a traceback
 BAD_INPUT = 2  # the status of a program that refuses its options or data
 ARRAYS = ("x", "y", "x_test", "y_test")  # of `data`
-OVERSUBSCRIBED = {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def launch(
     an option of several values, True for one without a value.
 
     Raises UsageError for what the program refuses, LoneError if the job fails, both with its line of error."""
-    known = [name for name in files() if (name.startswith(TRAINS) and name != "train-kmeans") or name in FOLDERS]
+    known = [name for name in files() if writes_folder(name)]
     program = program.replace("_", "-")
     if program not in known:
         raise UsageError(unknown("program", program, known))

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.comm.launcher import OVERSUBSCRIBED, clean_environment, mpiexec
 from hpcdl.errors import AgreedExit, LoneError, UsageError, line
 from hpcdl.launch.start import start_mpi
 from hpcdl.runs import signals
@@ -48,8 +48,7 @@ def make_starter(launcher: str) -> Start:
         raise UsageError(f"--launcher {words[0]} cannot be started: there is no such program")
 
     def start(ranks: int, arguments: list[str]) -> subprocess.CompletedProcess:
-        policy = {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "OMPI_MCA_mpi_yield_when_idle": "1"}
-        environment = policy | clean_environment()  # Open MPI refuses more ranks than cores otherwise
+        environment = OVERSUBSCRIBED | clean_environment()
         command = [*words, "-n", str(ranks), sys.executable, *arguments]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcdl.checkpoint.rollback import folder_of
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.plugins import names_in_line
-from hpcdl.programs import TRAINS, files
+from hpcdl.programs import files, writes_folder
 
 LAUNCHERS = re.compile(r"(mpiexec|mpirun|orterun|prterun)([.-]\w+)*|srun")
 RANKS = re.compile(r"(-n|-np|--n|--np|--ntasks)(?:=?(\d+))?")
@@ -60,8 +60,7 @@ class JobLine:
                 program, begin = name[:-3].replace("_", "-"), at + 1
             else:
                 continue
-            trains = program.startswith(TRAINS) and program != "train-kmeans"
-            if not trains and program not in WHOLE:
+            if not writes_folder(program):
                 raise UsageError(f"{program} cannot be resumed; supervise starts train-..., search and compare")
             line = cls(tuple(words), begin, program)
             if line.folder is None:

@@ -528,6 +528,18 @@ def test_a_constant_column_a_header_that_is_only_seen_by_a_line_of_numbers_and_t
         assert recipe.features == ["0=x", "1"] and (recipe.label, recipe.header) == (("2",), False)
 
 
+def test_a_recipe_of_an_older_version_has_the_same_columns(tmp_path, prepare):
+    with prepare("csv", table(tmp_path / "in"), "--label", "kind", "--drop", "name") as file:
+        columns = json.loads(file.attrs["table"])["columns"]
+    assert [set(each) for each in columns] == [{"name", "number", "values", "fill"}] * 3
+    path, new = write_csv(tmp_path / "in.csv", films(200)), tmp_path / "out.h5"
+    with prepare("csv", path, "--label", "score", "--force") as file:
+        written = json.loads(file.attrs["table"])["columns"]
+    assert recipe_of(new).columns[0].hashed and {"part", "time"} <= set(written[1])
+    said = prepare("csv", path, "--like", new, "--dates", "drop", out="like.h5")
+    assert "--like already says what --dates would say" in said
+
+
 def test_the_digest_is_that_of_the_rows(tmp_path, prepare):
     """Neither ids nor numbers of rows are in it: the same table, described otherwise, is the same data set."""
     digests = set()

@@ -42,8 +42,8 @@ def prepare_table(
     delimiter: str | None = None,
     decimal: str | None = None,
     one_hot: int = 64,
-    categories: str = "hash:64",
-    dates: str = "parts",
+    categories: str | None = None,
+    dates: str | None = None,
     missing: str | None = None,
     regression: bool = False,
     like: FilePath | None = None,
@@ -55,9 +55,9 @@ def prepare_table(
     label: default -1. id, group: columns that are no features. columns: the only features; drop: columns that are no
     features; text: columns of texts, even if these look like numbers. header: True if the first line holds names;
     None: detect. one_hot: most texts of a column that get a feature each. categories: of more texts: "one-hot" (they
-    are refused) or "hash:N". dates: "parts", "drop", or the format of times. missing: one of MISSING. regression:
-    labels are targets. like: a data file whose recipe and classes are used. no_label: the file gets only rows to
-    predict. Raises UsageError."""
+    are refused) or "hash:N", by default hash:64. dates: "parts" (the default), "drop", or the format of times. missing:
+    one of MISSING. regression: labels are targets. like: a data file whose recipe and classes are used. no_label: the
+    file gets only rows to predict. Raises UsageError."""
     known = None if like is None else recipe_and_info(like)
     if known is not None:
         delimiter, decimal = delimiter or known[0].delimiter, decimal or known[0].decimal
@@ -70,10 +70,11 @@ def prepare_table(
         if missing not in (None, *MISSING):
             raise UsageError(f"missing values can be treated by {', '.join(MISSING)}, not {shown(missing)}")
         columns_of = {what: each for what, each in named.items() if each is not None}
-        job = NewTableJob(source, columns_of, header, missing, one_hot, categories, dates)
+        job = NewTableJob(source, columns_of, header, missing, one_hot, categories or "hash:64", dates or "parts")
     else:
         given = [f"--{what}" for what in ("label", "columns", "drop", "text") if named[what] is not None]
-        given += ["--missing"] * (missing is not None) + ["--regression"] * regression
+        later = {"--missing": missing, "--categories": categories, "--dates": dates}
+        given += [option for option, value in later.items() if value is not None] + ["--regression"] * regression
         given += ["--scale"] * (output.scale is not None)
         given += ["--test-fraction"] * (no_label and test_fraction is not None)
         if given:

@@ -55,6 +55,9 @@ class Column:
         return lambda text: math.nan if (text := text.strip()) in absent else codes.get(text, -1)
 
 
+LATER = {field.name: field.default for field in dataclasses.fields(Column)[4:]}  # of hashed texts and of times
+
+
 def buckets(name: str, number: int, count: int) -> Column:
     """Return a column whose texts go to so many buckets."""
     return Column(name, number, tuple(f"#{bucket}" for bucket in range(count)), hashed=True)
@@ -79,8 +82,13 @@ class Recipe:
         return [name for column in self.columns for name in column.features]
 
     def describe(self) -> dict:
-        """Return the recipe as a JSON object."""
-        return dataclasses.asdict(self)
+        """Return the recipe as a JSON object. A plain column has the members of older versions alone: the columns of
+        two recipes are compared as they were written."""
+        columns = [
+            {name: value for name, value in dataclasses.asdict(each).items() if LATER.get(name, ...) != value}
+            for each in self.columns
+        ]
+        return dataclasses.asdict(self) | {"columns": columns}
 
     @classmethod
     def read(cls, value: Any, where: str) -> "Recipe":

@@ -23,14 +23,16 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import duckdb
 import numpy as np
 
 from hpcdl.data.formats.recognition import ARROW
 from hpcdl.data.hdf5 import FilePath, short, shown
 from hpcdl.errors import UsageError, blamed_on, line, printable
+
+if TYPE_CHECKING:
+    import duckdb  # its import takes a while, and programs import this module that may read no table
 
 Coder: TypeAlias = Callable[[str], float]  # text -> code, NaN for a missing text
 ColumnCoders: TypeAlias = dict[int, Coder | None]  # by column number; None for a column of numbers
@@ -57,7 +59,7 @@ def quoted(text: str) -> str:
 
 
 MISSING = f"({', '.join(map(repr, sorted(ABSENT)))})"  # in SQL
-PRESENT = f"case when trim(VALUE, {quoted(BLANKS)}) not in {MISSING} then 1 end"
+TEXT = f"case when trim(VALUE::varchar, {quoted(BLANKS)}) not in {MISSING} then VALUE::varchar end"  # NULL: missing
 TIMES = (  # formats of times, as of strptime
     *("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"),
     *("%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y"),
@@ -149,10 +151,11 @@ class Source:
     hint = "correct it"  # advice in messages about a text among numbers; {} is the column
 
     def __init__(self, path: FilePath, delimiter: str | None = None, decimal: str | None = None, threads: int = 1):
-        self.path, self.decimal = str(path), decimal
-        self.db = duckdb.connect(
-            config={"threads": threads, "memory_limit": MEMORY, "temp_directory": tempfile.gettempdir()}
-        )
+        import duckdb
+
+        self.path, self.decimal, self._engine_error = str(path), decimal, duckdb.Error
+        config: Any = {"threads": threads, "memory_limit": MEMORY, "temp_directory": tempfile.gettempdir()}
+        self.db = duckdb.connect(config=config)
         paths = sorted(glob.glob(self.path)) if not os.path.exists(self.path) else []
         self.paths = paths or [self.path]
         with blamed_on(f"{path} cannot be read"), open(self.paths[0], "rb") as file:
@@ -216,11 +219,11 @@ class Source:
         self.first, self.second = found_records[0], (found_records[1:2] or [[]])[0]
         self.names, self.types = [str(number) for number in range(len(self.first))], []
 
-    def query(self, text: str, db: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyConnection:
+    def query(self, text: str, db: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyConnection":
         """Return the result of a query in SQL; UsageError for what the engine cannot read."""
         try:
             return (db or self.db).execute(text)
-        except duckdb.Error as error:
+        except self._engine_error as error:
             raise UsageError(f"{self.path} cannot be read: {line(str(error).splitlines()[0])}") from None
 
     @cached_property
@@ -229,9 +232,13 @@ class Source:
         found = self.ask("select count(*) from rows").fetchone()
         return found[0] if found else 0
 
-    def ask(self, text: str) -> duckdb.DuckDBPyConnection:
-        """Return the result of a query of the table `rows`, with columns c0, c1, ...: the source, copied when first
-        asked for."""
+    def ask(self, text: str) -> "duckdb.DuckDBPyConnection":
+        """Return the result of a query of the table `rows`, whose columns are c0, c1, ..."""
+        self._load()
+        return self.query(text)
+
+    def _load(self) -> None:
+        """Copy the source into the table `rows`, once; find the character before the decimals."""
         if not self._copied:
             self._copied = True
             columns = [f"c{column}" for column in range(self.width)] or ["c0"]
@@ -240,17 +247,16 @@ class Source:
                 self._find_decimal()
             else:
                 self.query(f"create table rows as select * from {self._relation} as source({', '.join(columns)})")
-        return self.query(text)
 
     def _copy_csv(self, columns: list[str]) -> None:
         try:
             self._copy(self.paths, columns)
-        except duckdb.Error:
+        except self._engine_error:
             with tempfile.TemporaryDirectory() as folder:
                 copies = [self._cleaned(path, f"{folder}/{at}.csv") for at, path in enumerate(self.paths)]
                 try:
                     self._copy(copies, columns)
-                except duckdb.Error as error:
+                except self._engine_error as error:
                     raise UsageError(f"{self.path} cannot be read: {line(str(error).splitlines()[0])}") from None
 
     def _copy(self, paths: list[str], columns: list[str]) -> None:
@@ -312,7 +318,7 @@ class Source:
                 written = quoted(rf"[-+]?{digits}([eE][-+]?\d+)?")
                 number = f"case when regexp_full_match(trim(VALUE), {written}) then 1 end"
                 found[name] = self._counts(dict.fromkeys(columns, number))
-            present = self._counts(dict.fromkeys(columns, PRESENT))
+            present = self._counts(dict.fromkeys(columns, TEXT))
 
             def some(mark: str) -> bool:
                 marked, whole = found[mark], found["whole"]
@@ -365,10 +371,10 @@ class Source:
     @cached_property
     def _found(self) -> list[str | None]:
         """The kinds of a csv's columns: that of most values."""
-        assert self.rows >= 0
+        self._load()  # `_cast` needs the character before the decimals
         numbers = self._counts({column: self._cast(column) for column in range(self.width)})
         mixed = [column for column, number in numbers.items() if number < self.rows]
-        present = numbers | self._counts(dict.fromkeys(mixed, PRESENT))
+        present = numbers | self._counts(dict.fromkeys(mixed, TEXT))
         kinds = {True: "number", False: "text"}
         return [kinds[2 * numbers[each] > some] if some else None for each, some in present.items()]
 
@@ -397,10 +403,9 @@ class Source:
 
     def distinct(self, columns: list[int]) -> dict[int, int]:
         """Return how many different texts each of these columns has, missing ones aside."""
-        text = PRESENT.replace("then 1", "then VALUE").replace("VALUE", "VALUE::varchar")
-        about = self._aggregates({each: f"approx_count_distinct({text})" for each in columns})
+        about = self._aggregates(dict.fromkeys(columns, f"approx_count_distinct({TEXT})"))
         for column in [each for each, count in about.items() if count > FEW]:
-            about |= self._counts({column: f"distinct {text}"})  # one by one, as each takes some MB
+            about |= self._counts({column: f"distinct {TEXT}"})  # one by one, as each takes some MB
         return about
 
     def time_formats(self, column: int, formats: Sequence[str] = TIMES) -> list[str]:
@@ -411,7 +416,7 @@ class Source:
         if example is None or not re.search(r"\d[-/. :,]|[-/. :,]\d", example):
             return []
         counts = [f"count({self._time(column, written)})" for written in formats]
-        counts.append(f"count({PRESENT.replace('VALUE', f'c{column}')})")
+        counts.append(f"count({TEXT.replace('VALUE', f'c{column}')})")
         *several, every = self.ask(f"select {', '.join(counts)} from rows").fetchone() or (0,)
         return [written for written, count in zip(formats, several, strict=True) if count == every]
 
@@ -419,7 +424,7 @@ class Source:
     def _examples(self) -> dict[int, str | None]:
         """The first text of each column of texts, in their order; None if it has none."""
         texts = [column for column in range(self.width) if self.kind_of(column) in ("text", None)]
-        return self._aggregates(dict.fromkeys(texts, f"min({PRESENT.replace('then 1', 'then VALUE::varchar')})"))
+        return self._aggregates(dict.fromkeys(texts, f"min({TEXT})"))
 
     def _time(self, column: int, written: str) -> str:
         if self.kind_of(column) == "time":
