@@ -100,11 +100,11 @@ def table_options(add):
     add(
         "--categories",
         metavar="HOW",
-        help="of more texts: hash:N, into N features, or one-hot, refused (default: hash:64)",
+        help="of more texts: hash:N, into N features; target, means of the label; one-hot, refused (default: hash:64)",
     )
     dates = "times become year, month, weekday, ...: parts; drop; or their format, as %%d/%%m/%%Y (default: parts)"
     add("--dates", metavar="HOW", help=dates)
-    add("--missing", choices=MISSING, help="what is done with missing values (default: refuse)")
+    add("--missing", choices=MISSING, help="what is done with missing values (default: median)")
     add("--like", metavar="TRAIN.h5", help="encode as this file's table was encoded, with its classes and scale")
     add("--no-label", action="store_true", help="rows to predict have no label; needs --like")
     add("--delimiter", help="between columns of a csv (default: a comma, of .tsv a tab; if not, what the lines have)")

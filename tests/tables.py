@@ -45,4 +45,10 @@ def all_of(rows):
     blocks = [call() for call in rows.blocks()]
     ids = [each for block in blocks for each in block.ids] if rows.ids else None
     x, numbers = (np.concatenate([block[at] for block in blocks]) for at in (0, 1))
-    return x, numbers.tolist(), ids, *(sum(block[at] for block in blocks) for at in (4, 5, 6))
+    return x, numbers.tolist(), ids, *np.sum([block.counts[1:] for block in blocks], axis=0).tolist()
+
+
+def reasons_of(rows):
+    """Why rows have no answer, by number."""
+    blocks = [call() for call in rows.blocks()]
+    return {row: why for each in blocks for row, why in zip(each.numbers.tolist(), each.reasons, strict=True) if why}

@@ -29,7 +29,8 @@ def test_the_whole_way_as_printed(environment, tmp_path):
     assert np.load(tmp_path / "weights.npz")["dense1.weight"].shape == (10, 32)
 
 
-def test_missing_values_are_refused_until_it_is_said_what_becomes_of_them(environment, tmp_path):
-    done = shell(f"hpcdl prepare-data csv {ROOT / 'docs/penguins.csv'} a.h5 --label species", tmp_path, environment)
+def test_missing_values_are_refused_with_advice(environment, tmp_path):
+    command = f"hpcdl prepare-data csv {ROOT / 'docs/penguins.csv'} a.h5 --label species --missing refuse"
+    done = shell(command, tmp_path, environment)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
     assert "11 in column 'sex' (the first in line 5); --missing mean or median fills them in" in done.stderr

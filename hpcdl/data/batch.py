@@ -45,13 +45,19 @@ class RowBlock(NamedTuple):
     numbers: np.ndarray  # (rows,) int64: row numbers in the source, from 0
     y: np.ndarray | None = None  # class numbers of the model, or targets; None: no labels
     ids: list[str] | None = None  # names of the rows; None: no names
-    dropped: int = 0  # number of rows left out for missing values
+    reasons: list[str] | None = None  # for each row why it has no answer, "" if it has one; None: all have one
     filled: int = 0  # number of missing values filled in (texts by zeros)
     unseen: int = 0  # number of texts that the recipe does not have; their features are 0
 
     @property
     def examples(self) -> int:
         return len(self.x)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many rows have an answer, how many have none; values filled in, unseen texts."""
+        refused = 0 if self.reasons is None else sum(map(bool, self.reasons))
+        return [len(self.x) - refused, refused, self.filled, self.unseen]
 
     def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
         assert self.y is not None
@@ -65,6 +71,7 @@ class PredictionRows(NamedTuple):
     blocks: Callable[[], Iterator[Callable[[], RowBlock]]]  # yields a parser for each block
     labelled: bool = False  # True if rows have a y
     ids: bool = False  # True if rows have ids
+    reasons: bool = False  # True if rows may be such as the model cannot take
     features: tuple[int, ...] = ()  # shape of a row
 
 

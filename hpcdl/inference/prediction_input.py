@@ -77,7 +77,8 @@ def prediction_rows(
         rows = idx_rows(source)
     else:
         table = TableRows(source, model_recipe(source, trained, delimiter))
-        rows = PredictionRows(source, table.blocks, ids=table.ids, features=(len(table.recipe.features),))
+        features = (len(table.recipe.features),)
+        rows = PredictionRows(source, table.blocks, ids=table.ids, reasons=True, features=features)
     return of_model(rows, trained)
 
 

@@ -4,7 +4,9 @@ Rank 0 receives the N blocks of a round and writes them in order. It holds N blo
 
     csv, classes        row, id (if rows have one), label (the true one, if known), class, probability[, p(NAME) ...]
     csv, regression     row, id, label NAME for each output, value NAME for each output
-    npz                 the same as arrays; class numbers in `prediction`, the model's outputs in `output`"""
+    npz                 the same as arrays; class numbers in `prediction`, the model's outputs in `output`
+
+Rows of a table have the column `reason`, too: why a row that the model cannot take has no answer (npz: -1 or NaN)."""
 
 import contextlib
 import csv
@@ -30,7 +32,7 @@ from hpcdl.models.model import abilities_of
 from hpcdl.plugins import plugin_errors
 from hpcdl.runs.evaluation import evaluate
 
-COUNTS = ("rows", "dropped", "filled", "unseen")
+COUNTS = ("rows", "refused", "filled", "unseen")  # of RowBlock.counts
 
 
 class PredictionFormat:
@@ -72,6 +74,29 @@ class PredictionFormat:
             return columns + ([self.texts(each) for each in probabilities(outputs).T] if self.every else [])
         return columns + [self.texts(each) for both in known for each in both.reshape(len(block.numbers), -1).T]
 
+    def csv_header(self) -> list[str]:
+        return self.header() + ["reason"] * self.rows.reasons
+
+    def csv_columns(self, block: RowBlock, outputs: Any) -> list[Any]:
+        """Return `columns` with empty answers of rows that the model cannot take, and the column of reasons."""
+        columns = self.columns(block, outputs)
+        if block.reasons is not None:
+            refused, first = np.array(block.reasons, bool), 1 + (block.ids is not None)
+            answers = (np.where(refused, "", np.array(each, object)) for each in columns[first:])
+            columns = [*columns[:first], *answers, block.reasons]
+        return columns
+
+    def npz_arrays(self, block: RowBlock, outputs: Any) -> dict[str, np.ndarray]:
+        """Return `arrays` with -1 or NaN for rows that the model cannot take, and the reasons."""
+        arrays = self.arrays(block, outputs)
+        if block.reasons is not None:
+            refused = np.array(block.reasons, bool)
+            for name in arrays.keys() - {"row", "id"}:
+                arrays[name] = arrays[name].copy()
+                arrays[name][refused] = -1 if arrays[name].dtype.kind == "i" else np.nan
+            arrays["reason"] = np.array(block.reasons, str)
+        return arrays
+
     def texts(self, numbers: np.ndarray) -> list[str]:
         """Return for each number the shortest text that reads as this number again."""
         return [str(number).removesuffix(".0") for number in numbers]  # numpy: the shortest that round-trips
@@ -102,10 +127,10 @@ class CSVPredictions:
     def __init__(self, form: PredictionFormat, into: Any):
         self.format, self.into, self.read = form, into, True
         if into is not None:
-            self.write(csv_lines([form.header()]))
+            self.write(csv_lines([form.csv_header()]))
 
     def pack(self, block: RowBlock, outputs: Any) -> bytes:
-        return csv_lines(zip(*self.format.columns(block, outputs), strict=True))
+        return csv_lines(zip(*self.format.csv_columns(block, outputs), strict=True))
 
     def write(self, packed: bytes) -> None:
         """Write the next block, on rank 0. If the pipe is broken (by `| head`), set `read` to False: write no more."""
@@ -130,7 +155,7 @@ class NPZPredictions:
 
     def pack(self, block: RowBlock, outputs: Any) -> bytes:
         into = io.BytesIO()
-        np.savez(into, **self.format.arrays(block, outputs))  # type: ignore[arg-type]
+        np.savez(into, **self.format.npz_arrays(block, outputs))  # type: ignore[arg-type]
         return into.getvalue()
 
     def write(self, packed: bytes) -> None:
@@ -182,7 +207,7 @@ def predict_all(
                 if turn is not None:
                     block = turn()
                     outputs = predict(model, trained, block, rows.name)
-                    counts += [len(block.x), block.dropped, block.filled, block.unseen]
+                    counts += block.counts
                     if block.y is not None and len(block.y):
                         if measures is not None:
                             measures.add(block.y, outputs)
@@ -241,7 +266,7 @@ def describe_counts(counts: dict[str, int]) -> str:
     """Return a text with the number of rows, and those of the other counts that are not 0."""
     phrases = {
         "rows": counted(counts["rows"], "row", ","),
-        "dropped": f"{counts['dropped']:,} left out for missing values",
+        "refused": f"{counted(counts['refused'], 'row', ',')} without an answer (the column reason says why)",
         "filled": f"{counted(counts['filled'], 'missing value', ',')} filled in",
         "unseen": f"{counted(counts['unseen'], 'text', ',')} that the training data do not have",
     }

@@ -89,7 +89,7 @@ def predict_all(
                     members[each.place, :3] += sums_of(ensemble, prediction, block.y)
                     measure.add(block.y, prediction)
             if combined is not None:
-                counts += [len(block.x), block.dropped, block.filled, block.unseen]
+                counts += block.counts
                 if labelled and block.y is not None and len(block.y):
                     measures.add(block.y, combined.outputs)
                     sums += sums_of(ensemble, combined.outputs, block.y)

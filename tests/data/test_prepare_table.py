@@ -111,16 +111,31 @@ def test_rows_with_missing_values_are_left_out(tmp_path, prepare):
         assert by_row(file)[1] == [*range(4), *range(5, 30)]
     drop = ["--missing", "drop", "--drop", "name", "--force"]
     table(tmp_path / "in", lambda rows: [row.__setitem__(1, "") for row in rows[1:]])
+    with prepare("csv", path, *drop):
+        assert "; left out age without a value; " in prepare.summary
+    table(tmp_path / "in", lambda rows: [row.__setitem__(1 + 2 * (k % 2), "") for k, row in enumerate(rows[1:])])
     assert "each row lacks a value" in prepare("csv", path, *drop)
 
 
 def test_missing_values_are_refused_by_column(tmp_path, prepare):
     path = table(tmp_path / "in", put((3, "age", ""), (9, "age", "?"), (4, "color", "NA")))
-    said = prepare("csv", path, "--id", "name")
+    said = prepare("csv", path, "--id", "name", "--missing", "refuse")
     assert "2 in column 'age' (the first in line 4), 1 in column 'color' (the first in line 5); --missing mean" in said
     assert "--missing drop leaves the rows out, --drop age,color the columns" in said
-    with prepare("csv", path, "--drop", "age,color,name") as file:
+    with prepare("csv", path, "--drop", "age,color,name", "--missing", "refuse") as file:
         assert file["train/x"].shape == (24, 1)
+
+
+def test_missing_values_become_the_median_unless_another_way_is_asked_for(tmp_path, prepare):
+    path = table(tmp_path / "in", put((3, "age", ""), (9, "age", "?"), (4, "color", "NA")))
+    found = []
+    for options in ([], ["--missing", "median"]):
+        with prepare("csv", path, "--id", "name", "--force", *options) as file:
+            found.append((file.attrs["digest"], file.attrs["table"]))
+        assert "; 2 missing numbers became the median; 1 missing text became zeros; " in prepare.summary
+    assert found[0] == found[1]
+    with prepare("csv", table(tmp_path / "whole"), "--id", "name", "--force"):
+        assert recipe_of(tmp_path / "out.h5").missing == "refuse"  # of new rows: training rows had none
 
 
 def test_which_columns(tmp_path, prepare):
@@ -288,7 +303,7 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ("a,b,y\n1,2024-01-31,0\n1,x,0\n", [], "line 2, column 'b': '2024-01-31' looks like a date or a time; derive"),
         ("a,b,y\n1,1/31/2024 10:30 PM,0\n", [], "date"),
         ("a,b,y\n1,1/2/2024,0\n1,3/4/2024,1\n", [], "in the formats '%d/%m/%Y' and '%m/%d/%Y'; say which by --dates"),
-        ("a,b,y\n1,x,0\n", ["--categories", "hash:1"], "--categories is one-hot or hash:N"),
+        ("a,b,y\n1,x,0\n", ["--categories", "hash:1"], "--categories is one-hot, target or hash:N"),
         ("a,b,y\n1,2024-01-31T10:30:00.5+01:00,0\n", [], "date"),
         ("a,b,y\n1,x,0\n1,10:30,0\n", [], "line 3, column 'b': '10:30' looks like a date or a time"),
         ("a,b,y\n1,1,0\n1,2,0\n1,2024-01-31,0\n", [], "'2024-01-31' is not a number; it looks like a date or a time"),
@@ -307,7 +322,7 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ),
         ("a,b,y\n1,7,0\n1,inf,1\n", [], "line 3, column 'b': inf is infinite"),
         ("a,b,y\n1,7,0\nNA,1e999,1\n", ["--missing", "mean"], "line 3, column 'b': inf is infinite"),
-        ("a,b,y\n1,,0\n1,,1\n", ["--missing", "mean"], "column 'b' has no value in any row; leave it out by --drop b"),
+        ("a,b,y\n1,,0\n1,,1\n", ["--columns", "a,b"], "column 'b' has no value in any row; leave it out by --drop b"),
         ("a,a,y\n1,2,0\n", [], "has 2 columns named 'a'; give them different names, or leave them out by --drop"),
         (",a,y\n1,2,0\n", [], "column 0 has no name in the header; if it numbers the rows, add --drop 0 or"),
         ("red,1,2\nblue,2,3\n", [], "the first line holds numbers and texts; pass --header"),
@@ -328,10 +343,18 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ("a,b\n", [], "has no rows"),
         ("1\n2\n", [], "has 1 columns (delimiter ',')"),
         ("1,2\n", ["--delimiter", ";;"], "the delimiter must be one character"),
-        ("a,b\n\n1,2\n,2\n", [], "missing: 1 in column 'a' (the first in line 4); --missing mean or median fills"),
+        (
+            "a,b\n\n1,2\n,2\n",
+            ["--missing", "refuse"],
+            "missing: 1 in column 'a' (the first in line 4); --missing mean or median fills",
+        ),
         ("1,2\n1,2,3\n", [], "line 2 has 3 columns, but the first line has 2"),
         ("1,2\n1\n", [], "line 2 has 1 columns, but the first line has 2"),
-        ("1,2\nnan,3\n", [], "values are missing: 1 in column 0 (the first in line 2); --missing mean"),
+        (
+            "1,2\nnan,3\n",
+            ["--missing", "refuse"],
+            "values are missing: 1 in column 0 (the first in line 2); --missing mean",
+        ),
         ("1,2\n1,\n", [], "all rows have the label 2"),
         ("1,2\n1,x\n", ["--regression"], "values to predict numbers"),
         ("a,b\n1,2\n", ["--label", "c"], "no header with a column 'c'; its first line is: a, b"),

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from tables import WRITE, all_of, write_csv
+from tables import WRITE, all_of, reasons_of, write_csv
 
 from hpcdl.data.formats import table_source
 from hpcdl.data.formats.recipe import Column, Recipe
@@ -44,14 +44,39 @@ def test_rows_of_each_kind(tmp_path, kind, most):
 
 
 @pytest.mark.parametrize("kind", WRITE)
-def test_rows_with_missing_values_are_dropped(tmp_path, kind):
+def test_rows_with_missing_values_have_a_reason_in_the_place_of_an_answer(tmp_path, kind):
     path = WRITE[kind](tmp_path / f"in.{kind}", TABLE)
     columns = tuple(dataclasses.replace(column, fill=None) for column in RECIPE.columns)
-    x, numbers, ids, *counts = all_of(TableRows(path, dataclasses.replace(RECIPE, columns=columns, missing="drop")))
-    np.testing.assert_array_equal(x, X[:1])
-    assert numbers == [0] and ids == IDS[:1] and counts == [3, 0, 0]
-    with pytest.raises(UsageError, match=r"(line 3|row 1), column '(size|color)': a value is missing"):
-        all_of(TableRows(path, dataclasses.replace(RECIPE, columns=columns, missing="refuse")))
+    lost = {1: "size", 2: "color", 3: "age"}
+    for missing in ("drop", "refuse"):
+        rows = TableRows(path, dataclasses.replace(RECIPE, columns=columns, missing=missing))
+        x, numbers, ids, *counts = all_of(rows)
+        np.testing.assert_array_equal(x, [X[0], *np.zeros((3, 4))])
+        assert numbers == [0, 1, 2, 3] and ids == IDS and counts == [3, 0, 0]
+        assert reasons_of(rows) == {row: f"column '{name}': a value is missing" for row, name in lost.items()}
+
+
+def test_rows_that_a_recipe_cannot_take(tmp_path):
+    lines = [
+        "age,size,color",
+        "1,x,red",
+        "1,1_0,blue",
+        "1,2,red",
+        "",
+        "1,\u0663,red",
+        "2,inf,red",
+        "y,1e999,red",
+        ",,",
+        "3,z,",
+    ]
+    (tmp_path / "in.csv").write_text("\n".join(lines), encoding="utf-8")
+    rows = TableRows(tmp_path / "in.csv", RECIPE)
+    x, *_, refused, filled, unseen = all_of(rows)
+    words = {0: "size': 'x'", 1: "size': '1_0'", 3: "size': '\u0663'", 5: "age': 'y'", 7: "size': 'z'"}
+    reasons = {row: f"column '{each} is not a number" for row, each in words.items()}
+    assert reasons_of(rows) == reasons | {4: "column 'size': inf is infinite"}
+    assert x[2].tolist() == [1, 0, 1, 2] and x[6].tolist() == [40, 0, 0, 0.5] and not x[[0, 1, 3, 4, 5, 7]].any()
+    assert (refused, filled, unseen) == (6, 3, 0)
 
 
 @pytest.mark.parametrize("kind", WRITE)
@@ -104,11 +129,6 @@ def test_numbers_are_what_numpy_reads_and_what_python_reads(tmp_path, length):
         ("", "has no column 'age', which the training data had; its columns are: $"),
         ("size,color\n1,red\n", "has no column 'age'"),
         ("age,age,size,color\n1,1,1,red\n", "has 2 columns named 'age'"),
-        ("age,size,color\n1,x,red\n", "line 2, column 'size': 'x' is not a number; the model was trained on numbers"),
-        ("age,size,color\n1,1_0,red\n", "line 2, column 'size': '1_0' is not a number"),
-        ("age,size,color\n1,\u0663,red\n", "line 2, column 'size'"),
-        ("age,size,color\n1,1,red\n\n2,inf,red\n", "line 4, column 'size': inf is infinite"),
-        ("age,size,color\n1,1,red\n,1e999,red\n", "line 3, column 'size': inf is infinite"),
         ("age,size,color\n1,2,red\n1,2,red,4\n", "line 3 has 4 columns, but the first line has 3"),
         ('age,size,color\n1,2,"' + "x" * 200_000, "line 2: field larger than field limit"),
         ('age,size,color\n"\n1",2,red\n1,"2\n3"\n', "line 4 has 2 columns"),

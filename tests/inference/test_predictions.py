@@ -64,7 +64,7 @@ def test_rows_come_in_order_whatever_the_blocks(predicted, size):
     measures = ClassMeasures(2)
     trained = model(two, 2, ("no", "yes, sir"))
     counts, table = predicted(f"a{size}.csv", trained, rows_of(X, size, y, ids), measures=measures, every=True)
-    assert counts == {"rows": 23, "dropped": 0, "filled": 0, "unseen": 0}
+    assert counts == {"rows": 23, "refused": 0, "filled": 0, "unseen": 0}
     assert table[0] == ["row", "id", "label", "class", "probability", "p(no)", "p(yes, sir)"] and len(table) == 24
     for k, (row, name, label, best, probability, no, yes) in enumerate(table[1:]):
         assert (int(row), name) == (k, f"r,{k}") and label == ("yes, sir" if y[k] else "no")
@@ -126,10 +126,31 @@ def test_lines_to_a_stream(world):
 
 
 def test_counts_are_summed_and_said(world):
-    counts = predict_all(world, model(two, 2), model(two, 2), rows_of(X, 3, dropped=2, unseen=1))
-    assert counts == {"rows": 23, "dropped": 16, "filled": 0, "unseen": 8}
-    said = "23 rows, 16 left out for missing values, 8 texts that the training data do not have"
-    assert describe_counts(counts) == said
+    counts = predict_all(world, model(two, 2), model(two, 2), rows_of(X[:21], 3, unseen=1, reasons=["", "bad", ""]))
+    assert counts == {"rows": 14, "refused": 7, "filled": 0, "unseen": 7}
+    said = "7 rows without an answer (the column reason says why), 7 texts that the training data do not have"
+    assert describe_counts(counts) == f"14 rows, {said}"
+
+
+@pytest.mark.parametrize("ids", [None, [f"n{k}" for k in range(4)]])
+def test_a_row_that_the_model_cannot_take_has_a_reason_in_the_place_of_an_answer(predicted, ids):
+    rows = rows_of(X[:4], 2, ids=ids, reasons=["", "column 'a': bad"])._replace(reasons=True)
+    trained, values = model(two, 2, ("no", "yes")), model(lambda x: x[:, 0], 0)
+    _, table = predicted("a.csv", trained, rows, every=True)
+    known = ["row"] + ["id"] * bool(ids)
+    assert table[0] == [*known, "class", "probability", "p(no)", "p(yes)", "reason"]
+    assert all(
+        (line[0], line[len(known)]) == (str(k), "yes" if X[k, 0] > 0.5 else "no")
+        for k, line in enumerate(table[1::2])
+        for k in [2 * k]
+    )
+    assert [line[len(known) :] for line in table[2::2]] == [["", "", "", "", "column 'a': bad"]] * 2
+    assert all(line[-1] == "" and line[-2] for line in table[1::2])
+    _, table = predicted("b.csv", values, rows)
+    assert [line[-2] == "" for line in table[1:]] == [False, True] * 2 and table[0] == [*known, "value", "reason"]
+    _, found = predicted("a.npz", trained, rows)
+    assert found["reason"].tolist() == ["", "column 'a': bad"] * 2 and found["prediction"][[1, 3]].tolist() == [-1, -1]
+    assert np.isnan(found["output"][[1, 3]]).all() and np.isfinite(found["output"][[0, 2]]).all()
 
 
 def test_a_file_that_is_there_is_refused(tmp_path):

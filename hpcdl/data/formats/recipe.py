@@ -3,11 +3,13 @@
     column of numbers    one feature; a missing value becomes `fill`        age             -> "age"
     column of texts      one feature per text, 1 where the row has it       color           -> "color=blue", "color=red"
     the same, hashed     one feature per bucket, crc32(text) mod buckets    airport         -> "airport=#0", ...
+    the same, as means   the mean label of its text (target_encoding.py)    airport         -> "airport:mean(delay)"
     column of times      one number column for each part                    day             -> "day.year", "day.weekday"
 
 A data file made from a table stores its recipe as JSON in the attribute `table` (prepare_table.py)."""
 
 import dataclasses
+import itertools
 import math
 import zlib
 from collections.abc import Callable
@@ -26,7 +28,8 @@ class Column:
     """A column of a table. number: from 0. values: its texts; None: numbers. fill: for missing numbers, or None.
     hashed: `values` are names of buckets (Weinberger et al., "Feature hashing for large scale multitask learning",
     2009, without signs). part: the number that a time gives, one of PARTS; "": it is no time. time: format of its
-    texts, as of strptime; "": the source has times. first: seconds since 1970 from which "days" count."""
+    texts, as of strptime; "": the source has times. first: seconds since 1970 from which "days" count. of: names of the
+    targets whose means the texts become; means: these by text, and for other texts."""
 
     name: str
     number: int
@@ -36,10 +39,14 @@ class Column:
     part: str = ""
     time: str = ""
     first: float = 0.0
+    of: tuple[str, ...] = ()
+    means: tuple[tuple[float, ...], ...] = ()
 
     @property
     def features(self) -> list[str]:
         """Names of the column's features."""
+        if self.of:
+            return [f"{self.name}:mean({each})" for each in self.of]
         if self.values is None:
             return [f"{self.name}.{self.part}" if self.part else self.name]
         return [f"{self.name}={value}" for value in self.values]
@@ -55,7 +62,7 @@ class Column:
         return lambda text: math.nan if (text := text.strip()) in absent else codes.get(text, -1)
 
 
-LATER = {field.name: field.default for field in dataclasses.fields(Column)[4:]}  # of hashed texts and of times
+LATER = {field.name: field.default for field in dataclasses.fields(Column)[4:]}  # of hashed texts, times and means
 
 
 def buckets(name: str, number: int, count: int) -> Column:
@@ -159,8 +166,15 @@ def _column(value: Any) -> Column:
         raise ValueError(f"a column has the part {part} of a time")
     if isinstance(first, bool) or not math.isfinite(first):
         raise ValueError("the first time of a column is no number")
+    of = tuple(_typed(each, str, "a target") for each in _typed(value.get("of", []), list, "of"))
+    means = tuple(tuple(map(float, each)) for each in _typed(value.get("means", []), list, "means"))
+    if of and (values is None or {len(each) for each in means} != {len(of)} or len(means) != len(values) + 1):
+        raise ValueError("a column does not have a mean of each target for each of its texts")
+    if not all(map(math.isfinite, itertools.chain(*means))):
+        raise ValueError("the mean of a target is no number")
     name, fill = _typed(value["name"], str, "a column's name"), None if fill is None else float(fill)
-    return Column(name, number, values, fill, value.get("hashed", False) is True, part, time, float(first))
+    hashed = value.get("hashed", False) is True
+    return Column(name, number, values, fill, hashed, part, time, float(first), of, means)
 
 
 def _typed(value: Any, kind: type, what: str) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,14 +12,16 @@ from hpcdl.data.format import Info, find_data_file, read_info
 from hpcdl.data.formats.prepare import class_numbers, storage_type
 from hpcdl.data.formats.recipe import PARTS, Column, Recipe, buckets, recipe_in
 from hpcdl.data.formats.table_names import check_names, column_of, columns_of, has_header
-from hpcdl.data.formats.table_rows import recipe_column
+from hpcdl.data.formats.table_rows import known_codes, recipe_column
 from hpcdl.data.formats.table_source import ABSENT, Source, is_index, is_number, name_in_shell
 from hpcdl.data.formats.table_survey import NUMBER_PATTERNS, Survey, SurveyPlan
+from hpcdl.data.formats.target_encoding import cross_fitted, targets_of, text_means
 from hpcdl.data.hdf5 import FilePath, short, shown, slabs
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
 
 OWN_COLUMNS = "label, id, group and features must be different columns, outside --drop, with at least one feature"
+Labels: TypeAlias = tuple[np.ndarray | None, list | None, int]
 MOST_NAMED = 10  # columns that a message names with the line of their first missing value
 MANY_CLASSES = 30  # classes named by numbers, from which on --regression is suggested
 
@@ -33,6 +36,7 @@ class TableJob:
 
     def __init__(self, source: Source):
         self.source = source
+        self.fitted: dict[int, np.ndarray] = {}  # by place: features of training rows that are no other rows' (rows, k)
 
     def check(self, survey: Survey) -> None:
         """Raise UsageError for missing values that are not allowed."""
@@ -53,14 +57,12 @@ class TableJob:
         """Return phrases about the encoding, for the message at the end."""
         columns = {each.number for each in recipe.columns}
         summary = [f"{len(recipe.features)} features from {counted(len(columns), 'column')}"]
-        for what, hashed in (("one-hot", False), ("hashed", True)):
-            texts = [
-                f"{short(each.name)} ({len(each.values)})"
-                for each in recipe.columns
-                if each.values is not None and each.hashed == hashed
-            ]
-            if texts:
-                summary.append(f"{what} {short(', '.join(texts), 200)}")
+        texts: dict[str, list[str]] = {"one-hot": [], "hashed": [], "means of the label by": []}
+        for each in recipe.columns:
+            if each.values is not None:
+                how = 2 if each.of else int(each.hashed)
+                list(texts.values())[how].append(f"{short(each.name)} ({len(each.values)})")
+        summary += [f"{how} {short(', '.join(some), 200)}" for how, some in texts.items() if some]
         if times := [each.name for each in recipe.columns if each.part == "year"]:
             summary.append(f"times {short(', '.join(times), 200)}")
         if self.left_out:
@@ -85,12 +87,13 @@ class TableJob:
                 summary.append("if the labels are values to predict, not classes: --regression")
         return summary
 
-    def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
+    def labels(self, survey: Survey, regression: bool) -> Labels:
         """Return (labels or None, names of the classes or None, number of classes, 0 for targets)."""
         raise NotImplementedError
 
-    def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None) -> Recipe:
-        """Return the recipe of the encoding. train: numbers of the rows of `raw` to train on; None: no such rows."""
+    def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None, labels: Labels) -> Recipe:
+        """Return the recipe of the encoding. train: numbers of the rows of `raw` to train on; None: no such rows.
+        labels: what `labels` returned."""
         raise NotImplementedError
 
     def kind(self, survey: Survey, recipe: Recipe) -> tuple[np.dtype, float]:
@@ -100,6 +103,7 @@ class TableJob:
         fills = [each.fill for at, each in columns if at in survey.missing and each.fill is not None]
         for fill in fills:
             low, high, whole = min(low, fill), max(high, fill), whole and fill.is_integer()
+        whole = whole and not any(each.of for each in recipe.columns)
         kind, scale = storage_type(low, high, whole, np.dtype(np.float64))
         return kind, 1.0 if fills or any(each.values is not None for each in recipe.columns) else scale
 
@@ -116,15 +120,17 @@ class NewTableJob(TableJob):
         one_hot: int,
         categories: str,
         dates: str,
+        seed: int,
     ):
         super().__init__(source)
-        self.missing = missing or "refuse"
+        self.missing, self.seed = missing, seed
         if one_hot < 1:
             raise UsageError(f"--one-hot, the number of texts that a column may have, must be 1 or more, not {one_hot}")
         how, _, count = categories.partition(":")
-        if (how, count) != ("one-hot", "") and not (how == "hash" and 1 < _whole(count) <= 10**6):
-            raise UsageError(f"--categories is one-hot or hash:N, with N buckets from 2 on, not {shown(categories)}")
+        if categories not in ("one-hot", "target") and not (how == "hash" and 1 < _whole(count) <= 10**6):
+            raise UsageError(f"--categories is one-hot, target or hash:N, with N from 2 on, not {shown(categories)}")
         self.made: dict[int, Column] = {}  # recipes of columns, by number, that are known before the survey
+        self.as_means: list[int] = []  # columns of texts that become means of the labels
         self.left_out: list[str] = []
         if source.width < 2:
             delimiter = f" (delimiter {source.delimiter!r})" if source.csv else ""
@@ -147,8 +153,14 @@ class NewTableJob(TableJob):
         source.hint = "correct it, read the column as texts by --text {}, or leave it out by --drop {}"
         texts = tuple(found.get("text", []))
         asked = {*texts, *found.get("columns", [])}
+        for column in [each for each in features if source.rows and source.kind(each) is None]:
+            if column in asked:
+                todo = f"leave it out by --drop {name_in_shell(source.names[column])}"
+                raise UsageError(f"{source.path}: {source.column_label(column)} has no value in any row; {todo}")
+            features.remove(column)
+            self.left_out.append(f"{short(source.names[column])} without a value")
         features = self._with_times([each for each in features if each not in texts], dates) + list(texts)
-        features = self._with_few_texts(sorted(features), texts, asked, one_hot, _whole(count))
+        features = self._with_few_texts(sorted(features), texts, asked, one_hot, categories)
         if not features:
             raise UsageError(f"{source.path} has no column left for features; left out: {'; '.join(self.left_out)}")
         hashed = {at: coder for at, made in self.made.items() if (coder := made.coder(ABSENT)) is not None}
@@ -184,11 +196,10 @@ class NewTableJob(TableJob):
         return result
 
     def _with_few_texts(
-        self, features: list[int], as_texts: tuple[int, ...], asked: set[int], one_hot: int, count: int
+        self, features: list[int], as_texts: tuple[int, ...], asked: set[int], one_hot: int, categories: str
     ) -> list[int]:
-        """Return the features without columns whose texts nearly all differ; those of many texts are hashed. as_texts:
-        columns of --text. asked: columns that are named by an option, and stay. count: of the buckets; 0: many texts
-        are refused."""
+        """Return the features without columns whose texts nearly all differ; decide what becomes of many texts.
+        as_texts: columns of --text. asked: columns that are named by an option, and stay."""
         source, result = self.source, list[int]()
         different = source.distinct([each for each in features if each in as_texts or source.kind(each) == "text"])
         for column in features:
@@ -198,15 +209,18 @@ class NewTableJob(TableJob):
             elif 2 * texts_of > source.rows and column not in asked:
                 keeps = f"--text {name_in_shell(name)} keeps it"
                 self.left_out.append(f"{short(name)} with {counted(texts_of, 'different text')} ({keeps})")
-            elif not count:
+            elif categories == "one-hot":
                 raise UsageError(
                     f"{source.path}: {source.column_label(column)} has {texts_of} different texts, a feature each; "
                     f"leave it out by --drop {name_in_shell(name)}, allow more by --one-hot {texts_of}, or hash them "
                     "by --categories hash:64"
                 )
             else:
-                self.made[column] = buckets(name, column, count)
                 result.append(column)
+                if categories == "target":
+                    self.as_means.append(column)
+                else:
+                    self.made[column] = buckets(name, column, int(categories.removeprefix("hash:")))
         return result
 
     def check(self, survey: Survey) -> None:
@@ -216,7 +230,9 @@ class NewTableJob(TableJob):
             for column in self.plan.features
             if column in survey.missing
         }
-        if lost and self.missing == "refuse":
+        if self.missing is None:
+            self.missing = "median" if lost else "refuse"
+        elif lost and self.missing == "refuse":
             of, names = self.source.column_label, name_in_shell(",".join(self.source.names[column] for column in lost))
             some = list(lost.items())[:MOST_NAMED]
             said = [f"{count} in {of(at)} (the first in {self.source.where(row)})" for at, (count, row) in some]
@@ -224,12 +240,8 @@ class NewTableJob(TableJob):
                 f"{self.source.path}: values are missing: {short(', '.join(said), 400)}; --missing mean or median "
                 f"fills them in, --missing drop leaves the rows out, --drop {names} the columns"
             )
-        if survey.undecided:
-            column = min(survey.undecided)
-            label, name = self.source.column_label(column), name_in_shell(self.source.names[column])
-            raise UsageError(f"{self.source.path}: {label} has no value in any row; leave it out by --drop {name}")
 
-    def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
+    def labels(self, survey: Survey, regression: bool) -> Labels:
         found = [survey.values(column) for column in self.plan.labels]
         if len(found) == 1:
             (y,), names, classes = class_numbers(self.source.path, found, regression)
@@ -243,7 +255,7 @@ class NewTableJob(TableJob):
             if column in survey.codes
         }
 
-    def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None) -> Recipe:
+    def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None, labels: Labels) -> Recipe:
         source, plan = self.source, self.plan
         fills: dict[int, float] = {}
         if self.missing in ("mean", "median") and survey.numbers:
@@ -270,8 +282,30 @@ class NewTableJob(TableJob):
             else Column(names[each], each, texts.get(each), fills.get(each))
             for each in plan.features
         )
-        labels = tuple(names[each] for each in plan.labels)
-        return Recipe(columns, labels, named, self.missing, source.header, source.delimiter, source.decimal or ".")
+        label = tuple(names[each] for each in plan.labels)
+        columns = tuple(self._with_means(survey, raw, train, labels, columns))
+        missing, decimal = self.missing or "refuse", source.decimal or "."
+        return Recipe(columns, label, named, missing, source.header, source.delimiter, decimal)
+
+    def _with_means(
+        self, survey: Survey, raw: np.ndarray, train: np.ndarray | None, labels: Labels, columns: Sequence[Column]
+    ) -> Iterator[Column]:
+        """Yield the columns, those of `as_means` with their means; keep the encodings of the training rows."""
+        y, names, classes = labels
+        place, order = 0, self.order(survey)
+        for at, column in enumerate(columns):
+            if column.number in self.as_means and column.values is not None:
+                if train is None or y is None:
+                    raise UsageError("--categories target needs training rows, of which --test-fraction 1 leaves none")
+                targets, count = targets_of(y[train], classes), len(column.values)
+                codes = np.append(order[at], count)[known_codes(raw[train, at], count)]
+                of = [str(each) for each in (names or range(classes))[classes == 2 :]] if classes else None
+                of = of or [self.source.names[each] for each in self.plan.labels]
+                means = tuple(map(tuple, text_means(codes, targets, count).tolist()))
+                column = dataclasses.replace(column, of=tuple(of), means=means)
+                self.fitted[place] = cross_fitted(codes, targets, count, self.seed)
+            place += len(column.features)
+            yield column
 
 
 class RepeatedTableJob(TableJob):
@@ -322,7 +356,7 @@ class RepeatedTableJob(TableJob):
                 todo = "fill it in, or make both files with another --missing"
                 raise UsageError(f"{self.source.cell(self.source.where(row), column)}: {why}; {todo}")
 
-    def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
+    def labels(self, survey: Survey, regression: bool) -> Labels:
         classes = self.info.classes
         if not self.plan.labels:
             return None, self.names, classes
@@ -342,7 +376,7 @@ class RepeatedTableJob(TableJob):
             raise UsageError(f"{self.source.path}: {short(str(self.like), 200)} {said}; {its}")
         return np.array(list(numbers.values()))[survey.label_codes(column)], self.names, classes
 
-    def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None) -> Recipe:
+    def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None, labels: Labels) -> Recipe:
         """Return the known recipe with this table's delimiter; count unseen texts."""
         texts = [at for at, column in enumerate(self.known.columns) if column.values is not None]
         self.unseen_texts += sum(int((raw[slab][:, texts] < 0).sum()) for slab in slabs(len(raw), raw.shape[1] * 8))

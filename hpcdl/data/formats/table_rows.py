@@ -2,7 +2,8 @@
 
 numbers                      as they are; a missing one becomes the recipe's fill
 texts                        1 at the feature of the text; 0 everywhere if it is missing or new
-rows with missing values     left out or refused, if the recipe says so"""
+other rows                   zeros, and the reason: a text in the place of a number, an infinite number, or a missing
+                             value where the training data have none, or none in the rows that were kept"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +14,6 @@ from hpcdl.data.batch import RowBlock
 from hpcdl.data.formats.recipe import Column, Recipe
 from hpcdl.data.formats.table_source import ABSENT, BLOCK_ROWS, Cells, ColumnCoders, Source, name_coder
 from hpcdl.data.hdf5 import SLAB_BYTES, FilePath
-from hpcdl.errors import UsageError
 
 
 class TableRows:
@@ -24,7 +24,6 @@ class TableRows:
         self.source = Source(path, recipe.delimiter, recipe.decimal)
         if recipe.header:
             self.source.take_header()
-        self.source.hint = "the model was trained on numbers in column {}"
         self.columns = [recipe_column(self.source, each, recipe.header) for each in recipe.columns]
         self.id = -1 if recipe.id is None else self.source.recipe_column(recipe.id, None, recipe.header, False)
         self.ids = self.id >= 0
@@ -42,19 +41,19 @@ class TableRows:
         coders: ColumnCoders = dict(zip(self.columns, fixed, strict=True))
         if self.ids:
             coders[self.id] = name_coder(names)
-        table = cells.read(coders)
+        reasons: dict[int, str] = {}
+        table = cells.read(coders, reasons)
         raw = table[:, : len(self.columns)]
-        missing = np.isnan(raw)
-        if self.recipe.missing == "refuse" and missing.any():
-            row, at = map(int, np.argwhere(missing)[0])
-            raise UsageError(
-                f"{self.source.cell(cells.where(row), self.columns[at])}: a value is missing, which the recipe of the "
-                "training data refuses; fill it in, or make the training data with --missing mean, median or drop"
-            )
-        kept = ~missing.any(axis=1) if self.recipe.missing == "drop" else np.ones(len(raw), bool)
-        x, filled, unseen = encode(raw[kept], self.recipe)
-        ids = list(np.array(list(names), object)[table[kept, -1].astype(np.int64)]) if self.ids else None
-        return RowBlock(x, cells.first + np.flatnonzero(kept), None, ids, int((~kept).sum()), filled, unseen)
+        if self.recipe.missing in ("refuse", "drop"):
+            for row, at in np.argwhere(np.isnan(raw)).tolist():
+                reasons.setdefault(row, f"{self.source.column_label(self.columns[at])}: a value is missing")
+        kept = np.ones(len(raw), bool)
+        kept[list(reasons)] = False
+        x = np.zeros((len(raw), len(self.recipe.features)))
+        x[kept], filled, unseen = encode(raw[kept], self.recipe)
+        ids = list(np.array(list(names), object)[table[:, -1].astype(np.int64)]) if self.ids else None
+        why = [reasons.get(row, "") for row in range(len(raw))]
+        return RowBlock(x, cells.first + np.arange(len(raw)), None, ids, why, filled, unseen)
 
 
 def recipe_column(source: Source, column: Column, by_name: bool) -> int:
@@ -67,6 +66,11 @@ def block_rows(features: int) -> int:
     return max(1, min(BLOCK_ROWS, SLAB_BYTES // (8 * features)))
 
 
+def known_codes(codes: np.ndarray, count: int) -> np.ndarray:
+    """Return codes as whole numbers, `count` for texts that are missing or unknown."""
+    return np.where(codes >= 0, codes, count).astype(np.int64)
+
+
 def encode(raw: np.ndarray, recipe: Recipe) -> tuple[np.ndarray, int, int]:
     """Encode rows of numbers and codes (-1: unknown, NaN: missing); return (x, count of missing, count of unknown)."""
     x = np.zeros((len(raw), len(recipe.features)))
@@ -76,6 +80,11 @@ def encode(raw: np.ndarray, recipe: Recipe) -> tuple[np.ndarray, int, int]:
         if column.values is None:
             plain.append((number, at, column.fill or 0.0))
             at += 1
+        elif column.of:
+            codes = raw[:, number]
+            x[:, at : at + len(column.of)] = np.array(column.means)[known_codes(codes, len(column.values))]
+            unseen += int((codes < 0).sum())
+            at += len(column.of)
         else:
             codes = raw[:, number]
             rows = np.flatnonzero(codes >= 0)

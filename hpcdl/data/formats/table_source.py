@@ -104,15 +104,20 @@ class Cells:
         (found,) = self._fetch([self.source.text(column)])
         return [text.strip() for text in found.tolist()]
 
-    def read(self, coders: ColumnCoders) -> np.ndarray:
-        """Return the columns of `coders` in order, (rows, columns); UsageError for a text that should be a number."""
+    def read(self, coders: ColumnCoders, reasons: dict[int, str] | None = None) -> np.ndarray:
+        """Return the columns of `coders` in order, (rows, columns). A text that should be a number and an infinite
+        number are a UsageError; with `reasons` they become NaN, and the row is added there."""
         source, table = self.source, np.empty((self.count, len(coders)))
         read = [source.number(each) if coder is None else source.text(each) for each, coder in coders.items()]
         for at, ((column, coder), values) in enumerate(zip(coders.items(), self._fetch(read), strict=True)):
             table[:, at] = values if coder is None else list(map(coder, values.tolist()))
             if coder is None and source.kind_of(column) in ("text", None) and np.isnan(table[:, at]).any():
-                self._refuse_text(column, table[:, at])
-        return self.check_finite(table, coders)
+                self._refuse_texts(column, table[:, at], reasons)
+        for row, at in np.argwhere(np.isinf(table)).tolist():
+            problem = f"{table[row, at]:g} is infinite"
+            self._refuse(row, list(coders)[at], problem, "correct it, or leave the row out", reasons)
+            table[row, at] = np.nan
+        return table
 
     def _fetch(self, values: list[str]) -> list[np.ndarray]:
         wanted = ", ".join(f"{value} as v{at}" for at, value in enumerate(values))
@@ -120,24 +125,21 @@ class Cells:
         found = self.source.ask(f"select {wanted} from rows where {rows} order by rowid").fetchnumpy()
         return [found[f"v{at}"] for at in range(len(values))]
 
-    def _refuse_text(self, column: int, numbers: np.ndarray) -> None:
-        """Raise UsageError if one of the missing numbers is a text."""
+    def _refuse(self, row: int, column: int, problem: str, todo: str, reasons: dict[int, str] | None) -> None:
+        source = self.source
+        if reasons is None:
+            raise UsageError(f"{source.cell(self.where(row), column)}: {problem}; {todo}")
+        reasons.setdefault(row, f"{source.column_label(column)}: {problem}")
+
+    def _refuse_texts(self, column: int, numbers: np.ndarray, reasons: dict[int, str] | None) -> None:
+        """Refuse rows in which one of the missing numbers is a text."""
         source, texts = self.source, self.texts(column)
         for row in np.flatnonzero(np.isnan(numbers)).tolist():
             text = texts[row]
             if text not in ABSENT and not is_number(text):
                 more = f"; it looks like {looks}" if (looks := special_format(text)) else ""
-                where, hint = source.cell(self.where(row), column), source.hint
-                hint = hint.replace("{}", name_in_shell(source.names[column]))
-                raise UsageError(f"{where}: {shown(text)} is not a number{more}; {hint}")
-
-    def check_finite(self, table: np.ndarray, coders: ColumnCoders) -> np.ndarray:
-        """Return the table; UsageError for an infinite number."""
-        if (infinite := np.isinf(table)).any():
-            row, at = map(int, np.argwhere(infinite)[0])
-            where = self.source.cell(self.where(row), list(coders)[at])
-            raise UsageError(f"{where}: {table[row, at]:g} is infinite; correct it, or leave the row out")
-        return table
+                todo = source.hint.replace("{}", name_in_shell(source.names[column]))
+                self._refuse(row, column, f"{shown(text)} is not a number{more}", todo, reasons)
 
 
 class Source:

@@ -55,7 +55,6 @@ class Survey:
         self.missing: dict[int, tuple[int, int]] = {}  # by column: the count, and the row of the first
         self.codes: dict[int, dict[str, int]] = {column: {} for column in plan.others}  # of each text, by column
         self.numbers: set[int] = set()  # columns
-        self.undecided = set(plan.features)
         if plan.texts is None:
             for column in set(plan.features) - set(plan.hashed):
                 kind = "text" if column in plan.as_texts else source.kind(column)
@@ -66,9 +65,8 @@ class Survey:
                     self.codes[column] = {}
                 elif kind == "number":
                     self.numbers.add(column)
-            self.undecided -= {*self.codes, *self.numbers, *plan.hashed}
         else:
-            self.undecided, self.numbers = set(), set(plan.features) - set(plan.texts)
+            self.numbers = set(plan.features) - set(plan.texts)
         self._rows: list[np.ndarray] = []
         self._others: list[np.ndarray] = []
         self._ids: list[np.ndarray] = []
