@@ -81,9 +81,9 @@ def run(world, arguments):
     with reading(world, parse_command_line) as read:
         command_line = read(CompareOptions, "compare", __doc__, arguments)
         options, entries = command_line.options, read_lines(command_line, world.size)
-    warn(world)
     status, known = 0, {}
     with job_folder(world, "compare", options.out, lambda lock: prepare(lock, command_line, entries)) as (folder, done):
+        warn(world, quiet=options.progress == "none")
         stopped = run_all(world, command_line, entries, folder, world.bcast(done), known)
         if world.rank == 0:
             status = conclude(command_line, entries, folder, stopped, known)

@@ -112,7 +112,6 @@ def run(world, arguments):
         tried = checks.probes(space, command, parse)
         most = checks.epochs_of(command, options.method, tried[0].options)
     refuse_unlike(world, {"the training": command.text})
-    warn(world)
     data = checks.open_all_data(world, [each.options for each in tried])
     with refuse_together(world):
         objective, command, said = checks.objective_of(options.objective, command, tried, data)
@@ -125,6 +124,7 @@ def run(world, arguments):
     with contextlib.closing(Folder(None, world.rank)) as trial, job_folder(world, "search", out, begun) as made:
         for each in data.values():
             each.close()
+        warn(world, quiet=options.progress == "none")
         status = search(world, options, division, command, space, objective, *made, said)
         row_cache.clear()
     raise AgreedExit(status)

@@ -112,12 +112,12 @@ def run(world, arguments):
     with reading(world, parse_command_line) as read:
         plan = planned(read, [*arguments], world.size)
     refuse_unlike(world, {name: repr(value) for name, value in plan.asked.items()})
-    warn(world)
     out = plan.options.resume or plan.options.out
     with job_folder(world, "ensemble", out, lambda lock: prepare(lock, plan)) as (folder, _):
         data = open_all_data(world, [each for each in plan.told if not is_plugin(each.data)])  # once for all members
         for each in data.values():
             each.close()
+        warn(world, quiet=plan.options.progress == "none")
         status = trained(world, plan, folder)
         row_cache.clear()
         all_come(world)

@@ -78,13 +78,13 @@ def run(world, arguments):
     with reading(world) as parse:
         options = parse(KMeansOptions, "train-kmeans", __doc__, arguments)
         divide(world.size, options.servers)
-    warn(world)
     data = open_data(options.data, comm=world, dtype="float64")
     with refuse_together(world):
         if options.clusters > data.examples:
             raise UsageError(f"--clusters {options.clusters}: {data.name} has only {data.examples} training rows")
         first = plus_plus(data.train, options.clusters, options.seed) if world.rank == 0 else None
     comm = Communicator(world, "ring")
+    warn(world)
     with Threads(world):
         centroids, counts, objective = cluster(comm, data.train, first, options)
         inertia, purity = score(comm, data, centroids)

@@ -15,6 +15,9 @@ GROUPS = ("data", "model", "optimization", "run")  # of the options common to al
 READ = ("cluster", "config", "data", "from", "initial", "like", "machine", "matrix", "source", "space_file", "test")
 FOLDERS = ("folder", "folders", "resume", "run", "runs", "trust")
 WRITTEN = ("draw", "export", "json", "measure", "out", "picture", "pictures", "plot", "predict", "render")
+MOST_USED = {  # common options that --help shows; --help-all shows all
+    *("data", "model", "optimizer", "lr", "batch_size", "epochs", "device", "out", "resume", "progress")
+}
 PLACES = {*READ, *FOLDERS, *WRITTEN}  # options of any program that name a file or a folder
 SYNONYMS = {  # of options: other programs' names for them, or names of their settings
     "lr": "learning-rate",
@@ -34,6 +37,21 @@ SYNONYMS = {  # of options: other programs' names for them, or names of their se
 }
 OTHERS_SAY = {other: option for option, others in SYNONYMS.items() for other in others.split()}
 LEAST = 40  # fewest columns for wrapped text
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+
+
+class Help(argparse.Action):
+    """Prints the help and exits: --help without the options that few need, --help-all with all."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        common = [each for group in parser._action_groups if group.title in GROUPS for each in group._group_actions]
+        rest = [each for each in common if each.dest not in (*MOST_USED, "help") and each.help != argparse.SUPPRESS]
+        if rest and option_string != HELP_ALL:
+            for each in rest:
+                each.help = argparse.SUPPRESS
+            parser.epilog = f"{HELP_ALL} shows {len(rest)} more options, of data, model, optimization and run."
+        parser.print_help()
+        parser.exit()
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -130,7 +148,8 @@ def parser(
     last.add_argument("--config", action="append", metavar="FILE", help=files if trains else "YAML file with options")
     trusted = "call code that files name: its name, or a file or folder that may name any; may be given several times"
     last.add_argument("--trust", action="append", metavar="FILE", help=trusted)
-    last.add_argument("-h", "--help", action="help", help="show this help")
+    shows = "show the options that most need, or all" if trains else "show this help"
+    last.add_argument(*HELP, *[HELP_ALL] * trains, action=Help, nargs=0, dest="help", help=shows)
     return made
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.errors import UsageError
-from hpcdl.launch.help import parser
+from hpcdl.launch.help import HELP, HELP_ALL, parser
 from hpcdl.launch.option_parser import program_defaults
 from hpcdl.launch.program import ended, quiet
 from hpcdl.machine.world import start
@@ -46,7 +46,7 @@ class Program:
     def __call__(self, arguments: list[str] | None = None) -> None:
         """Print help, or start MPI and run with these arguments; None: those of the process."""
         arguments = sys.argv[1:] if arguments is None else arguments
-        if {"-h", "--help"} & {*arguments}:
+        if {*HELP, HELP_ALL} & {*arguments}:
             self.print_help(arguments)
         with start_mpi(self.stoppable, self.status):
             from mpi4py import MPI

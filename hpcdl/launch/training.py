@@ -70,11 +70,11 @@ class Training:
                     remarks.append(remark(line.before))
                     self.refuse(options, world.size)
             if not is_new():
-                warn(world, self.strategy.ranks is None)
                 warn_no_survival(options, world.rank)
-            run: Callable[..., Run] = self.run
+            starting = partial(warn, world, self.strategy.ranks is None, options.progress == "none")
+            run: Callable[..., Run] = partial(self.run, starting=starting)
             if losable(options, world.size):
-                run = partial(survive, self.run, survivor=resolve_name(self.strategy.survivor)())
+                run = partial(survive, run, survivor=resolve_name(self.strategy.survivor)())
             if run(world, options).stopped == "signal":
                 raise AgreedExit(signals.STATUS)
 
@@ -92,10 +92,16 @@ class Training:
         refuse_no_survival(options, size)
 
     def run(
-        self, world: MPI.Intracomm, options: Options, context: RunContext | None = None, opened: list | None = None
+        self,
+        world: MPI.Intracomm,
+        options: Options,
+        context: RunContext | None = None,
+        opened: list | None = None,
+        starting: Callable[[], None] = lambda: None,
     ) -> Run:
         """Open data, make model and run, train, and finish on all ranks of `world`; collective. Returns the ended run.
-        opened: takes functions that release resources if the run fails and the job continues (isolated_run.py)."""
+        opened: takes functions that release resources if the run fails and the job continues (isolated_run.py).
+        starting: is called when all is checked, before the run's first leg."""
         opened, context = [] if opened is None else opened, context or RunContext()
         options = by_messages(options, world.size)
         roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
@@ -123,6 +129,8 @@ class Training:
                 options.refuse_too_large(model, world.size - options.data_servers)
             optimizer = run.make_optimizer(model, data, 0 if self.strategy.cut else None)
             model = accumulated(with_stragglers(model, options, everyone.rank, roles.workers), options.accumulate)
+        if not run.outlived:
+            starting()
         if role == "data server":
             assist(everyone, data, roles.clients(world.rank), run)
         else:

@@ -310,15 +310,17 @@ def leaders(facts: list[Facts]) -> list[int]:
     return [ranks[0].rank for ranks in nodes] if len(nodes) > 1 else [f.rank for f in nodes[0][:2]]
 
 
-def warn(comm: MPI.Intracomm, several: bool = True) -> None:
-    """Warn on rank 0 of the problems of a training run that cheap checks find, a line for each; collective.
-    several: True if the strategy runs on any number of ranks, so that a single rank may be a mistake."""
+def warn(comm: MPI.Intracomm, several: bool = True, quiet: bool = False) -> None:
+    """Warn on rank 0 of the problems of a training run that cheap checks find, a line for each; collective. several:
+    True if the strategy runs on any number of ranks, so that a single rank may be a mistake. quiet: True to leave out
+    what passes, the load of others."""
     seen = comm.gather(quick_facts(comm))
     if seen is None:
         return
     aside = launched.alone_in_allocation(comm.size, os.environ, launched.library()) if several else None
     rows = [CheckRow("world", aside[0], NOTE, aside[1])] if aside else []
-    rows += [row for row in [*cores(seen), *busy(seen)] if row.verdict == HURTS] + tight(seen)
+    load = [] if quiet else busy(seen)
+    rows += [row for row in [*cores(seen), *load] if row.verdict == HURTS] + tight(seen)
     for row in rows:
         log.warning("%s: %s; %s (hpcdl doctor says more)", row.what, row.found, row.advice)
 

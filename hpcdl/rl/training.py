@@ -1,6 +1,7 @@
 """From a command line to a reinforcement learning run: `Learning(DQN).main(arguments)` (launch/training.py).
 Ranks that learn call `train(rank, run)`, other ranks `assist(rank, run)`; rank: an `AgentRank`."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,14 @@ class Learning(Training):
         options.roles(size)  # first: its messages name the roles
         super().refuse(options, size)
 
-    def run(self, world: MPI.Intracomm, options: Any, context: RunContext | None = None, opened: Any = None) -> Run:
+    def run(
+        self,
+        world: MPI.Intracomm,
+        options: Any,
+        context: RunContext | None = None,
+        opened: Any = None,
+        starting: Callable[[], None] = lambda: None,
+    ) -> Run:
         with refuse_together(world):
             roles = options.roles(world.size)
         learns, name = world.rank in roles.learners, self.strategy.assist
@@ -62,6 +70,7 @@ class Learning(Training):
             model = with_stragglers(network, options, everyone.rank, roles.learners)
         how, tally = (options, run.random, run.stopwatch, roles), RankCounts(BytesByKind(everyone.traffic))
         rank = AgentRank(comm, everyone, *how, model, task, optimizer, environments, replay, tally)
+        starting()
         # More threads for the matrix products of a small network would mostly wait.
         with threadpool_limits(1) if network.size < SMALL else nullcontext():
             if assist is None or learns:

@@ -136,10 +136,12 @@ def train(
 class FederatedOptions(SurvivingOptions):
     clients: int = option(100, "number of clients, to whom --partition deals the rows; 0: one per owner of column:NAME")
     fraction: float = option(0.1, "fraction of the clients that work in a round, greater than 0")
-    rounds: int = option(100, "number of rounds; each is a step and an epoch of the run")
+    rounds: int = option(
+        100, "number of rounds, in the place of --epochs and --steps; each is a step and an epoch of the run"
+    )
     rounds_to: float = option(0.0, "end at this test accuracy, such as 0.85, and report the rounds taken; 0: no goal")
     local_epochs: int = option(5, "passes of a client over its own rows in a round")
-    local_batch: int = option(10, "examples per update of a client; 0: all of its rows")
+    local_batch: int = option(10, "examples per update of a client, in the place of --batch-size; 0: all of its rows")
     proximal: float = option(0.0, "FedProx: weight of the penalty on a client's distance from the server's model")
     server_optimizer: str = option(
         "sgd",

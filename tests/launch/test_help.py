@@ -1,10 +1,11 @@
 """What --help shows; what a program makes of an option that it does not have is in tests/refusals.py."""
 
 import dataclasses
+import re
 
 import pytest
 
-from hpcdl.launch.help import GROUPS, OTHERS_SAY, described
+from hpcdl.launch.help import GROUPS, MOST_USED, OTHERS_SAY, described
 from hpcdl.launch.option_parser import parse
 from hpcdl.runs.options import COMMON, Options, option
 
@@ -33,9 +34,9 @@ filled.
 """
 
 
-def shown(capsys, options_class, program="train-own", text=DOCSTRING):
+def shown(capsys, options_class, program="train-own", text=DOCSTRING, word="--help-all"):
     with pytest.raises(SystemExit) as caught:
-        parse(options_class, program, text, ["--help"])
+        parse(options_class, program, text, [word])
     assert caught.value.code == 0
     return capsys.readouterr().out
 
@@ -57,8 +58,19 @@ def test_the_command_stands_alone_and_own_options_come_first(capsys, monkeypatch
     assert resume > lines.index("run:")
 
 
+def test_help_has_the_options_that_most_need_and_help_all_the_rest(capsys):
+    short, every = (shown(capsys, Own, word=word) for word in ("--help", "--help-all"))
+    first, others = ({*re.findall(r"^  (--[-a-z0-9]+)", text, re.MULTILINE)} for text in (short, every))
+    assert first == {"--width", *("--" + name.replace("_", "-") for name in MOST_USED)} and len(MOST_USED) == 10
+    assert others == first | {"--" + name.replace("_", "-") for name in COMMON} | {"--config", "--trust"}
+    assert short.endswith(
+        f"--help-all shows {len(others - first)} more options, of data, model, optimization and run.\n"
+    )
+    assert shown(capsys, Own, word="-h") == short and "--help-all shows" not in every
+
+
 def test_a_program_that_does_not_train(capsys):
-    text = shown(capsys, Placed, "look")
+    text = shown(capsys, Placed, "look", word="--help")
     assert text.startswith("usage: hpcdl look RUN [OPTIONS]\n") and "\noptions:\n" in text and "\nrun:" not in text
 
 

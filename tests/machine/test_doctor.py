@@ -5,6 +5,7 @@ import logging
 import os
 
 import pytest
+from in_process import ends
 
 from hpcdl.kernels.shared import BYTES
 from hpcdl.machine import doctor, facts
@@ -264,7 +265,7 @@ def test_sizes_and_counts():
 def warnings(world, monkeypatch, caplog):
     """A function: what a training run warns of on a machine that `change` makes of this one, with this environment."""
 
-    def warned(environ=(), several=True, **change):
+    def warned(environ=(), several=True, quiet=False, **change):
         for name in [*BLAS, *(name for name in os.environ if name.startswith("SLURM_"))]:
             monkeypatch.delenv(name, raising=False)
         for name, value in dict(environ).items():
@@ -274,7 +275,7 @@ def warnings(world, monkeypatch, caplog):
             patch.setattr(doctor, "quick_facts", lambda comm: dataclasses.replace(real(comm), **change))
             caplog.clear()
             with caplog.at_level(logging.WARNING, "hpcdl"):
-                doctor.warn(world, several)
+                doctor.warn(world, several, quiet)
         return [record.getMessage() for record in caplog.records]
 
     return warned
@@ -291,6 +292,18 @@ def test_a_training_run_warns_of_what_hurts(world, warnings):
     assert len(found) == said * (world.size > 1) and all("--bind-to none" in line for line in found)
     found = warnings(blas=1, **cores | {"room": BYTES})
     assert len(found) == said * (world.size > 1) and all(line.startswith("/dev/shm: ") for line in found)
+    found = warnings(blas=1, **cores, spare=0.0)
+    assert len(found) == said and all(line.startswith("load: other processes use 8.0 of 8 cores") for line in found)
+    assert warnings(blas=1, **cores, spare=0.0, quiet=True) == []
+
+
+def test_it_warns_once_and_not_before_usage_errors(monkeypatch):
+    asked = []
+    monkeypatch.setattr("hpcdl.launch.training.warn", lambda world, several, quiet: asked.append(quiet))
+    told = ["--out", "none", "--model", "softmax", "--epochs", "1", "--progress", "none"]
+    for bad in (["--data", "absent.h5"], ["--model", "conv"], ["--batch-size", "0"]):
+        assert ends("train_allreduce", [*told, *bad])[0] == 2 and not asked
+    assert ends("train_allreduce", told) == (0, "") and asked == [True]
 
 
 def test_a_training_run_alone_in_an_allocation(world, warnings):

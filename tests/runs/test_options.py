@@ -161,7 +161,7 @@ def test_a_positional_argument(tmp_path):
 
 def test_help(capsys):
     with pytest.raises(SystemExit) as caught:
-        parse(More, "train-it", "about it", ["--help"])
+        parse(More, "train-it", "about it", ["--help-all"])
     text = capsys.readouterr().out
     begin = "usage: hpcdl train-it [OPTIONS]\n\nabout it.\n\noptions of train-it:"
     assert caught.value.code == 0 and text.startswith(begin)

@@ -53,7 +53,7 @@ def test_a_run_and_what_it_has_learned(run_on, folder):
     wanted = "environment_steps updates episodes return_mean return_min return_max replay_ratio replay_size"
     wanted += " environment_steps_per_second updates_per_second environment_restarts test_return_min test_return_max"
     assert set(wanted.split()) <= found.keys() and found["options"]["n_step"] == 3
-    assert not {"--placement", "--data-servers"} & set(run_on(1, SCRIPT, "--help", check=0).stdout.split())
+    assert not {"--placement", "--data-servers"} & set(run_on(1, SCRIPT, "--help-all", check=0).stdout.split())
     steps = [line for line in lines(folder / "a") if "test_return" not in line]
     assert [line["environment_steps"] for line in steps] == list(range(1, 201))
     assert {line["train_loss"] is None for line in steps[:20]} == {True} and steps[-1]["train_loss"] > 0
