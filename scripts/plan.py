@@ -271,6 +271,17 @@ def machine_for(options, lines):
     return found
 
 
+def trust_in(options):
+    """Return a line on how far forecasts are off, by the load of this machine before it is measured; "": it is not."""
+    from hpcdl.machine.load import load
+    from hpcdl.planning.time_report import trust
+
+    spare, cores = load.available(1), len(os.sched_getaffinity(0))
+    if options.machine or options.launcher or spare is None:
+        return ""
+    return trust(max(0.0, cores - spare), cores)
+
+
 def told(text):
     """Print progress on stderr; the plan goes to stdout."""
     print(f"plan: {line(text)}", file=sys.stderr, flush=True)
@@ -282,8 +293,9 @@ def time(options: TimeOptions, trust: tuple[str, ...]) -> list[str]:
     from hpcdl.planning import forecast_error, time_report
 
     lines = [forecast_error.parse_placement(text, options.ranks) for text in options.lines]
+    remark = trust_in(options)
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
-    return time_report.times(forecast_error.make_forecasts(lines, machine, case_of), machine)
+    return time_report.times(forecast_error.make_forecasts(lines, machine, case_of), machine) + [remark] * bool(remark)
 
 
 def best(options: BestOptions, trust: tuple[str, ...]) -> list[str]:
@@ -305,16 +317,17 @@ def best(options: BestOptions, trust: tuple[str, ...]) -> list[str]:
         with contextlib.suppress(UsageError):  # a program that cannot run this model is not measured
             case_of(*each)
             lines.insert(0, each)
+    remark = trust_in(options)
     machine = machine_for(options, lines)
     found, refused = finding.candidates(model, options.ranks, room, machine, case_of)
     found = [each for each in found if each.same_steps or not options.same_steps]
     if not options.check:
-        return finding.report(found, refused, options.ranks, model)
+        return finding.report(found, refused, options.ranks, model, remark=remark)
     first = [each.forecast for each in found[:3]]
     taken = forecast_error.measure_forecasts(first, 3, options.seconds, make_starter(options.launcher), told)
     if failed := [each for each in taken if each.failed]:
         raise UsageError(f"{failed[0].forecast.line} cannot be run: {failed[0].failed}")
-    return finding.report(found, refused, options.ranks, model, [each.measured for each in taken])
+    return finding.report(found, refused, options.ranks, model, [each.measured for each in taken], remark)
 
 
 def check(options: ForecastCheckOptions, trust: tuple[str, ...]) -> list[str]:
@@ -326,10 +339,12 @@ def check(options: ForecastCheckOptions, trust: tuple[str, ...]) -> list[str]:
     lines = forecast_error.read_matrix(options.matrix[0]) if options.matrix else forecast_error.MATRIX
     for _, text in lines if options.matrix else ():
         refuse_untrusted(names_in_line(text), options.matrix[0], trust)
+    remark = trust_in(options)
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
     found = forecast_error.make_forecasts(lines, machine, case_of)
     start = make_starter(options.launcher)
-    return forecast_error.report(forecast_error.measure_forecasts(found, options.repeat, options.seconds, start, told))
+    checked = forecast_error.measure_forecasts(found, options.repeat, options.seconds, start, told)
+    return forecast_error.report(checked) + [remark] * bool(remark)
 
 
 # Functions that return the lines of a plan for its options; their docstrings are the help.

@@ -77,24 +77,38 @@ def grid_lines(model: str, ranks: int, room: float, read: Read) -> list[str]:
 
 
 def report(
-    candidates: list[Candidate], refused: list[str], ranks: int, model: str, measured: list[float] | None = None
+    candidates: list[Candidate],
+    refused: list[str],
+    ranks: int,
+    model: str,
+    measured: list[float] | None = None,
+    remark: str = "",
 ) -> list[str]:
-    """Return the table of lines, without `model`, and the fastest command. measured: seconds a step of the first."""
+    """Return the table of lines, without `model`, and the fastest command. measured: seconds a step of the first, which
+    then stand in its order. remark: a line before the command."""
     if not candidates:
         why = f": {refused[0]}" if refused else ""
         return [f"nothing fits{why}", "take more ranks, more memory, or a smaller --batch-size"]
-    rows = [["line", "a step", "examples/s", "steps", "largest rank", *(["measured", "error"] if measured else [])]]
+    if measured:
+        order = sorted(range(len(measured)), key=measured.__getitem__)
+        candidates, measured = [candidates[at] for at in order] + candidates[len(order) :], sorted(measured)
+    rows = [["line", *(["measured", "error"] if measured else []), "a step", "examples/s", "steps", "largest rank"]]
     for i, each in enumerate(candidates[:SHOWN]):
         parts = each.forecast.parts
         steps = "same" if each.same_steps else "other"
         cells = [duration(parts.seconds), rate(parts.rate), steps, size(each.bytes)]
         if measured:
             there = i < len(measured)
-            cells += [duration(measured[i]), f"{100 * (parts.seconds / measured[i] - 1):+.0f} %"] if there else ["", ""]
+            found = [duration(measured[i]), f"{100 * (parts.seconds / measured[i] - 1):+.0f} %"] if there else ["", ""]
+            cells = found + cells
         rows.append([each.forecast.line.replace(f" {model}", ""), *cells])
     lines = [f"{ranks} ranks, {model}", *table(rows)]
     if len(candidates) > SHOWN:
         lines.append(f"{len(candidates) - SHOWN} more lines fit")
     if refused:
         lines.append(f"{counted(len(refused), 'line')} left out; the first: {refused[0]}")
-    return [*lines, f"the fastest line: mpiexec -n {ranks} hpcdl {candidates[0].forecast.line}"]
+    return [
+        *lines,
+        *[remark] * bool(remark),
+        f"the fastest line: mpiexec -n {ranks} hpcdl {candidates[0].forecast.line}",
+    ]

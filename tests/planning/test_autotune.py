@@ -6,6 +6,7 @@ from hpcdl.launch.command_lines import read_command
 from hpcdl.launch.option_parser import parse
 from hpcdl.planning.autotune import candidates, grid_lines, report
 from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.time_report import trust
 from hpcdl.scripts.plan import case_of as read
 
 SHEET = {"cores": 1, "latency": 1e-6, "bandwidth": 1e10, "flops": 1e9, "memory": 1e9, "start": 1e-5}
@@ -61,9 +62,16 @@ def test_its_command_can_be_run(ranks):
 
 def test_measurements_stand_beside():
     first, refused = found()
-    seconds = [each.forecast.parts.seconds * 2 for each in first[:3]]
-    lines = report(first, refused, 4, MODEL, seconds)
-    assert [line.split()[-2:] for line in lines[2:5]] == [["-50", "%"]] * 3 and "%" not in lines[5]
+    seconds = [each.forecast.parts.seconds * times for each, times in zip(first, (8, 4, 2), strict=False)]
+    lines = report(first, refused, 4, MODEL, seconds, "busy")
+    assert [line.split("%")[0].split()[-1] for line in lines[2:5]] == ["-50", "-75", "-88"] and "%" not in lines[5]
+    assert lines[-2:] == ["busy", f"the fastest line: mpiexec -n 4 hpcdl {first[2].forecast.line}"]
+    assert lines[1].split()[:3] == ["line", "measured", "error"]
+
+
+def test_how_much_to_trust_a_forecast():
+    assert "40 such forecasts were off by 6 %" in trust(0.2, 2) and "busy" not in trust(0.2, 2)
+    assert trust(1.5, 2).startswith("this machine is busy: other processes use 1.5 of 2 cores; ")
 
 
 def test_nothing_fits():
