@@ -64,6 +64,9 @@ REFUSALS = [
         --controller own => --ranks-per-trial 1: there are 0 ranks beside rank 0,
         --spread -1 => --spread is a number from 0 to less than 10, not -1.0
     """),
+    ("bench_sklearn", 1, "", """
+        digits --seeds 0 => --seeds must be greater than 0
+    """),
     ("bench_svrg", 2, "", """
         --model mlp => bench-svrg works on the coordinates of linear models
     """),

@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 
+import in_process
 import numpy as np
 import pytest
 
@@ -137,6 +138,21 @@ def test_bench_batch_size(bench):
         assert 0 < row["test_accuracy_lowest"] <= row["test_accuracy"] <= row["test_accuracy_highest"] <= 1
     assert rows[1]["test_accuracy"] < rows[3]["test_accuracy"]  # with so few updates, the scaled rate gets further
     assert len(cells) == 2 + 4
+
+
+def test_bench_sklearn(bench, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    values = "\n".join(f"{k % 7},{k % 5},{3 * (k % 7) - k % 5 + k % 2 / 10}" for k in range(200))
+    (tmp_path / "a.csv").write_text(f"a,b,y\n{values}\n")
+    in_process.ends("prepare_data", ["csv", str(tmp_path / "a.csv"), str(tmp_path / "a.h5")])
+    options = "--epochs 60 --width 16 --seeds 2 --weight-decay 0.00001 --lr 0.05"
+    rows, cells, _ = bench("sklearn", 2, f"{tmp_path / 'a.h5'} digits {options}")
+    found = {(row["data"], row["way"], row["seed"]): row["value"] for row in rows}
+    assert len(found) == len(rows) == 2 * 4 * 2 and len(cells) == 2 + 2
+    for seed in (0, 1):
+        both = found["a", "linear", seed], found["a", "its linear", seed]
+        assert all(0.04 < value < 0.09 for value in both)  # what k % 2 adds, in the label's units
+        assert all(found["digits", way, seed] > 0.93 for way in ("linear", "its linear", "mlp", "its mlp"))
 
 
 @pytest.mark.long
