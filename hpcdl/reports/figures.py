@@ -113,7 +113,10 @@ def add_key(figure: Any, key: Key, y: float, height: float) -> None:
         figure.add_artist(Rectangle((left, y - size / 2), right - left, size, facecolor=key.colour, edgecolor="none"))
     else:
         figure.add_artist(Line2D([left, right], [y, y], color=key.colour, linestyle=STYLES[key.style]))
-    figure.text(0.48 / WIDTH, y, textwrap.shorten(key.label, LEGEND_WIDTH), va="center_baseline", fontsize=FONT - 1)
+    said = " ".join(key.label.split())
+    if len(said) > LEGEND_WIDTH:  # its end may say that curves are equal
+        said = f"{said[: LEGEND_WIDTH - 20]} ... {said[-15:]}"
+    figure.text(0.48 / WIDTH, y, said, va="center_baseline", fontsize=FONT - 1)
 
 
 def inline(picture: Picture, prefix: str) -> str:

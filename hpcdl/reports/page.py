@@ -34,7 +34,7 @@ table.about{max-width:52rem}
 table.about th{width:13rem;font-weight:400;color:var(--soft)}table.about td{color:var(--ink)}
 .verdict{padding:.6rem .8rem;background:var(--card);border-left:3px solid var(--link);font-size:1.05rem}
 .scroll{overflow-x:auto;margin:.6rem 0}table.wide{margin:0}table.wide th{vertical-align:bottom}
-table.wide td{min-width:8.5rem;max-width:14rem}
+table.wide td{min-width:9rem;max-width:14rem}
 table.wide :is(th,td):first-child{position:sticky;left:0;min-width:min(15rem,38vw);max-width:min(20rem,38vw);
 background:var(--paper);border-right:1px solid var(--grid)}
 .failed{color:#d55e00;font-weight:600}
@@ -87,9 +87,10 @@ def contents(entries: Sequence[tuple[str, str]]) -> str:
     return f"<nav><ol>{rows}</ol></nav>"
 
 
-def folded(title: str, body: str) -> str:
-    """Return a part that a click unfolds."""
-    return f"<details><summary>{text(title)}</summary>\n{body}\n</details>" if body else ""
+def folded(title: str, body: str, unfolded: bool = False) -> str:
+    """Return a part that a click unfolds or folds."""
+    begin = f"<details{' open' * unfolded}><summary>"
+    return f"{begin}{text(title)}</summary>\n{body}\n</details>" if body else ""
 
 
 def paragraph(said: str, look: str = "soft") -> str:

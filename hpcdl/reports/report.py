@@ -318,7 +318,7 @@ def one(run: Recorded, pictures: str) -> list[str]:
         page.missing(run.missing),
         page.facts(about),
         pictures,
-        page.folded("What it reached, and what it cost", page.facts(result)),
+        page.folded("What it reached, and what it cost", page.facts(result), unfolded=True),
         page.folded("All options", page.facts(options)),
     ]
 

@@ -16,7 +16,7 @@ def picture(**more):
     x = np.linspace(1, 100_000, 400)
     curve = Curve(x, np.exp(-x / 3e4), COLOURS[0], 1, np.exp(-x / 3e4) * 0.9, np.exp(-x / 3e4) * 1.1)
     draw = more.pop("draw", lambda axes: charts.curves(axes, [curve], "steps", "loss"))
-    return Picture("a", 'Loss <"&', "Lower is better.", draw, [Key("a" * 200, COLOURS[0])], **more)
+    return Picture("a", 'Loss <"&', "Lower is better.", draw, [Key("a" * 200 + " = run 1", COLOURS[0])], **more)
 
 
 def test_a_picture_in_a_page_and_as_files(tmp_path):
@@ -30,7 +30,8 @@ def test_a_picture_in_a_page_and_as_files(tmp_path):
     assert set(re.findall(r"url\(#([^)]*)\)", one)) | set(re.findall(r'href="#([^"]*)"', one)) == ids[0]
     assert len(one) < 25_000 and "var(--ink)" in one and "#1a1b1c" not in one and "Loss &lt;&quot;&amp;" in one
     assert ">thousands" not in one and ">steps (thousands)<" in one
-    assert "#1a1b1c" in (tmp_path / "a.svg").read_text()  # as a file it has a ground of its own
+    file = (tmp_path / "a.svg").read_text()
+    assert "#1a1b1c" in file and ("a" * 38 + " ... " + "a" * 7 + " = run 1") in file  # of its own ground and legend
 
 
 def test_a_colour_for_each_and_then_a_style():

@@ -158,6 +158,17 @@ def test_differences_that_a_logarithmic_axis_shows_are_told():
     assert told_apart(lines, [Key("1", ""), Key("2", "")], "run")[1][1].label == "2"
 
 
+def test_points_say_which_lines_they_show_in_part(tmp_path):
+    folder = write_comparison(tmp_path, ["a", "b", "c"], seeds=2)
+    found = json.loads((folder / "results.json").read_text())
+    for line, seeds in ((1, [0]), (2, [0, 1])):  # that missed the target
+        for seed in seeds:
+            found["lines"][line]["runs"][seed]["values"]["seconds_to_target"] = None
+    (folder / "results.json").write_text(json.dumps(found))
+    said = next(results_of(read_comparison(folder))).sentence
+    assert "No value, or not reached: line 3. Only the seeds that have a value, or reached it: line 2." in said
+
+
 def test_bands_are_over_the_seeds(tmp_path):
     records = [record(write_run(tmp_path / str(seed), steps=50, seed=seed)) for seed in range(3)]
     records.append(record(write_run(tmp_path / "short", steps=40, seed=7, evaluations=2)))  # of another rhythm
