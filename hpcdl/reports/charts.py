@@ -2,6 +2,7 @@
 Axes have units that suit the values, and few ticks, for phones. The y label stands above the axis, upright."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from hpcdl.reports.figures import FONT, PAPER, STYLES
 GROUPS = 24  # bars, or rows of a matrix, at most
 FEW_BARS = 4
 TICKS = 4
+DASH = 6  # line widths of a dash, where equal curves share a path
 ABOVE, BELOW = 0.08, 0.23  # inches from the axes to the y label above, and to the upper edge of the x label below
 SCALES = {  # by quantity: smallest value for a unit, its size, its name
     "seconds": ((0, 1e-6, "µs"), (1e-3, 1e-3, "ms"), (1, 1, "s"), (300, 60, "min"), (4 * 3600, 3600, "h")),
@@ -23,7 +25,8 @@ NAMES = {"seconds": "time", "bytes": "bytes sent"}
 
 
 class Curve(NamedTuple):
-    """A curve. low, high: of its band, if given. marked: points get dots if they are few. style: index in STYLES."""
+    """A curve. low, high: of its band, if given. marked: points get dots if they are few. style: index in STYLES.
+    shared: place among so many equal curves, whose colours take turns along their common path."""
 
     x: np.ndarray
     y: np.ndarray
@@ -33,6 +36,7 @@ class Curve(NamedTuple):
     high: np.ndarray | None = None
     marked: bool = False
     width: float = 1.4
+    shared: tuple[int, int] = (0, 1)
 
 
 def scale(values: Any, quantity: str) -> tuple[float, str]:
@@ -58,18 +62,37 @@ def label(axes: Any, x: str, y: str) -> None:
 
 def ticks(axes: Any, which: str, log: bool = False) -> None:
     """Set few ticks with plain numbers on the axis `which` (x or y). log: the axis is logarithmic."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
 
     axis = getattr(axes, f"{which}axis")
-    if log:
-        low, high = axis.get_view_interval()
-        decades = math.log10(high / low) if low > 0 else 1
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low) if log and low > 0 else 0.0
+    if decades < 1:  # powers of ten would be too few
+        axis.set_major_locator(MaxNLocator(TICKS + (which == "y"), steps=[1, 2, 2.5, 5, 10]))
+    else:
         subs = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.6 else (1,)
         axis.set_major_locator(LogLocator(subs=subs, numticks=6))
-        axis.set_minor_locator(NullLocator())
-    else:
-        axis.set_major_locator(MaxNLocator(TICKS + (which == "y"), steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}".replace("e-0", "e-").replace("e+0", "e")))
+    axis.set_minor_locator(NullLocator())
+
+    class TickLabels(Formatter):
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return tick_labels(values)
+
+        def __call__(self, value: float, pos: int | None = None) -> str:
+            return tick_labels([value])[0]
+
+    axis.set_major_formatter(TickLabels())
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """Return numbers with so many digits (6 or more) that the error of each is far below the gaps of the values."""
+    gap = float(np.diff(np.unique(values)).min(initial=math.inf))
+    exact = [0.0 if abs(value) < 1e-13 * gap < math.inf else float(value) for value in values]
+    for digits in range(6, 18):
+        labels = [f"{value:.{digits}g}" for value in exact]
+        if all(abs(float(label) - value) < 1e-3 * gap for label, value in zip(labels, exact, strict=True)):
+            break
+    return [re.sub(r"e([+-])0*", lambda m: "e" + m[1].strip("+"), label) for label in labels]
 
 
 def curves(axes: Any, lines: Sequence[Curve], quantity: str, y: str, percent: bool = False, free: bool = True) -> None:
@@ -84,8 +107,10 @@ def curves(axes: Any, lines: Sequence[Curve], quantity: str, y: str, percent: bo
         there = np.isfinite(line.x) & np.isfinite(line.y)
         x, mean = line.x[there] / factor, times * line.y[there]
         marker = "o" if (line.marked and len(x) <= 25) or len(x) == 1 else None
-        axes.plot(x, mean, color=line.colour, ls=STYLES[line.style], lw=line.width, marker=marker, ms=2.6)
-        if line.low is not None and line.high is not None:
+        place, of = line.shared
+        style = (DASH * (of - place), (DASH, DASH * (of - 1))) if place else STYLES[line.style]
+        axes.plot(x, mean, color=line.colour, ls=style, lw=line.width, marker=marker, ms=2.6)
+        if line.low is not None and line.high is not None and not place:
             low, high = times * line.low[there], times * line.high[there]
             if log:
                 low = np.maximum(low, values.min() / 3)

@@ -7,7 +7,7 @@ NAME/table.md                     the tables of the terminal, and the difference
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,17 @@ from rich.table import Table
 
 from hpcdl.errors import printable, unknown
 from hpcdl.files import parse_json
+from hpcdl.formatting import counted
 from hpcdl.reports.measures import BY_NAME, MEASURES, USUAL, Measure, measured, shown
 from hpcdl.reports.statistics import FEWEST, Statistics, of_lines
 
 SCHEMA_VERSION = 1
 SIGNS = {True: "+", False: "-", None: "="}  # better than the first line, worse, within noise
+JUDGED: tuple[dict[str, str], ...] = (  # by a verdict, and in its words: of each row the first measure that all have
+    {each: each.replace("_", " ") for each in ("test_accuracy", "test_return", "test_rmse", "test_loss", "train_loss")},
+    {"seconds_to_target": "time to the target", "seconds": "time"},
+    {"bytes_to_target": "bytes sent to the target", "bytes_per_rank": "bytes sent by the busiest rank"},
+)
 NUMBERS = ("runs", "mean", "deviation", "difference")
 
 
@@ -106,8 +112,12 @@ def sign(measure: Measure, found: Statistics) -> str:
     if found.difference is None or found.within_noise is None or not measure.better:
         return ""
     better = (found.difference > 0) == (measure.better == "more")
-    seen = any(digit in "123456789" for digit in shown(measure, found.difference, unit=False))
-    return f" {SIGNS[better if seen and not found.within_noise else None]}"
+    return f" {SIGNS[better if visible(measure, found.difference) and not found.within_noise else None]}"
+
+
+def visible(measure: Measure, value: float) -> bool:
+    """True if the value is not 0 in the digits shown."""
+    return any(digit in "123456789" for digit in shown(measure, value, unit=False).partition("e")[0])
 
 
 def difference(measure: Measure, found: Statistics) -> str:
@@ -119,6 +129,45 @@ def difference(measure: Measure, found: Statistics) -> str:
         said += f" ({low} to {high})"
     p = "" if found.p is None else f", p {found.p:.2g}" if found.p >= 0.001 else ", p < 0.001"
     return said + p + ", within noise" * bool(found.within_noise)
+
+
+def verdict(first: str, seeds: int, measures: Iterable[Measure], lines: Sequence[Mapping[str, Statistics]]) -> str:
+    """Return a sentence: by which of score, time and bytes a line is better or worse than the first, beyond noise.
+    first: text of the first line. lines: statistics of each line by measure; "" for one line. Signs: see `sign`."""
+    if len(lines) < 2:
+        return ""
+    differ, alike, judged = list[str](), list[str](), set[int]()
+    by_name = {
+        each.name: each for each in measures if not any(each.name in of and of[each.name].censored for of in lines)
+    }
+    for words in JUDGED:
+        name = next((name for name in words if name in by_name), None)
+        if name is None:
+            continue
+        each = {i: sign(by_name[name], of[name]).strip() for i, of in enumerate(lines[1:], 2) if name in of}
+        found = {said: [i for i in each if each[i] == said] for said in SIGNS.values()}
+        judged.update(*found.values())
+        told = [numbered(found[said], how) for said, how in (("+", "better"), ("-", "worse")) if found[said]]
+        if told:
+            differ.append(f"by {words[name]}, {' and '.join(told)}")
+        elif found["="]:
+            alike.append(words[name])
+    if not judged:
+        return f"No verdict: it takes {FEWEST} seeds with values of two lines to tell a difference from noise."
+    left = [i for i in range(2, len(lines) + 1) if i not in judged]
+    said = [*differ, *([f"by {listed(alike)}, no line can be told apart"] if alike else [])]
+    said += [numbered(left, "without a verdict, for want of values")] if left else []
+    return f"Over {counted(seeds, 'seed')}, compared with line 1 ({first}): {'; '.join(said)}."
+
+
+def numbered(lines: Sequence[int], how: str) -> str:
+    """Return "line 3 is better", or "lines 3 and 4 are better"."""
+    which = listed([*map(str, lines)])
+    return f"lines {which} are {how}" if len(lines) > 1 else f"line {which} is {how}"
+
+
+def listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def rows(found: dict[str, Any], names: Iterable[str], show: Any) -> tuple[list[str], list[list[str]]]:

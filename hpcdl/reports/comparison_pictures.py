@@ -117,7 +117,8 @@ def measure_of(told: dict[str, Any]) -> Measure:
     except (ValueError, TypeError):
         form = ".4g"
     title = str(told.get("title") or told["name"])
-    return Measure(str(told["name"]), title, form, f" {unit.strip()}".rstrip(), 1 if scale is None else scale)
+    better = str(told.get("better") or "")
+    return Measure(str(told["name"]), title, form, f" {unit.strip()}".rstrip(), 1 if scale is None else scale, better)
 
 
 def statistics_of(told: dict[str, Any]) -> Statistics:
@@ -125,7 +126,8 @@ def statistics_of(told: dict[str, Any]) -> Statistics:
     mean, deviation, difference, p = (finite(told.get(name)) for name in ("mean", "deviation", "difference", "p"))
     low, high = map(finite, ends) if len(ends := entry(told, "interval", list)) == 2 else (None, None)
     interval = None if low is None or high is None else (low, high)
-    within_noise, censored = told.get("within_noise") is True, bool(told.get("censored"))
+    within_noise = None if told.get("within_noise") is None else told["within_noise"] is True
+    censored = bool(told.get("censored"))
     return Statistics(0, mean, deviation, difference, interval, within_noise, p, censored)
 
 
@@ -165,6 +167,7 @@ def together(lines: Sequence[DrawnLine], seeds: int, what: str) -> Iterator[Pict
                     drawn.append(Curve(at, mean, *look(line.index), low, high, marked=len(lines) <= 4))
                     keys.append(line.key)
             if drawn:
+                drawn, keys = told_apart(drawn, keys, what)
                 name, _, better = MEASURES[measure]
                 bands = f" Each curve is the mean over {seeds} seeds, its band from the lowest to the highest of them."
                 chance = " If bands overlap, chance may decide which curve is ahead."
@@ -174,6 +177,32 @@ def together(lines: Sequence[DrawnLine], seeds: int, what: str) -> Iterator[Pict
                 yield learning_curve(measure, x, title, f"{sense}{over} {COSTS[words]}{overlap}", drawn, keys)
 
 
+def told_apart(drawn: Sequence[Curve], keys: Sequence[Key], what: str) -> tuple[list[Curve], list[Key]]:
+    """Return curves that are drawn in turns where they are equal, and keys that name the first curve they equal."""
+    extents = [float(np.ptp(np.concatenate([getattr(curve, name) for curve in drawn]))) for name in ("x", "y")]
+    first: list[int] = []
+    for i, curve in enumerate(drawn):
+        first.append(next((j for j in range(i) if first[j] == j and coincide(drawn[j], curve, extents)), i))
+    curves, labels = [], []
+    for i, (curve, key) in enumerate(zip(drawn, keys, strict=True)):
+        like = drawn[first[i]]
+        curves.append(curve._replace(shared=(first[:i].count(first[i]), first.count(first[i]))))
+        equal = all(np.array_equal(a, b) for a, b in zip(like[:2], curve[:2], strict=True))
+        same = "" if first[i] == i else f" {'=' if equal else '≈'} {what} {keys[first[i]].label.split()[0]}"
+        labels.append(key._replace(label=key.label + same))
+    return curves, labels
+
+
+def coincide(one: Curve, other: Curve, extents: Sequence[float]) -> bool:
+    """True if no difference is visible: neither on a linear axis of the x and y extents, nor on a logarithmic one."""
+    x, y = extents
+    pairs = (one.x, other.x, x), (one.y, other.y, y), (one.low, other.low, y), (one.high, other.high, y)
+    known = [(a, b, extent) for a, b, extent in pairs if a is not None and b is not None]
+    return len(one.x) == len(other.x) and all(
+        bool((np.abs(a - b) <= 1e-3 * np.minimum(np.abs(a), extent)).all()) for a, b, extent in known
+    )
+
+
 def has(line: DrawnLine, name: str) -> bool:
     return any(drawable(record.evaluations.mean["step"], record.evaluations.mean[name]) for record in line.records)
 
@@ -181,7 +210,7 @@ def has(line: DrawnLine, name: str) -> bool:
 def results_of(comparison: Comparison) -> Iterator[Picture]:
     """Yield pictures of RESULTS (costs to reach the target, ...): a point per line with the range over its seeds."""
     for name, title, quantity, sentence in RESULTS:
-        rows, keys, never = [], [], []
+        rows, keys, never, some = [], [], [], []
         for line in comparison.lines[:MOST_LINES]:
             each = [number(run.values.get(name)) for run in line.runs if not run.failed]
             values = [value for value in each if math.isfinite(value)]
@@ -191,12 +220,15 @@ def results_of(comparison: Comparison) -> Iterator[Picture]:
                 keys.append(line.key._replace(style=0))
             elif each:
                 never.append(str(line.index + 1))
+            if values and len(values) < len(each):
+                some.append(str(line.index + 1))
         to_target = name.endswith("_to_target")
         if not rows or (to_target and not comparison.target):
             continue
         target = " and ".join(f"{key} {value}" for key, value in comparison.target.items())
         said = f" ({target})" if to_target else ""
         missing = f" No value, or not reached: line {', '.join(never)}." if never else ""
+        missing += f" Only the seeds that have a value, or reached it: line {', '.join(some)}." if some else ""
         yield Picture(
             name.replace("_", "-"),
             title + said,

@@ -24,6 +24,7 @@ STYLES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)
 DASHES = ("", "5 2", "1 1.4", "6 2 1 2")  # the same in SVG
 WIDTH, HEIGHT, FONT = 4.2, 2.6, 9  # inches, points
 LEFT, RIGHT, TOP, BOTTOM = 0.56, 0.16, 0.3, 0.46  # inches around the axes
+DIGIT, PAD = 0.08, 0.1  # inches of a digit, and beside the labels of the y axis
 LINE, TITLE_WIDTH, LEGEND_WIDTH = 0.17, 44, 58  # inches of a line of text, characters
 OURS = "hpcdl report"  # the mark in all written files: only files with it are replaced
 
@@ -90,6 +91,11 @@ def drawn(picture: Picture, titled: bool) -> Any:
     box = LEFT / WIDTH, (BOTTOM + below) / height, 1 - (LEFT + RIGHT) / WIDTH, (picture.height - TOP - BOTTOM) / height
     axes = figure.add_axes(box)
     picture.draw(axes)
+    widest = DIGIT * max(map(len, axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())), default=0)
+    if widest > LEFT - PAD:
+        place = axes.get_position()
+        left = (widest + PAD) / WIDTH
+        axes.set_position([left, place.y0, place.x1 - left, place.height])
     for number, text in enumerate(title):
         figure.text(0.1 / WIDTH, 1 - (0.2 + LINE * 1.05 * number) / height, text, fontsize=FONT + 1, weight="bold")
     for number, key in enumerate(legend):
@@ -107,7 +113,10 @@ def add_key(figure: Any, key: Key, y: float, height: float) -> None:
         figure.add_artist(Rectangle((left, y - size / 2), right - left, size, facecolor=key.colour, edgecolor="none"))
     else:
         figure.add_artist(Line2D([left, right], [y, y], color=key.colour, linestyle=STYLES[key.style]))
-    figure.text(0.48 / WIDTH, y, textwrap.shorten(key.label, LEGEND_WIDTH), va="center_baseline", fontsize=FONT - 1)
+    said = " ".join(key.label.split())
+    if len(said) > LEGEND_WIDTH:  # its end may say that curves are equal
+        said = f"{said[: LEGEND_WIDTH - 20]} ... {said[-15:]}"
+    figure.text(0.48 / WIDTH, y, said, va="center_baseline", fontsize=FONT - 1)
 
 
 def inline(picture: Picture, prefix: str) -> str:
@@ -157,11 +166,10 @@ def squeezed(svg: str, title: str, prefix: str) -> str:
     names = {name: f"{prefix}{number}" for number, name in enumerate(sorted(used))}
     body = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", body)
     body = re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + names[m[2]], body)
-    body = re.sub(r' d="([^"]*)"', lambda m: f' d="{short_path(m[1])}"', body)
-    body = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
+    body = re.sub(r"<[^>]*>", rounded, body)  # text, such as labels of ticks, stays as it is
     for colour, variable in VARIABLES.items():
         body = body.replace(colour, variable)
-    body = body.replace("font: 9px 'DejaVu Sans'", "font:9px system-ui,sans-serif").replace("xlink:href", "href")
+    body = body.replace("'DejaVu Sans'", "system-ui,sans-serif").replace("xlink:href", "href")
     body = re.sub(
         r"; stroke-linejoin: (?:miter|round)|; stroke-linecap: (?:square|butt|round)|stroke-miterlimit: \d+; ", "", body
     )
@@ -171,36 +179,6 @@ def squeezed(svg: str, title: str, prefix: str) -> str:
     return f'<svg viewBox="{box}" role="img" aria-label="{escaped}">{body}'
 
 
-NUMBER = re.compile(r"[MLCQz]|-?\d+(?:\.\d+)?(?:e-?\d+)?")
-
-
-def short_path(path: str) -> str:
-    """Return an SVG path, shortened: relative steps in tenths of a point, or only rounded numbers if it has curves."""
-    tokens = NUMBER.findall(path)
-    if "C" in tokens or "Q" in tokens:
-        return " ".join(each if each in "MLCQz" else f"{float(each):.2f}" for each in tokens)
-    out, at, (x, y), begun = [], 0, (0, 0), (0, 0)
-    while at < len(tokens):
-        if tokens[at] == "z":
-            out.append("z")
-            at, (x, y) = at + 1, begun
-            continue
-        new_x, new_y = round(10 * float(tokens[at + 1])), round(10 * float(tokens[at + 2]))
-        if tokens[at] == "M":
-            out.append(f"M{tenths(new_x)} {tenths(new_y)}")
-            begun = new_x, new_y
-        elif new_x == x:
-            out.append(f"v{tenths(new_y - y)}")
-        elif new_y == y:
-            out.append(f"h{tenths(new_x - x)}")
-        else:
-            second = tenths(new_y - y)
-            out.append(f"l{tenths(new_x - x)}{'' if second.startswith('-') else ' '}{second}")
-        at, x, y = at + 3, new_x, new_y
-    return "".join(out)
-
-
-def tenths(value: int) -> str:
-    """Return `value` tenths as the shortest decimal: 20 as 2, 5 as .5."""
-    text = f"{value / 10:.1f}".removesuffix(".0")
-    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+def rounded(tag: re.Match[str]) -> str:
+    """Return a tag of SVG with its coordinates rounded to hundredths of a point."""
+    return re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), tag[0])

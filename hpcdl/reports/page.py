@@ -1,11 +1,12 @@
 """A self-contained HTML page: text, tables, pictures as SVG; no scripts, fonts or external files.
-Wide tables become cards on narrow screens, so that nothing scrolls sideways. Foldable parts are open, for paper."""
+Wide tables scroll below a fixed first column; on paper their rows are cards. Paper has the parts that are unfolded."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
 from hpcdl.errors import printable
+from hpcdl.formatting import counted
 from hpcdl.reports.figures import DASHES, OURS, Key
 
 STYLE = """
@@ -31,21 +32,25 @@ th,td{text-align:left;vertical-align:top;padding:.28rem .5rem;border-bottom:1px 
 th{font-weight:600}td small{display:block;color:var(--soft)}tr{break-inside:avoid}
 table.about{max-width:52rem}
 table.about th{width:13rem;font-weight:400;color:var(--soft)}table.about td{color:var(--ink)}
-table.wide{table-layout:fixed}table.wide th:first-child{width:26%}
+.verdict{padding:.6rem .8rem;background:var(--card);border-left:3px solid var(--link);font-size:1.05rem}
+.scroll{overflow-x:auto;margin:.6rem 0}table.wide{margin:0}table.wide th{vertical-align:bottom}
+table.wide td{min-width:9rem;max-width:14rem}
+table.wide :is(th,td):first-child{position:sticky;left:0;min-width:min(15rem,38vw);max-width:min(20rem,38vw);
+background:var(--paper);border-right:1px solid var(--grid)}
 .failed{color:#d55e00;font-weight:600}
 details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}
 nav ol{columns:18rem;padding-left:1.6rem;font-size:.9rem}
-@media screen and (max-width:60rem){table.wide thead{display:none}table.wide tr{display:block;padding:.5rem 0;
-border-bottom:1px solid var(--grid)}table.wide td{display:grid;grid-template-columns:minmax(0,9rem) minmax(0,1fr);
-gap:.5rem;border:0;padding:.1rem 0}table.wide td::before{content:attr(data-name);color:var(--soft)}
-table.wide td:first-child{display:block;font-weight:600}
-table.wide td:first-child::before{content:none}table.wide td small{font-weight:400}}
 @media (max-width:30rem){table.about th{width:8.5rem}body{padding:.75rem}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--grid:#ccc;--paper:#fff;--card:#f5f6f8;--link:#000}
 body{max-width:none;padding:0;font-size:10pt}.pictures{grid-template-columns:1fr 1fr}nav{display:none}
-table.wide{font-size:8pt}
-details::details-content{content-visibility:visible;height:auto}h2,h3,summary{break-after:avoid}
-*{print-color-adjust:exact}}
+.scroll{overflow:visible}table.wide{font-size:8pt}
+table.wide,table.wide tbody{display:block}table.wide thead{display:none}
+table.wide tr{display:grid;grid-template-columns:repeat(auto-fill,minmax(24mm,1fr));padding:.3rem 0}
+table.wide tr{border-bottom:1px solid var(--grid)}
+table.wide :is(td,td:first-child){border:0;min-width:0;max-width:none;padding:.1rem .3rem}
+table.wide td:first-child{position:static;grid-column:1/-1;font-weight:600}
+table.wide td:not(:first-child)::before{content:attr(data-name);display:block;color:var(--soft)}
+h2,h3,summary{break-after:avoid}*{print-color-adjust:exact}}
 """
 
 
@@ -82,12 +87,14 @@ def contents(entries: Sequence[tuple[str, str]]) -> str:
     return f"<nav><ol>{rows}</ol></nav>"
 
 
-def folded(title: str, body: str) -> str:
-    return f"<details open><summary>{text(title)}</summary>\n{body}\n</details>" if body else ""
+def folded(title: str, body: str, unfolded: bool = False) -> str:
+    """Return a part that a click unfolds or folds."""
+    begin = f"<details{' open' * unfolded}><summary>"
+    return f"{begin}{text(title)}</summary>\n{body}\n</details>" if body else ""
 
 
-def paragraph(said: str, soft: bool = False) -> str:
-    return f'<p class="soft">{text(said)}</p>' if soft else f"<p>{text(said)}</p>"
+def paragraph(said: str, look: str = "soft") -> str:
+    return f'<p class="{look}">{text(said)}</p>' if said else ""
 
 
 def missing(said: Sequence[str]) -> str:
@@ -123,7 +130,8 @@ def table(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
             name = "" if wide else names[place]
             body += f'<td data-name="{text(name)}"{wide}{look}><span>{mark}{text(cell.said)}{more}</span></td>'
         body += "</tr>"
-    return f'<table class="wide"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    inside = f'<table class="wide"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll" tabindex="0">{inside}</div>'  # tabindex: keys scroll it, too
 
 
 def swatch(key: Key) -> str:
@@ -136,9 +144,13 @@ def swatch(key: Key) -> str:
     return f'<svg viewBox="0 0 27 10" aria-hidden="true" style="width:1.7rem;height:.65rem">{inside}</svg> '
 
 
-def figures(drawn: Sequence[Drawn]) -> str:
-    """Return a grid of pictures, with title and legend above, and a sentence on how to read it below."""
-    return f'<div class="pictures">{"".join(map(figure, drawn))}</div>' if drawn else ""
+def figures(drawn: Sequence[Drawn], unfolded: int) -> str:
+    """Return a grid of pictures, so many of them unfolded: title and legend, drawing, a sentence on how to read it."""
+    first, rest = (
+        f'<div class="pictures">{"".join(map(figure, some))}</div>' if some else ""
+        for some in (drawn[:unfolded], drawn[unfolded:])
+    )
+    return first + folded(counted(len(drawn[unfolded:]), "more picture" if first else "picture"), rest)
 
 
 def figure(drawn: Drawn) -> str:

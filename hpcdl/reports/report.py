@@ -17,7 +17,7 @@ from hpcdl.files import atomic_write, unwritable_parent
 from hpcdl.formatting import counted
 from hpcdl.machine.versions import versions
 from hpcdl.reports import page
-from hpcdl.reports.comparison import difference
+from hpcdl.reports.comparison import difference, verdict, visible
 from hpcdl.reports.comparison_pictures import Comparison, DrawnLine, read_comparison, results_of, together
 from hpcdl.reports.discovery import below, find
 from hpcdl.reports.downsampling import number
@@ -34,11 +34,14 @@ from hpcdl.search.search_log_reader import Trials, read
 
 MOST = 40  # most runs with pictures of their own
 FEW = 4  # fewest runs for which other processes are started
-COLUMNS = 6  # measures of a table of a comparison
+UNFOLDED = 12  # most pictures of a page that are seen without a click
 HOW_TO_READ = (
     "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, with its "
     "interval of 95 %, by Student's t. Within noise: the choice of seeds may explain the difference: p, corrected "
     "for the number of lines, is 0.05 or more. >: some runs missed the target; the true value is larger."
+)
+ONE_EACH = (
+    "Each row is a single run, which cannot tell a difference from noise: hpcdl compare with 3 seeds or more can."
 )
 PICTURE = re.compile(r"(run|comparison|search)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.(png|svg)")
 
@@ -103,8 +106,8 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
         line.records.append(recorded)
     made = Made(runs=len(jobs), comparisons=len(comparisons), searches=len(searches))
     parts = sections(lines, comparisons, searches, files, made)
-    about = page.paragraph(f"Made by hpcdl report, version {versions()['hpcdl']}.", soft=True)
-    html = page.page(title_of(made, lines, comparisons), [about, *parts])
+    about = page.paragraph(f"Made by hpcdl report, version {versions()['hpcdl']}.")
+    html = page.page(title_of(made, lines, comparisons), [*parts, about])
     with blamed_on(f"--out {out} cannot be written"), atomic_write(out) as file:
         file.write(html.encode())
     said = [(comparison.folder, each) for comparison in comparisons for each in comparison.missing]
@@ -123,35 +126,51 @@ def sections(
     files: tuple[Path, str] | None,
     made: Made,
 ) -> list[str]:
-    """Return the page's sections: overview, comparisons with a run per line, searches, runs. Count pictures (made)."""
+    """Return the page's sections: overview, comparisons, searches, and runs, folded if there are others; count pictures
+    (made)."""
     parts: list[str] = []
     entries: list[tuple[str, str]] = []
+    room = UNFOLDED
 
-    def add(title: str, anchor: str, drawn: list[Drawn], body: list[str]) -> None:
+    def add(title: str, anchor: str, body: list[str]) -> None:
         entries.append((anchor, title))
         parts.append(page.section(title, anchor, body))
+
+    def figures(drawn: Sequence[Drawn], inside: bool = False) -> str:
+        """Return pictures as a part of the page. inside: of a part that is folded as a whole."""
+        nonlocal room
         made.pictures += len(drawn)
+        seen = len(drawn) if inside else min(room, len(drawn))
+        room -= 0 if inside else seen
+        return page.figures(drawn, seen)
+
+    def folded(line: DrawnLine, run: Recorded, note: str = "") -> str:
+        return page.folded(
+            line.key.label, "\n".join([page.paragraph(note), *one(run, figures(run.drawn, inside=True))])
+        )
 
     if len(lines) > 1:
         drawn = draw(together(lines, 1, "run"), "overview", "o", files)
-        add(f"All {len(lines)} runs", "o", drawn, overview(lines, drawn))
+        add(f"All {len(lines)} runs", "o", overview(lines, figures(drawn)))
     for place, comparison in enumerate(comparisons, 1):
         shown = *together(comparison.lines, len(comparison.seeds), "line"), *results_of(comparison)
-        drawn = draw(shown, f"comparison-{place}", f"c{place}", files)
-        add(f"Comparison {named(comparison.folder)}", f"c{place}", drawn, compared(comparison, drawn))
+        body = compared(comparison, figures(draw(shown, f"comparison-{place}", f"c{place}", files)))
         for line in comparison.lines:
             for run in filter(lambda each: each.drawn, line.records):
-                note = f"One run of this line, with its first seed: {run.folder}"
-                add(line.key.label, f"c{place}l{line.index}", run.drawn, [page.paragraph(note, soft=True), *one(run)])
+                body.append(folded(line, run, f"One run of this line, with its first seed: {run.folder}"))
+        add(f"Comparison {named(comparison.folder)}", f"c{place}", body)
     for place, (folder, trials) in enumerate(searches, 1):
         drawn = draw(pictures_of_search(trials), f"search-{place}", f"s{place}", files)
-        add(f"Search {named(folder)}", f"s{place}", drawn, searched(trials, drawn))
-    for line in lines[:MOST]:
-        (run,) = line.records
-        add(line.key.label if len(lines) > 1 else ", ".join(described(run)), f"r{line.index}", run.drawn, one(run))
-    if len(lines) > MOST:
-        more = f"the pictures of the first {MOST} are shown; for other runs, give their folders alone."
-        parts.append(page.missing([f"Of {len(lines):,} runs {more}"]))
+        add(f"Search {named(folder)}", f"s{place}", searched(trials, figures(drawn)))
+    if len(lines) == 1 and not entries:
+        (run,) = lines[0].records
+        add(", ".join(described(run)), "r", one(run, figures(run.drawn)))
+    elif lines:
+        body = [folded(line, line.records[0]) for line in lines[:MOST]]
+        if len(lines) > MOST:
+            more = f"the pictures of the first {MOST} are shown; for other runs, give their folders alone."
+            body.append(page.missing([f"Of {len(lines):,} runs {more}"]))
+        parts.append(page.section("Each run", "r", body))
     return ([page.contents(entries)] if len(entries) > 1 else []) + parts
 
 
@@ -185,7 +204,8 @@ def in_parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterable
         return list(pool.map(function, jobs, chunksize=1))
 
 
-def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
+def compared(comparison: Comparison, pictures: str) -> list[str]:
+    """Return the section of a comparison: verdict, table, pictures, and how it was run."""
     told = {name: value for name, value in comparison.environment.items() if name != "launch" or not comparison.command}
     rows = [
         ("command", comparison.command),
@@ -194,14 +214,17 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
         ("target", ", ".join(f"{name} {value}" for name, value in comparison.target.items())),
         *environment_of(told),
     ]
-    parts = [page.facts([row for row in rows if row[1]]), page.missing(comparison.missing)]
-    known = [each for each in comparison.measures if any(line.has(each) for line in comparison.lines)]
-    tables = max(1, -(-len(known) // COLUMNS))
-    for part in range(tables):
-        parts.append(measured(comparison, known[part * len(known) // tables : (part + 1) * len(known) // tables]))
-    if known:
-        parts.append(page.paragraph(HOW_TO_READ, soft=True))
-    return [*parts, page.figures(drawn)]
+    lines, seeds = comparison.lines, len(comparison.seeds)
+    known = [each for each in comparison.measures if any(line.has(each) for line in lines)]
+    said = verdict(lines[0].name, seeds, known, [line.statistics for line in lines]) if lines else ""
+    return [
+        page.paragraph(said, "verdict"),
+        page.missing(comparison.missing),
+        measured(comparison, known),
+        page.paragraph(HOW_TO_READ if known else ""),
+        pictures,
+        page.folded("How it was run", page.facts([row for row in rows if row[1]])),
+    ]
 
 
 def measured(comparison: Comparison, measures: list[Measure]) -> str:
@@ -226,7 +249,11 @@ def statistic(found: Statistics, measure: Measure) -> Cell:
     spread = f" ± {shown(measure, found.deviation, unit=False)}" if found.deviation else ""
     said = "> " * bool(found.censored) + shown(measure, found.mean) + spread
     same = found.difference == 0 and found.interval in (None, (0, 0))
-    return Cell(said, "the same" if same else difference(measure, found))
+    if found.difference is not None and not any(
+        visible(measure, each) for each in (found.difference, *(found.interval or ()))
+    ):
+        return Cell(said, "the same" if same else "the same in these digits")
+    return Cell(said, difference(measure, found))
 
 
 OVERVIEW = (  # name, entry of the summary, format, unit
@@ -242,7 +269,7 @@ OVERVIEW = (  # name, entry of the summary, format, unit
 )
 
 
-def overview(lines: list[DrawnLine], drawn: list[Drawn]) -> list[str]:
+def overview(lines: list[DrawnLine], pictures: str) -> list[str]:
     """Return the table of all runs, and pictures of them together."""
 
     def value(recorded: Recorded, entry: str) -> float:
@@ -265,10 +292,10 @@ def overview(lines: list[DrawnLine], drawn: list[Drawn]) -> list[str]:
     differ = len({tuple(described(line.records[0])[2:]) for line in lines}) > 1
     note = "These runs have different models or data: losses and scores on other data are not comparable."
     table = page.table(["run", *(column[0] for column in known)], rows)
-    return [table, page.missing([note] * differ), page.figures(drawn)]
+    return [page.paragraph(ONE_EACH, "verdict"), table, page.missing([note] * differ), pictures]
 
 
-def one(run: Recorded) -> list[str]:
+def one(run: Recorded, pictures: str) -> list[str]:
     """Return the section of a run: its facts, pictures, results and options."""
     environment = run.summary.get("environment") or run.started.get("environment") or run.header
     about = [("run", ", ".join(described(run)))]
@@ -290,8 +317,8 @@ def one(run: Recorded) -> list[str]:
     return [
         page.missing(run.missing),
         page.facts(about),
-        page.figures(run.drawn),
-        page.folded("What it reached, and what it cost", page.facts(result)),
+        pictures,
+        page.folded("What it reached, and what it cost", page.facts(result), unfolded=True),
         page.folded("All options", page.facts(options)),
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hpcdl.errors import printable
 from hpcdl.formatting import counted, spent
 from hpcdl.reports import page
-from hpcdl.reports.page import Cell, Drawn
+from hpcdl.reports.page import Cell
 from hpcdl.reports.search_pictures import ordered
 from hpcdl.search.importance import importance
 from hpcdl.search.search_log_reader import TrialRow, Trials, best, number_text, score_text
@@ -21,7 +21,8 @@ OPTIMISTIC = (
 )
 
 
-def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
+def searched(trials: Trials, pictures: str) -> list[str]:
+    """Return the parts of the section. pictures: those of the search, as a part of the page."""
     rows, axes = trials.rows(), trials.axes()
     shares = importance(rows, axes)
     top = best(rows, BEST)
@@ -29,8 +30,8 @@ def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
     if top:
         parts.append(table(trials, top, ordered(axes, shares), len(best(rows))))
         if trials.seeds == 1 and len(rows) > 1:
-            parts.append(page.paragraph(OPTIMISTIC, soft=True))
-    return [*parts, page.figures(drawn), page.folded("What each option explains", explained(shares))]
+            parts.append(page.paragraph(OPTIMISTIC))
+    return [*parts, pictures, page.folded("What each option explains", explained(shares))]
 
 
 def about(trials: Trials, rows: Sequence[TrialRow]) -> list[tuple[str, str]]:
@@ -72,7 +73,7 @@ def table(trials: Trials, top: Sequence[TrialRow], axes: Sequence[Parameter], sc
         rows.append([*cells, *(Cell(number_text(row.values.get(axis.name, "-"))) for axis in columns)])
     more = f"The best {len(top)} of {scored} trials with a score. " if scored > len(top) else ""
     note = f"{more}Each trial is a run, in a folder such as {top[0].folder}, whose report shows the whole run."
-    return page.table([*names, *(axis.name for axis in columns)], rows) + page.paragraph(note, soft=True)
+    return page.table([*names, *(axis.name for axis in columns)], rows) + page.paragraph(note)
 
 
 def explained(shares: Sequence[tuple[str, float | None]]) -> str:
@@ -83,6 +84,5 @@ def explained(shares: Sequence[tuple[str, float | None]]) -> str:
     ]
     return page.facts(rows) + page.paragraph(
         "The share of the differences between the trials' first scores that an option explains by itself, corrected "
-        "for chance. Options that matter only together have small shares.",
-        soft=True,
+        "for chance. Options that matter only together have small shares."
     )

@@ -3,15 +3,18 @@
 import csv
 import io
 import json
+import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcdl.errors import UsageError
 from hpcdl.reports import comparison, report
 from hpcdl.reports.comparison import Line, run_folder
 from hpcdl.reports.comparison_pictures import measure_of, statistics_of
 from hpcdl.reports.measures import BY_NAME
-from hpcdl.reports.statistics import Statistics
+from hpcdl.reports.statistics import Statistics, of_lines
 
 LINES = [Line("train-a", 2, "1-train-a"), Line("train-b --c 'x|y'", 1, "2-train-b"), Line("train-d", 2, "3-train-d")]
 SEEDS = [0, 1, 2]
@@ -74,6 +77,70 @@ def test_table_and_page_say_the_same_of_a_difference(interval, p, within_noise, 
     said = report.statistic(statistics_of(told[0]), measure_of(told[1])).more
     assert comparison.sign(measure, found) == signed
     assert said == "+1.00" + " (+0.50 to +1.50)" * bool(interval) + words
+
+
+def statistics(*signs):
+    """Statistics of lines: the first one, then ones with these signs for a measure that is better if less."""
+    return [Statistics(5, 4.0, 1.0, None, None, None)] + [
+        Statistics(5, 4.0, 1.0, {"+": -1.0, "-": 1.0, "=": 1.0, " ": 1.0}[each], None, *verdicts)
+        for each in signs
+        for verdicts in [{"=": (True, 0.3), " ": (None, None)}.get(each, (False, 0.01))]
+    ]
+
+
+def judged(**signs):
+    by_name = {name: statistics(*each) for name, each in signs.items()}
+    lines = [dict(zip(by_name, each, strict=True)) for each in zip(*by_name.values(), strict=True)]
+    return comparison.verdict("train-a", 5, [BY_NAME[name] for name in signs], lines)
+
+
+NO_VERDICT = "No verdict: it takes 3 seeds with values of two lines to tell a difference from noise."
+
+
+@pytest.mark.parametrize(
+    "signs, said",
+    [
+        ({"test_loss": "==", "seconds": "=="}, "by test loss and time, no line can be told apart"),
+        ({"test_loss": "==", "seconds": "+="}, "by time, line 2 is better; by test loss, no line can be told apart"),
+        ({"test_loss": "-+--", "seconds": "++++"}, "by test loss, line 3 is better and lines 2, 4 and 5 are worse; "
+         "by time, lines 2, 3, 4 and 5 are better"),
+        ({"test_loss": "= ", "seconds": "- "}, "by time, line 2 is worse; by test loss, no line can be told apart; "
+         "line 3 is without a verdict, for want of values"),
+        ({"seconds": "+", "seconds_to_target": "-"}, "by time to the target, line 2 is worse"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_a_sentence_of_the_signs(signs, said):
+    assert judged(**signs) == f"Over 5 seeds, compared with line 1 (train-a): {said}."
+
+
+def test_there_is_no_verdict_of_one_line_or_of_too_few_seeds(found):
+    assert judged(test_loss="  ", seconds="  ") == judged(epochs="++") == NO_VERDICT
+    assert judged(test_loss="") == ""
+
+
+def test_costs_to_a_target_that_a_run_missed_are_no_verdict():
+    lines = [{name: each for name in ("seconds", "seconds_to_target")} for each in statistics("+")]
+    lines[0]["seconds_to_target"] = lines[0]["seconds_to_target"]._replace(censored=1)
+    said = comparison.verdict("a", 5, [BY_NAME[name] for name in lines[0]], lines)
+    assert said == "Over 5 seeds, compared with line 1 (a): by time, line 2 is better."
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0, 5, -3]), st.lists(st.floats(1, 9), min_size=3, max_size=3)), min_size=2))
+def test_the_verdict_names_the_lines_that_paired_t_tests_with_holms_correction_tell_apart(lines):
+    """A line is (d, values): the first line's values plus d and some noise if d is not 0, else the values."""
+    first = lines[0][1]
+    values = [first, *([a + d + b / 99 if d else b for a, b in zip(first, line, strict=True)] for d, line in lines[1:])]
+    found = of_lines(values)
+    better = {
+        i for i, each in enumerate(found, 1) if each.p is not None and each.p < 0.05 and each.difference <= -0.005
+    }
+    worse = {i for i, each in enumerate(found, 1) if each.p is not None and each.p < 0.05 and each.difference >= 0.005}
+    said = comparison.verdict("a", 3, [BY_NAME["seconds"]], [{"seconds": each} for each in found])
+    for word, expected in (("better", better), ("worse", worse)):
+        named = re.findall(rf"lines? ((?:\d+(?:, | and )?)+) (?:is|are) {word}", said)
+        assert {int(number) for each in named for number in re.findall(r"\d+", each)} == expected, said
+    assert ("no line can be told apart" in said) == (not better | worse)
 
 
 def test_chosen_columns(found):

@@ -4,42 +4,19 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from hpcdl.reports import charts
 from hpcdl.reports.charts import Curve, grouped
-from hpcdl.reports.figures import COLOURS, STYLES, Key, Picture, drawing, inline, is_ours, look, save, short_path
-
-
-def points(path):
-    """The corners of a path in relative steps."""
-    found, at, begun = [], np.zeros(2), np.zeros(2)
-    for kind, numbers in re.findall(r"([MlhvzL])([^MlhvzL]*)", path):
-        values = [float(each) for each in re.findall(r"-?(?:\d+\.?\d*|\.\d+)", numbers)]
-        if kind == "z":
-            at = begun
-            continue
-        step = {"h": lambda v: (v[0], 0), "v": lambda v: (0, v[0])}.get(kind, lambda v: v)(values)
-        at = np.array(step) if kind == "M" else at + step
-        begun = at if kind == "M" else begun
-        found.append(at)
-    return np.array(found)
-
-
-def test_short_paths_are_the_same_to_a_tenth():
-    draw = np.random.default_rng(1)
-    corners = draw.uniform(-300, 300, (200, 2))
-    corners[50, 0], corners[90, 1] = corners[49, 0], corners[89, 1]  # up, and to the side
-    path = "M {} {}".format(*corners[0]) + "".join("\nL {} {} ".format(*each) for each in corners[1:])
-    assert np.abs(points(short_path(path)) - corners).max() <= 0.0501  # errors do not add up
-    assert short_path("M 1 2 L 3.04 2 L 3 9 z M 0 0 L -0.26 0.31 ") == "M1 2h2v7zM0 0l-.3 .3"
-    assert short_path("M 0.123 0 C 1 2 3 4 5 6 z") == "M 0.12 0.00 C 1.00 2.00 3.00 4.00 5.00 6.00 z"
+from hpcdl.reports.figures import COLOURS, STYLES, Key, Picture, drawing, inline, is_ours, look, save
 
 
 def picture(**more):
     x = np.linspace(1, 100_000, 400)
     curve = Curve(x, np.exp(-x / 3e4), COLOURS[0], 1, np.exp(-x / 3e4) * 0.9, np.exp(-x / 3e4) * 1.1)
     draw = more.pop("draw", lambda axes: charts.curves(axes, [curve], "steps", "loss"))
-    return Picture("a", 'Loss <"&', "Lower is better.", draw, [Key("a" * 200, COLOURS[0])], **more)
+    return Picture("a", 'Loss <"&', "Lower is better.", draw, [Key("a" * 200 + " = run 1", COLOURS[0])], **more)
 
 
 def test_a_picture_in_a_page_and_as_files(tmp_path):
@@ -51,9 +28,10 @@ def test_a_picture_in_a_page_and_as_files(tmp_path):
     ids = [set(re.findall(r' id="([^"]*)"', svg)) for svg in (one, other)]
     assert ids[0] and ids[0].isdisjoint(ids[1])
     assert set(re.findall(r"url\(#([^)]*)\)", one)) | set(re.findall(r'href="#([^"]*)"', one)) == ids[0]
-    assert len(one) < 20_000 and "var(--ink)" in one and "#1a1b1c" not in one and "Loss &lt;&quot;&amp;" in one
+    assert len(one) < 25_000 and "var(--ink)" in one and "#1a1b1c" not in one and "Loss &lt;&quot;&amp;" in one
     assert ">thousands" not in one and ">steps (thousands)<" in one
-    assert "#1a1b1c" in (tmp_path / "a.svg").read_text()  # as a file it has a ground of its own
+    file = (tmp_path / "a.svg").read_text()
+    assert "#1a1b1c" in file and ("a" * 38 + " ... " + "a" * 7 + " = run 1") in file  # of its own ground and legend
 
 
 def test_a_colour_for_each_and_then_a_style():
@@ -77,3 +55,42 @@ def test_many_ranks_are_grouped(count, names):
 )
 def test_units_suit_the_values(largest, label):
     assert charts.with_unit("seconds", charts.scale(np.array([0, largest]), "seconds")[1]) == label
+
+
+def numbers_at(axis, low, high, log):
+    """The labels of the ticks of an axis from low to high in the page's picture, and the picture."""
+
+    def draw(axes):
+        axes.set_xticks([])
+        axes.set_yticks([])
+        getattr(axes, f"set_{axis}scale")("log" if log else "linear")
+        getattr(axes, f"set_{axis}lim")(low, high)
+        charts.ticks(axes, axis, log)
+
+    svg = inline(picture(draw=draw), "a-")
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg), svg
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from("xy"), st.floats(-12, 12), st.floats(-9, 12), st.booleans(), st.booleans())
+@example("y", np.log10(80.415), -4.2, False, False)  # 80.42, 80.42, 80.42
+@example("y", -3.3, 3.4, True, False)  # from 0.001, which was written as 0
+@example("x", 0.0, -1.0, True, False)  # within a decade, without a power of ten
+@example("y", 2.0, 0.0, False, True)
+@example("y", -29.0, 59.0, True, False)
+def test_labels_tell_ticks_apart(axis, least, span, log, below):
+    """Of an axis from 10^least to 10^least (1 + 10^span); below: from the same number below 0."""
+    low, high = 10.0**least, 10.0**least * (1 + 10.0**span)
+    low = -high if below and not log else low
+    with drawing():
+        labels, svg = numbers_at(axis, low, high, log)
+    values = [float(label) for label in labels]
+    assert 2 <= len(values) <= 8 and values == sorted(set(values)), labels
+    margin = 1e-2 * (high - low)
+    ends = (low * 0.99, high * 1.01) if log else (low - margin, high + margin)
+    assert ends[0] <= values[0] and values[-1] <= ends[1]
+    if not log:
+        np.testing.assert_allclose(np.diff(values), np.diff(values).mean(), rtol=2e-3)
+    if axis == "y":  # no label is cut off at the left
+        right = float(re.search(r'text-anchor: end[^>]* x="([\d.]+)"', svg)[1])
+        assert right - 5.8 * max(map(len, labels)) > 0

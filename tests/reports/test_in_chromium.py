@@ -1,4 +1,5 @@
-"""A report as a browser shows it, at desktop and phone width: nothing overflows, and no text lies over another.
+"""A report as a browser shows it, at desktop and phone width, all unfolded: nothing overflows, no text lies over
+another, and tables scroll beside their first column.
 
 Chromium opens a copy of the page in a frame of that width, with a script that measures and writes what it finds into
 the document. Skips where there is no Chromium."""
@@ -13,17 +14,21 @@ import pytest
 from made_runs import write_comparison, write_run, write_trace
 from made_search import SPACE, events_of, write_journal
 
-from hpcdl.reports.report import make
+from hpcdl.reports.report import UNFOLDED, make
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MEASURE = """
 <script>
 addEventListener("load", () => {
   const wide = innerWidth, found = {wide, scroll: document.documentElement.scrollWidth, beyond: [], over: [], out: []};
+  const closed = [...document.querySelectorAll("details:not([open])")];
+  found.unfolded = [...document.querySelectorAll("figure")].filter(each => each.checkVisibility()).length;
+  for (const each of closed) each.open = true;
   const name = each => each.tagName + " " + (each.textContent || "").trim().slice(0, 40);
   for (const each of document.body.querySelectorAll("*")) {
     const box = each.getBoundingClientRect();
-    if (!each.closest("svg") && box.width && (box.right > wide + 0.5 || box.left < -0.5)) found.beyond.push(name(each));
+    if (each.closest("svg, .scroll table") || !box.width) continue;
+    if (box.right > wide + 0.5 || box.left < -0.5) found.beyond.push(name(each));
   }
   const pictures = [...document.querySelectorAll("figure svg[role=img]")];
   for (const svg of pictures) {
@@ -47,6 +52,13 @@ addEventListener("load", () => {
     if (across > 1 && down > 1 && !blocks[i - 1].contains(blocks[i])) found.over.push(name(blocks[i]));
   }
   found.pictures = pictures.length;
+  found.moved = [];
+  for (const each of document.querySelectorAll(".scroll")) {
+    const at = place => each.querySelector(`tbody td:nth-child(${place})`).getBoundingClientRect().left;
+    const before = [at(1), at(2)];
+    each.scrollLeft = 50;
+    found.moved.push([at(1) - before[0], at(2) - before[1], each.scrollLeft]);
+  }
   parent.document.getElementById("found").textContent = JSON.stringify(found);
 });
 </script></body>"""
@@ -97,7 +109,9 @@ def page(tmp_path_factory):
 def test_nothing_overflows_or_overlaps(page, width, tmp_path):
     found = measured(page, width, tmp_path)
     assert found["wide"] == width and found["scroll"] <= width
-    assert found["pictures"] == page.count("<figure>") > 100
+    assert found["pictures"] == page.count("<figure>") > 100 and found["unfolded"] == UNFOLDED
+    assert all(first == 0 and second == -by for first, second, by in found["moved"])
+    assert sum(by > 0 for *_, by in found["moved"]) >= (3 if width < 500 else 1)
     assert found["beyond"] == [] and found["out"] == [] and found["over"] == []
 
 

@@ -10,8 +10,10 @@ from made_runs import write_comparison, write_run, write_trace
 
 from hpcdl.errors import UsageError
 from hpcdl.reports import report
-from hpcdl.reports.comparison_pictures import band, read_comparison, results_of
-from hpcdl.reports.report import make
+from hpcdl.reports.charts import Curve
+from hpcdl.reports.comparison_pictures import band, read_comparison, results_of, told_apart
+from hpcdl.reports.figures import Key
+from hpcdl.reports.report import UNFOLDED, make
 from hpcdl.reports.run_pictures import pictures_of
 from hpcdl.reports.run_reader import record
 
@@ -21,18 +23,23 @@ ALL += ["staleness", "consensus", "hidden"]
 
 
 class Page(HTMLParser):
-    """What a page holds: its tags, ids, and the text outside of its style."""
+    """What a page holds: its tags, ids, the text outside of its style, and how many pictures are unfolded."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.ids, self.said, self.values = [], [], [], []
+        self.tags, self.ids, self.said, self.values, self.folds, self.unfolded = [], [], [], [], 0, 0
         self.feed(text)
         self.text = " ".join(" ".join(self.said).split())
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
+        self.folds += tag == "details"
+        self.unfolded += tag == "figure" and not self.folds
         self.values += [value or "" for _, value in attributes]
         self.ids += [value for name, value in attributes if name == "id"]
+
+    def handle_endtag(self, tag):
+        self.folds -= tag == "details"
 
     def handle_data(self, data):
         self.said.append(data)
@@ -50,6 +57,7 @@ def test_a_run_with_all_that_there_is(tmp_path):
     page, made = page_of(tmp_path)
     assert made.runs == 1 and made.pictures == len(ALL) and made.missing == []
     assert page.tags.count("figure") == len(ALL) and len(page.ids) == len(set(page.ids))
+    assert page.unfolded == UNFOLDED == 12 and f"{len(ALL) - 12} more pictures" in page.text
     said = ["Loss (mean per example) against steps", "Who sent how much to whom", "4 ranks: python hpcdl", "n1, n2"]
     assert all(text in page.text for text in said)
     assert all(each.title and each.sentence for each in pictures_of(record(run)))
@@ -96,7 +104,69 @@ def test_a_comparison_has_its_lines_in_their_colours_and_says_what_failed(tmp_pa
     text = (tmp_path / "report.html").read_text()
     keys = set(re.findall(r'stroke="(#\w+)" stroke-width="2.4"/></svg> (?:<span>)?(\d [\w-]+)', text))
     assert len(keys) == 4 and len({colour for colour, _ in keys}) == 4  # of each line one, throughout
-    assert page.tags.count("section") == 1 + 3  # one run of each line that has one
+    assert page.tags.count("section") == 1 and page.values.count("wide") == 1
+    assert page.unfolded == 10 and page.text.count("One run of this line, with its first seed") == 3
+    said = "by test accuracy, line 4 is worse; by time, line 4 is better; by bytes sent by the busiest rank, no"
+    assert page.text.index(f"Over 3 seeds, compared with line 1 (train-allreduce): {said}") < page.text.index("89.00%")
+    assert "line 3 is without a verdict, for want of values." in page.text
+
+
+def test_of_several_folders_a_dozen_pictures_are_unfolded(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, traced=False)
+    write_comparison(tmp_path / "compare", ["train-allreduce"], seeds=1)
+    page, made = page_of(tmp_path)
+    assert page.unfolded == 12 and page.tags.count("figure") == made.pictures > 50
+    assert page.values.count("wide") == 2 and "Each row is a single run, which cannot tell a difference" in page.text
+
+
+def curve(y, x=(1, 2, 3), **more):
+    return Curve(np.array(x, float), np.array(y, float), "#0072b2", **more)
+
+
+@pytest.mark.parametrize(
+    "second, sign",
+    [
+        (curve([3, 2, 1]), "="),
+        (curve([3, 2, 1 + 1e-4]), "≈"),
+        (curve([3, 2, 1.01]), ""),
+        (curve([3, 2, 1], x=(1, 2, 3.1)), ""),
+        (curve([3, 2], x=(1, 2)), ""),
+        (curve([3, 2, 1], low=np.array([2, 1, 0]), high=np.array([4, 3, 3])), ""),
+    ],
+)
+def test_equal_curves_take_turns_and_are_named(second, sign):
+    """Of four curves the second may equal the first; the last one does."""
+    band = {"low": np.array([2, 1, 0]), "high": np.array([4, 3, 2])}
+    lines = [curve([3, 2, 1], **band), second, curve([4, 4, 4]), curve([3, 2, 1], **band)]
+    drawn, keys = told_apart(lines, [Key(f"{i} line", "#0072b2") for i in range(1, 5)], "line")
+    assert [key.label for key in keys] == [
+        "1 line",
+        "2 line" + f" {sign} line 1" * bool(sign),
+        "3 line",
+        "4 line = line 1",
+    ]
+    assert (
+        [each.shared for each in drawn] == [(0, 3), (1, 3), (0, 1), (2, 3)]
+        if sign
+        else [(0, 2), (0, 1), (0, 1), (1, 2)]
+    )
+
+
+def test_differences_that_a_logarithmic_axis_shows_are_told():
+    lines = [curve([100, 1, 1e-3]), curve([100, 1, 2e-3])]
+    assert told_apart(lines, [Key("1", ""), Key("2", "")], "run")[1][1].label == "2"
+
+
+def test_points_say_which_lines_they_show_in_part(tmp_path):
+    folder = write_comparison(tmp_path, ["a", "b", "c"], seeds=2)
+    found = json.loads((folder / "results.json").read_text())
+    for line, seeds in ((1, [0]), (2, [0, 1])):  # that missed the target
+        for seed in seeds:
+            found["lines"][line]["runs"][seed]["values"]["seconds_to_target"] = None
+    (folder / "results.json").write_text(json.dumps(found))
+    said = next(results_of(read_comparison(folder))).sentence
+    assert "No value, or not reached: line 3. Only the seeds that have a value, or reached it: line 2." in said
 
 
 def test_bands_are_over_the_seeds(tmp_path):
@@ -175,7 +245,7 @@ def test_results_that_are_odd_do_no_harm(tmp_path, odd):
     for change in [*({name: odd} for name in found), {"lines": [odd], "measures": [measure]}]:
         (folder / "results.json").write_text(json.dumps(found | change))
         comparison = read_comparison(folder)
-        assert report.compared(comparison, []) and all(each.title for each in results_of(comparison))
+        assert report.compared(comparison, "") and all(each.title for each in results_of(comparison))
 
 
 def test_of_a_comparison_that_cannot_be_read_the_runs_are_shown(tmp_path):

@@ -160,4 +160,4 @@ def test_values_and_scores_that_are_odd_do_no_harm(points, space, maximize):
         found = [inline(each, "x") for each in pictures_of(trials)]
     assert all("<svg" in each for each in found)
     assert not any(math.isnan(row.score) for row in trials.rows() if row.score is not None)
-    assert "".join(searched(trials, [])) and json.dumps(space)
+    assert "".join(searched(trials, "")) and json.dumps(space)
