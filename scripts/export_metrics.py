@@ -12,7 +12,7 @@ from hpcdl.launch.one_process import one_process
 from hpcdl.launch.option_parser import parse
 from hpcdl.reports.exporting import Target, export
 from hpcdl.reports.load import runs_of
-from hpcdl.runs.metric_logs import CSV, EVENTS, need_tensorboard
+from hpcdl.runs.metric_logs import CSV, EVENTS, need_package
 from hpcdl.runs.options import option
 
 
@@ -31,7 +31,7 @@ def main(arguments=None):
     with one_process("export-metrics"):
         options = parse(ExportOptions, "export-metrics", __doc__, arguments)
         if options.to == "tensorboard":
-            need_tensorboard("--to tensorboard")
+            need_package("tensorboard", "--to tensorboard")
         targets = targets_of(options)
         for target in targets:
             target.check(options.force)

@@ -44,6 +44,7 @@ from hpcdl.formatting import counted
 from hpcdl.machine.versions import versions
 from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, LineLog, forms, write_events
 from hpcdl.runs.options import Options
+from hpcdl.runs.trackers import TRACKERS
 
 log = logging.getLogger("hpcdl")
 GOING = 30.0  # seconds within which the process of a lost rank ends
@@ -210,13 +211,15 @@ class Folder:
 
     def _open_logs(self, folder: Path, options: Options, lines: list[bytes]) -> None:
         wanted, last = forms(options.log), parse_json(lines[-1]) if lines else {}
+        began, told = time.time() - (last.get("seconds") or 0.0), dataclasses.asdict(options)
         if "csv" in wanted:
             with blamed_on(f"{folder / CSV} cannot be written"):
                 self.logs.append(Csv.begin(folder / CSV, map(parse_json, lines)))
         if "tensorboard" in wanted:
             with blamed_on(f"{folder / EVENTS} cannot be written"):
-                began, told = time.time() - (last.get("seconds") or 0.0), dataclasses.asdict(options)
                 self.logs.append(write_events(folder / EVENTS, map(parse_json, lines), began, told))
+        for name in TRACKERS.keys() & wanted:
+            self.logs.append(TRACKERS[name](folder, map(parse_json, lines), began, told))
 
     def record_flight(self, size: int, capacity: int, groups: Iterable[Communicator]) -> None:
         """Record this rank's last `capacity` operations for `hpcdl postmortem`. size: ranks. groups: existing ones."""

@@ -8,7 +8,7 @@
     tensorboard/events.out....   train_loss and test_loss, at step 20 and 0.4 seconds after the run began
 
 A resumed run makes both files anew from the lines that metrics.jsonl keeps; an open TensorBoard drops what it has read.
-TensorBoard's relative time is the time of steps, over all legs. Its scalars have 32 bits."""
+TensorBoard's relative time is the time of steps, over all legs. Its scalars have 32 bits. See also trackers.py."""
 
 import csv
 import importlib.util
@@ -26,7 +26,12 @@ from typing import Any, Self
 from hpcdl.errors import UsageError, nearest
 from hpcdl.files import atomic_path
 
-FORMS = ("csv", "tensorboard")
+FORMS = ("csv", "tensorboard", "wandb", "mlflow")
+NEEDED = {
+    "tensorboard": ("tensorboardX", "'hpcdl[tensorboard]'"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+}
 CSV, EVENTS = "metrics.csv", "tensorboard"  # a run's file, and its folder
 EVENTS_NAME = re.compile(r"events\.out\.tfevents\.\d{10,}\..+\.hpcdl")  # names of our files in that folder
 WHERE = ("step", "epoch", "round", "seconds")  # the position of a line in the run: not written as scalars
@@ -35,23 +40,28 @@ MIB = 1 << 20
 
 
 def forms(text: str) -> tuple[str, ...]:
-    """Return the forms that --log names. Raises UsageError for an unknown form, or if tensorboardX is not installed."""
+    """Return the forms that --log names. Raises UsageError for an unknown form, or if its package is not installed."""
     words = [word.strip() for word in text.split(",")]
     if words == ["none"]:
         return ()
     for word in words:
         if word not in FORMS:
             near = nearest(word, ["none", *FORMS])
-            raise UsageError(f"--log is none, csv, tensorboard or csv,tensorboard, not {word!r}{near}")
-    if "tensorboard" in words:
-        need_tensorboard("--log tensorboard")
+            raise UsageError(f"--log is none, or some of {','.join(FORMS)} with commas between, not {word!r}{near}")
+        need_package(word, f"--log {word}")
     return tuple(form for form in FORMS if form in words)
 
 
-def need_tensorboard(option: str) -> None:
-    """Raise UsageError if tensorboardX is not installed, without importing it."""
-    if importlib.util.find_spec("tensorboardX") is None:
-        raise UsageError(f"{option} needs tensorboardX: pip install 'hpcdl[tensorboard]'")
+def need_package(form: str, option: str) -> None:
+    """Raise UsageError if the package of a form is not installed, without importing it."""
+    package, installed_by = NEEDED.get(form, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise UsageError(f"{option} needs {package}: pip install {installed_by}")
+
+
+def numbers(line: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a line by name, but those that say where in the run it is."""
+    return {name: each for name, each in line.items() if isinstance(each, int | float) and name not in WHERE}
 
 
 class LineLog:
@@ -145,9 +155,8 @@ class Events(LineLog):
         event, summary = self.make
         for line in lines:
             step, values = line["step"], []
-            for name, value in line.items():
-                number = isinstance(value, int | float) and name not in WHERE
-                if number and self.last.get(name) != step:  # an evaluation repeats its step's loss
+            for name, value in numbers(line).items():
+                if self.last.get(name) != step:  # an evaluation repeats its step's loss
                     self.last[name] = step
                     values.append(summary.Value(tag=name, simple_value=value))
             if values:

@@ -37,7 +37,7 @@ def test_the_words_of_log():
     assert forms("none") == () and forms("csv") == ("csv",)
     assert forms("tensorboard,csv") == forms("csv, tensorboard") == forms("csv,csv,tensorboard")
     for text, said in (
-        ("cvs", r"--log is none, csv, tensorboard or csv,tensorboard, not 'cvs' \(did you mean 'csv'\?\)"),
+        ("cvs", r"some of csv,tensorboard,wandb,mlflow with commas between, not 'cvs' \(did you mean 'csv'\?\)"),
         ("", "not ''"),
         ("csv,", "not ''"),
         ("none,csv", "not 'none'"),
