@@ -189,9 +189,7 @@ class Options:
         "memory, clock, random, as kill:rank=1,step=20",
     )
     pretend_compute: float = of_run(0.0, "milliseconds that a gradient takes at least; the rest is slept")
-    log: str = of_run(
-        "none", "metrics for other tools, too: csv, tensorboard, wandb, mlflow; or some, with commas"
-    )
+    log: str = of_run("none", "metrics for other tools, too: csv, tensorboard, wandb, mlflow; or some, with commas")
     trace: int = of_run(2000, "last spans per rank kept for trace.json; 0: no trace")
     flight: int = of_run(
         1000, "last operations per rank that are recorded for hpcdl postmortem, in the run's folder; 0: none"
