@@ -5,6 +5,7 @@
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           random operations, pipelines, runs, also such as act; thousands of bad inputs; three quarters of an hour
 # make faults         a hundred jobs, each struck by a fault; fuzzers, thousands of new cases    ARGS="500 2": jobs, seed
+# make docs           the site, in build/site; no warning, no dead link, no request to other hosts
 # make lint           ruff, its format, and mypy                                  make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
 MPI    ?= mpich
@@ -31,7 +32,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-long test-three test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint install print-bin clean
+.PHONY: train test test-long test-three test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint docs install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -82,6 +83,12 @@ lint: $(STAMP)
 	rm -rf build/typed && mkdir -p build/typed/hpcdl && ln -s $(CURDIR)/hpcdl/* $(CURDIR)/kernels $(CURDIR)/scripts build/typed/hpcdl/
 	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
 
+# The pages link each other and README as on a Git host: so they lie to each other here, too.
+docs: $(VENV)/.docs
+	rm -rf build/pages && mkdir -p build/pages && ln -s $(CURDIR)/*.md $(CURDIR)/docs build/pages/
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --config-file docs/mkdocs.yml
+	! grep -rlE '<(script|link|img)[^>]* (src|href)="?(https?:)?//' build/site --include='*.html'
+
 install: $(STAMP)
 
 print-bin:
@@ -91,6 +98,10 @@ $(STAMP): setup.cfg constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(filter site,$(MPI)),--no-binary mpi4py) \
 	  --editable ".[$(EXTRA)test]"
+	touch $@
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[docs]"
 	touch $@
 
 clean:
