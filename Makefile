@@ -5,6 +5,8 @@
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           random operations, pipelines, runs, also such as act; thousands of bad inputs; three quarters of an hour
 # make faults         a hundred jobs, each struck by a fault; fuzzers, thousands of new cases    ARGS="500 2": jobs, seed
+# make docs           the site, in build/site; no warning, no dead link, no request to other hosts
+# make dist           wheel and sdist, in dist; installed in an empty environment, where README's commands run
 # make lint           ruff, its format, and mypy                                  make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
 MPI    ?= mpich
@@ -31,7 +33,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-long test-three test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint install print-bin clean
+.PHONY: train test test-long test-three test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint docs dist install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -82,6 +84,26 @@ lint: $(STAMP)
 	rm -rf build/typed && mkdir -p build/typed/hpcdl && ln -s $(CURDIR)/hpcdl/* $(CURDIR)/kernels $(CURDIR)/scripts build/typed/hpcdl/
 	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
 
+# The pages link each other and README as on a Git host: so they lie to each other here, too.
+docs: $(VENV)/.docs
+	rm -rf build/pages && mkdir -p build/pages && ln -s $(CURDIR)/*.md $(CURDIR)/docs build/pages/
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m mkdocs build --config-file docs/mkdocs.yml
+	! grep -rlE '<(script|link|img)[^>]* (src|href)="?(https?:)?//' build/site --include='*.html'
+
+# Of what git tracks alone. The wheel is made of the sdist; both are installed, the wheel with README's extras.
+EMPTY := build/dist/empty
+dist: $(STAMP)
+	rm -rf dist build/dist && mkdir -p build/dist/source
+	git ls-files -z | xargs -0 cp --parents --target-directory=build/dist/source
+	$(BIN)/python -m build build/dist/source --outdir dist > build/dist/log 2>&1 || { cat build/dist/log; false; }
+	HPCDL_DIST=dist $(BIN)/python -m pytest $(SHOW) tests/test_distribution.py
+	$(PYTHON) -m venv $(EMPTY)
+	$(EMPTY)/bin/python -m pip install --quiet -c constraints.txt "$$(echo dist/*.whl)[mpi,report]"
+	{ echo hpcdl doctor; sed -n '/^## Two commands/,/^## /s/^    //p' README.md; echo hpcdl report runs/a runs/c; } > build/dist/commands
+	cd build/dist && PATH="$(CURDIR)/$(EMPTY)/bin:$$PATH" HPCDL_LOAD=ignore sh -ex commands
+	$(EMPTY)/bin/python -m pip install --quiet --force-reinstall --no-deps dist/*.tar.gz
+	cd build/dist && PATH="$(CURDIR)/$(EMPTY)/bin:$$PATH" sh -ex -c "$$(sed '2q;d' commands) --force"
+
 install: $(STAMP)
 
 print-bin:
@@ -91,6 +113,10 @@ $(STAMP): setup.cfg constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(filter site,$(MPI)),--no-binary mpi4py) \
 	  --editable ".[$(EXTRA)test]"
+	touch $@
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[docs]"
 	touch $@
 
 clean:

@@ -87,7 +87,7 @@ def test_an_all_reduce_algorithm(tree, in_tree):
 
 
 def test_a_strategy(tree, in_tree):
-    assert len(follow("A strategy", tree)) == 4
+    assert len(follow("A strategy", tree)) == 5
     command = ["-m", "hpcdl", "train-majority-vote", "--lr=0.001", "--epochs=1", "--progress=none", "--out=run"]
     in_tree(3, *command)
     found = summary(tree, "run")

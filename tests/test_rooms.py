@@ -120,10 +120,10 @@ def test_the_rooms_are_all_packaged():
 
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    packaged = set(setup["options"]["packages"].split())
+    packaged = setup["options"]["packages"].split()
     folders = {path.parent for path in files() if path.name == "__init__.py"}
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    assert packaged == {name if name.startswith("hpcdl") else f"hpcdl.{name}" for name in names}
+    assert sorted(packaged) == sorted(name if name.startswith("hpcdl") else f"hpcdl.{name}" for name in names)
 
 
 def test_objects_keep_their_class_and_models_declare_their_abilities():

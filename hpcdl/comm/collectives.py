@@ -37,6 +37,7 @@ class Collectives(CallPath):
         return self._all_reduce(array, op)
 
     def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
+        """The blocking form of `iall_reduce`."""
         if activity.in_flight or type(array) is not np.ndarray or not array.flags.carray or type(op) is not str:
             self._all_reduce(array, op, blocking=True).wait()
             return
@@ -55,6 +56,7 @@ class Collectives(CallPath):
         return self._all_reduce(array, op, algorithm)
 
     def all_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> None:
+        """The blocking form of `iall_reduce_compressed`."""
         self.iall_reduce_compressed(array, state, op).wait()
 
     @staged(direct=True)
@@ -130,6 +132,7 @@ class Collectives(CallPath):
         return self._reduce(self.irun, flat(array, written=self.rank == root), root, op)
 
     def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
+        """The blocking form of `ireduce`."""
         vector = self._fast_vector(array, self.rank == root)
         if vector is None:
             self.ireduce(array, root, op).wait()
@@ -150,6 +153,7 @@ class Collectives(CallPath):
         return self.irun(("broadcast", vector.dtype, vector.size, "", root), tree_broadcast.steps, vector, root, True)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
+        """The blocking form of `ibroadcast`."""
         vector = self._fast_vector(array, self.rank != root)
         if vector is None:
             self.ibroadcast(array, root).wait()
@@ -162,6 +166,7 @@ class Collectives(CallPath):
         return self._reduce_scatter(self.irun, flat(array, written=True), op)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        """The blocking form of `ireduce_scatter`."""
         vector = self._fast_vector(array, written=True)
         if vector is None:
             return self.ireduce_scatter(array, op).wait()
@@ -184,6 +189,7 @@ class Collectives(CallPath):
         return self.irun(("all_gather", vector.dtype, vector.size, "", 0), ring_all_gather.steps, vector)
 
     def all_gather(self, array: np.ndarray) -> None:
+        """The blocking form of `iall_gather`."""
         vector = self._fast_vector(array, written=True)
         if vector is None:
             self.iall_gather(array).wait()
@@ -195,6 +201,7 @@ class Collectives(CallPath):
         return self.irun(BARRIER, dissemination_barrier.steps)
 
     def barrier(self) -> None:
+        """The blocking form of `ibarrier`."""
         self.run(BARRIER, dissemination_barrier.steps)
 
     def irun(

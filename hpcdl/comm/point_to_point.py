@@ -18,6 +18,7 @@ from hpcdl.comm.staging import staged
 from hpcdl.errors import UsageError
 
 ANY = MPI.ANY_SOURCE
+"""The `source` of a `wait` that takes a message of any rank."""
 
 
 class Arrival(NamedTuple):
@@ -164,6 +165,7 @@ class PointToPoint(CallPath):
         at: int = 0,
         op: str = "replace",
     ) -> None:
+        """The blocking form of `ipush`."""
         vector = self._fast_vector(array) if into is None else None
         if vector is None or not self._known(to, tag):
             self.ipush(array, to, tag, into, at, op).wait()
@@ -175,6 +177,7 @@ class PointToPoint(CallPath):
         return self._send("notify", EMPTY, to, tag)
 
     def notify(self, to: int, tag: int = 0) -> None:
+        """The blocking form of `inotify`."""
         if activity.in_flight or not self._known(to, tag):
             self.inotify(to, tag).wait()
         else:
@@ -208,6 +211,7 @@ class PointToPoint(CallPath):
         return Request(self, "pull", steps, comm.counters, None, self._peer("from", source), source)
 
     def pull(self, array: np.ndarray, source: int, of: ExposedArray, at: int = 0) -> None:
+        """The blocking form of `ipull`."""
         self.ipull(array, source, of, at).wait()
 
     @staged(collective=False)
@@ -216,6 +220,7 @@ class PointToPoint(CallPath):
         return self._receive(EMPTY if array is None else flat(array, written=True), source, tag)
 
     def wait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Arrival:
+        """The blocking form of `iwait`."""
         vector = self._fast_vector(EMPTY if array is None else array, written=True)
         if vector is None or not self._known(0 if source == ANY else source, tag):
             return self.iwait(array, source, tag).wait()

@@ -37,6 +37,8 @@ from hpcdl.models.mlp import MLP
 from hpcdl.models.model import abilities_of
 from hpcdl.plugins import call_plugin, is_plugin, load_plugin, of_torch
 
+__all__ = ["make_model"]
+
 SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "svm": {}, "softmax": {}}
 SETTINGS["mlp"] = {"activation": "relu"}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}

@@ -1,10 +1,17 @@
 """One training run: its options, progress, metrics, evaluation, checkpoints, signals and summary."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcdl.runs.accumulated import Accumulated as Accumulated
+    from hpcdl.runs.options import Options as Options
+    from hpcdl.runs.ownership import Whole as Whole
+    from hpcdl.runs.replicas import Replicas as Replicas
+    from hpcdl.runs.run import Run as Run
 
 _HOME = {"Accumulated": "accumulated", "Options": "options", "Replicas": "replicas", "Run": "run", "Whole": "ownership"}
-__all__ = list(_HOME)
+__all__ = ["Accumulated", "Options", "Replicas", "Run", "Whole"]
 
 
 def __getattr__(name: str) -> Any:
