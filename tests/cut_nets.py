@@ -1,6 +1,9 @@
 """Modules that tests cut, as torch:cut_nets:NAME, for the data of tests/strategies/conftest.py."""
 
+import functools
+
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 
@@ -101,3 +104,90 @@ def normed(p=0.0):
     frozen = nn.Linear(6, 6).requires_grad_(False)
     first = [nn.Linear(6, 8), nn.BatchNorm1d(8), drop, nn.Linear(8, 6), nn.ReLU(), drop, frozen]
     return nn.Sequential(*first, nn.BatchNorm1d(6, affine=False), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+class skip(nn.Module):
+    """No chain: a connection across children, a child used twice, one without parameters, blocks in a ModuleList, and
+    a parameter of the module itself."""
+
+    def __init__(self, p=0.0, norm="LayerNorm"):
+        super().__init__()
+        self.first, self.twice, self.drop = nn.Linear(6, 6), nn.Linear(6, 6), nn.Dropout(p)
+        self.blocks = nn.ModuleList([nn.Sequential(getattr(nn, norm)(6), nn.Linear(6, 6)) for _ in range(2)])
+        self.scale, self.head = nn.Parameter(torch.ones(())), nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = early = self.first(x)
+        for block in self.blocks:
+            x = x + self.drop(block(self.twice(x).tanh()))
+        return self.head(torch.cat([self.scale * early, x], 1))
+
+
+class shared(nn.Module):
+    """No chain: a weight of two children, one of which adds a row of the other's table; `how` says what is tied how."""
+
+    def __init__(self, how="tied"):
+        super().__init__()
+        self.how, self.rest, self.first, self.last = how, nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        if how == "tied":
+            self.last.weight = self.first.weight
+        self.head, self.unused = nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        y = self.rest(self.first(x).tanh()).tanh()
+        y = self.last(y) if self.how == "tied" else nn.functional.linear(y, self.first.weight)
+        return self.head(y + x)
+
+
+class checkpointed(nn.Module):
+    """No chain: two children whose activations are computed anew for backward, together, or each for its own."""
+
+    def __init__(self, together=True):
+        super().__init__()
+        self.together = together
+        self.one, self.two, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.stem = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.stem(x)
+        again = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+        one, two = (lambda x: self.one(x).tanh()), (lambda x: self.two(x).tanh())
+        y = again(lambda x: two(one(x)), x) if self.together else again(two, again(one, x))
+        return self.head(y + x)
+
+
+class routed(nn.Module):
+    """No chain: the values of `gate` decide which of the experts run; all is in a module that wraps it."""
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.head = nn.Linear(6, 4), nn.Linear(6, 3)
+            self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+        def forward(self, x):
+            share, y = self.gate(x).softmax(1), x
+            for number, expert in enumerate(self.experts):
+                rows = (share.argmax(1) == number).nonzero().flatten()
+                if len(rows):
+                    y = y.index_add(0, rows, expert(x[rows]) * share[rows, number : number + 1])
+            return self.head(y)
+
+    def __init__(self):
+        super().__init__()
+        self.wrapped = self.Inner()
+
+    def forward(self, x):
+        return self.wrapped(x)
+
+
+class restless(nn.Module):
+    """No chain: its children run in an order that depends on the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        order = (self.one, self.two) if (x >= 0).all() else (self.two, self.one)
+        return self.head(x + order[1](order[0](x).tanh()))

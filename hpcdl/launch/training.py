@@ -18,6 +18,7 @@ from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.data import Data, open_data
+from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.sampler import order_name
 from hpcdl.data.scale_warning import scale_warning
 from hpcdl.data_server.batch_server import introduce, serve
@@ -35,7 +36,7 @@ from hpcdl.machine.doctor import warn
 from hpcdl.machine.world import check_world
 from hpcdl.models import for_data
 from hpcdl.parameter_server.roles import ROLES, Roles, divide
-from hpcdl.plugins import is_plugin
+from hpcdl.plugins import is_plugin, of_torch
 from hpcdl.recovery.respawn import is_new
 from hpcdl.recovery.ulfm_recovery import by_messages, losable, outlived, refuse_no_survival, survive, warn_no_survival
 from hpcdl.runs import signals
@@ -91,6 +92,16 @@ class Training:
         inject.check(options, size)
         refuse_no_survival(options, size)
 
+    def refuse_no_chain(self, options: Options, world: MPI.Intracomm) -> None:
+        """Raise UsageError on rank 0, before rows are read, if layers are cut and the module is no chain of layers."""
+        assert self.strategy.cut is not None
+        cut = self.strategy.cut(options, world.size - options.data_servers)
+        if world.rank == 0 and (cut.schedule or cut.tensor) and not is_plugin(options.data):
+            info = read_info(find_data_file(options.data))
+            shape = {"features": info.features, "classes": info.classes, "outputs": info.outputs}
+            require_chain: Any = resolve_name("hpcdl.torch.module_factory:require_chain")  # PyTorch, only here
+            require_chain(options.model, shape | {"dtype": options.dtype})
+
     def run(
         self,
         world: MPI.Intracomm,
@@ -110,6 +121,9 @@ class Training:
         if survivor is not None:
             survivor.everyone, survivor.serves = everyone, role == "data server"
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
+        if of_torch(options.model) and self.strategy.cut:
+            with refuse_together(world):
+                self.refuse_no_chain(options, world)
         data = open_for(role, roles, options, everyone, context)
         if not isinstance(data, RemoteData):
             opened.append(data.close)

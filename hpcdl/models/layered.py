@@ -38,6 +38,9 @@ class Weights(Protocol):
     def ready(self, i: int) -> None:
         """End the use of layer i in backward: its gradient is final."""
 
+    def reduce(self, i: int) -> None:
+        """End the use of the gradient of layer i, which is final. `ready` is `close` and `reduce`."""
+
     def finish(self) -> None:
         """End the pass: complete operations in flight, and release buffers."""
 
@@ -63,6 +66,9 @@ class FlatWeights:
         part = self.slices[i]
         if self.on_ready and part:
             self.on_ready(part)
+
+    def reduce(self, i: int) -> None:
+        """No effect."""
 
     def finish(self) -> None:
         """No effect."""

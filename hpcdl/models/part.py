@@ -21,7 +21,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.models.layered import Layered, initial
 from hpcdl.models.layout import Hyperslab, piece
 from hpcdl.models.losses import Loss
-from hpcdl.models.model import layers_of
+from hpcdl.models.model import abilities_of, layers_of, unwrapped
 from hpcdl.random import Random
 
 
@@ -73,6 +73,11 @@ class ModelPart(Layered):
     @property
     def extra(self) -> list[str]:
         return [name for layer in self.layers for name in layer.extra]
+
+    @property
+    def order(self) -> Any:
+        """The order of computing, if a trial has found it (hpcdl/torch/module_units.py); else None."""
+        return None
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -128,11 +133,17 @@ class ModelPart(Layered):
         return self.model.last_rows(z)
 
 
+def whole_part(model: Any) -> ModelPart:
+    """Return the whole model as a part, to be sharded. A PyTorch module of any form has one (hpcdl/torch/stages.py)."""
+    own = unwrapped(model)
+    return own.whole_part if abilities_of(model).module else ModelPart(own)  # type: ignore[no-any-return]
+
+
 def require_layers(model: Any) -> None:
     """Raise UsageError unless the model lists its layers."""
     if layers_of(model) is None:
         raise UsageError(
             "this strategy cuts the model by its layers, and this model lists none; take a built-in model, a "
             "hpcdl.models.layered.Layered, or a PyTorch module that is an nn.Sequential or has a method stages() that "
-            "lists its parts; train-allreduce takes any model"
+            "lists its parts; train-fully-sharded takes any PyTorch module, train-allreduce any model"
         )

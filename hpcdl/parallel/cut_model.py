@@ -5,6 +5,7 @@
 The shards (zero.py) hold this rank's part; `AllLayers` or a pipeline stage (stage.py) computes with it. This module
 adds sums over ranks that hold other parts: the gradients of tensors that are in several parts, and the squared norm."""
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from hpcdl.checkpoint.state import Tracked
 from hpcdl.comm import Communicator
 from hpcdl.comm.trace import Traffic
 from hpcdl.data import Batch
-from hpcdl.errors import UsageError
+from hpcdl.errors import AgreedError, UsageError
 from hpcdl.faults.straggler import stretched
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
@@ -25,7 +26,7 @@ from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layered import Weights
 from hpcdl.models.layout import Hyperslab
 from hpcdl.models.model import abilities_of, unwrapped
-from hpcdl.models.part import ModelPart
+from hpcdl.models.part import ModelPart, whole_part
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
@@ -35,11 +36,29 @@ from hpcdl.runs.evaluation import summed_scores
 from hpcdl.runs.options import Options
 from hpcdl.runs.ownership import Ownership, exchange, fingerprint
 
+log = logging.getLogger("hpcdl")
+
 
 def broadcast_initial_values(comm: Communicator, model: Any) -> None:
     """Broadcast rank 0's initial values of a model that does not draw them from the seed; collective."""
     for array in unwrapped(model).starting() if abilities_of(model).module else ():
         broadcast(comm, array)
+
+
+def sharded_part(comm: Communicator, model: Any) -> ModelPart:
+    """Return the whole model as a part to be sharded. AgreedError if ranks compute in different orders; collective."""
+    part = whole_part(model)
+    with comm.inside("compare the order of a module's children"):
+        orders = comm.mpi.allgather(repr(part.order))
+    if len(set(orders)) > 1:
+        raise AgreedError(
+            "on the same two rows some ranks run other children of the module, or in another order; full sharding "
+            "needs the same order on all ranks: draw the module's values by torch's generator only, or take "
+            "train-allreduce"
+        )
+    if part.order is not None and len(part.layers) == 1 and comm.rank == 0:
+        log.warning("all parameters of the module are gathered at once (docs/torch.md, sharded by children, says why)")
+    return part
 
 
 def check_same_rows(options: Options, sharing: int) -> None:

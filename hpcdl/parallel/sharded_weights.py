@@ -28,10 +28,10 @@ def weights_of(shards: Shards) -> Weights:
 
 class ShardedWeights:
     """`Weights` of a part whose gradients (from stage 2) and parameters (at stage 3) are whole only layer by layer.
-    Buffers hold at most parameters of the two largest layers, a gradient of the largest; `finish` frees buffers."""
+    Buffers hold at most parameters of the two largest layers, a gradient of the largest, unless more are open at once,
+    as of a module's units (hpcdl/torch/units.py); `finish` frees buffers."""
 
-    open_gradient: Any  # gradient buffer of the current layer in backward
-    leaving: Any  # the previous layer's in reduction: buffer, and (unit, its sum, request)
+    leaving: Any = None  # the gradient in reduction: buffer, and (unit, its sum, request)
 
     def __init__(self, shards: Shards):
         self.shards, part, units = shards, shards.part, shards.units
@@ -54,7 +54,7 @@ class ShardedWeights:
         self.free: dict[str, list[Array]] = {"parameters": [], "gradients": []}
         self.buffered = {"parameters": 0, "gradients": 0}
         self.gathered: dict[int, tuple[Any, list[Request]]] = {}  # layer -> buffer, and the requests that fill it
-        self.open_gradient = self.leaving = None
+        self.open_gradients: dict[int, Any] = {}  # layer -> buffer; a chain of layers has one at a time
 
     def open(self, i: int, following: int | None) -> tuple:
         """Return the parameters of layer i, and start to gather those of the following layer."""
@@ -87,15 +87,20 @@ class ShardedWeights:
         self._settle()
         if not self.tensors[i]:
             return ()
-        self.open_gradient = self._take("gradients", i)
-        self.open_gradient[:] = 0
-        return self._views(i, self.open_gradient)
+        buffer = self.open_gradients[i] = self._take("gradients", i)
+        buffer[:] = 0
+        return self._views(i, buffer)
 
     def ready(self, i: int) -> None:
         """Free the parameters of layer i, and start to reduce its gradient."""
         self.close(i)
+        self.reduce(i)
+
+    def reduce(self, i: int) -> None:
+        """Start to reduce the gradient of layer i."""
         if self.tensors[i]:
-            buffer, scatter = self.open_gradient, self.shards.scatter_unit
+            self._settle()
+            buffer, scatter = self.open_gradients.pop(i), self.shards.scatter_unit
             requests = [(u, buffer[place], scatter(u, buffer[place])) for u, place in self.places[i].items()]
             self.leaving = buffer, requests
 

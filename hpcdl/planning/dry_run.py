@@ -20,7 +20,7 @@ from hpcdl.comm.grid import place
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.memory import Memory
 from hpcdl.models.balance import cut_layers
-from hpcdl.models.part import ModelPart
+from hpcdl.models.part import ModelPart, whole_part
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import KINDS, Stage
 from hpcdl.parallel.stash import Stash
@@ -136,7 +136,7 @@ def dry_run_step(
     if piped:
         layers = cut_layers(case.model, stages * cut.chunks)[p::stages]
     group = TensorGroup(make_peer("tensor", t, parts), cut.sequence) if cut.tensor else None
-    part = ModelPart(case.model, layers, (t, parts), group)
+    part = ModelPart(case.model, layers, (t, parts), group) if piped or cut.tensor else whole_part(case.model)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
     rule: Any = MetaOptimizer(case.vectors, device, case.dtype)

@@ -6,6 +6,7 @@
                                                reduce-scatter its gradient; keep 1/N of the sum
         update      1/N of the parameters, by 1/N of the gradient and of the optimizer's state
 
+The layers of a PyTorch module that is no chain are its children (hpcdl/torch/module_units.py).
 This is stage 3 of ZeRO (hpcdl/parallel/zero.py). At stage 2 the parameters stay whole and are all-gathered after the
 update; at stage 1 the gradient stays whole, too. Bytes per parameter, in float32 with Adam:
 
@@ -35,13 +36,11 @@ def train(
     gather: str = "all-gather",
 ) -> Array:
     """Train on all ranks of `comm`; return the parameters that this rank holds."""
-    from hpcdl.models.model import unwrapped
-    from hpcdl.models.part import ModelPart
-    from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
+    from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values, sharded_part
     from hpcdl.parallel.zero import Shards
 
     broadcast_initial_values(run.bookkeeping, model)
-    shards = Shards(run, ModelPart(unwrapped(model)), optimizer, comm, stage, owners=gather == "broadcast")
+    shards = Shards(run, sharded_part(run.bookkeeping, model), optimizer, comm, stage, owners=gather == "broadcast")
     held = CutModel(comm, model, shards)
     run.report(stage=stage, gather=gather)
     run.begin("fully_sharded", held, data)
@@ -65,9 +64,9 @@ class ShardedOptions(Options):
 
 
 def fits(options: ShardedOptions, ranks: int, model: Any) -> None:
-    from hpcdl.models.part import require_layers
+    from hpcdl.models.part import whole_part
 
-    require_layers(model)
+    whole_part(model)
 
 
 def cut(options: ShardedOptions, ranks: int) -> Cut:

@@ -266,5 +266,5 @@ class ModuleLoss(Loss):
 
 
 def without_memory(parameter: nn.Parameter) -> Tensor:
-    """Return a tensor of a parameter's shape that takes no memory."""
-    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+    """Return a tensor of a parameter's shape that takes no memory; NaN, so that no one uses it unseen."""
+    return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)

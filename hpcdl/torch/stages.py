@@ -7,6 +7,7 @@ A stage without parameters joins the stage before it; leading ones join the stag
 ranks carry outputs of activations and pooling, and each layer has parameters to balance by. A layer has the name of its
 stage, so its tensors have their names in `state_dict`."""
 
+import contextlib
 import inspect
 from collections import Counter
 from functools import cached_property
@@ -21,8 +22,10 @@ from hpcdl.errors import UsageError, blamed_on, reason
 from hpcdl.kernels.device import Array, Device
 from hpcdl.models.layout import Layout
 from hpcdl.models.layout import Tensor as Place
+from hpcdl.models.part import ModelPart
 from hpcdl.torch.dropout_rng import CHANNELS, ELEMENTS
 from hpcdl.torch.layers import ModuleLayer, ModuleLoss, Named, TensorPool, without_memory
+from hpcdl.torch.module_units import ModuleUnits
 from hpcdl.torch.tensors import FlatBinding, place_of, trained
 
 
@@ -50,6 +53,13 @@ class Chain:
         probe(self, layers)
         names = {layer.name for layer in layers}
         return [*layers, ModuleLoss(self, "loss" if "loss" not in names else "loss of the module")]
+
+    @cached_property
+    def whole_part(self) -> ModelPart:
+        """The module as a part that has all of it: its layers, or its children if it is no chain of layers."""
+        with contextlib.suppress(UsageError):  # raised if it is none, or its stages are invalid
+            return ModelPart(self)  # type: ignore[arg-type]
+        return ModuleUnits(self)
 
     def let_go(self) -> None:
         """Free the memory of the module's parameters until a layer or the whole module is computed."""
@@ -142,7 +152,7 @@ def in_layers(model: Any, stages: list[tuple[str, nn.Module]]) -> list[ModuleLay
 def probe(model: Any, layers: list[ModuleLayer]) -> None:
     """Find the shapes between the layers by one row. Raises UsageError if the result differs from the module's."""
     module, was_training = model.module, model.module.training
-    x = torch.randn((1, *model.features), generator=torch.Generator().manual_seed(0)).to(place_of(model.device))
+    x = torch.rand((1, *model.features), generator=torch.Generator().manual_seed(0)).to(place_of(model.device))
     x = x.to(layers[0].kind)
     shape = " x ".join(map(str, model.features))
     module.eval()

@@ -43,13 +43,30 @@ NET = """from torch import nn
 def net(features, classes, width=24):
     layers = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, classes)]
     return nn.Sequential(nn.Flatten(), *layers)
+
+
+class Skip(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, classes)
+
+    def forward(self, x):
+        x = self.one(x.flatten(1)).relu()
+        return self.head(x + self.two(x).tanh())
+
+
+def skip(classes):
+    return Skip(classes)
 """
 
 
-@pytest.mark.parametrize("program", ["train-allreduce", "train-pipeline", "train-fully-sharded"])
-def test_modules_of_pytorch(foretold, tmp_path, monkeypatch, program):
+MODULES = [(f"train-{name}", "net") for name in ("allreduce", "pipeline", "fully-sharded")]
+
+
+@pytest.mark.parametrize("program, model", [*MODULES, ("train-fully-sharded", "skip")])
+def test_modules_of_pytorch(foretold, tmp_path, monkeypatch, program, model):
     pytest.importorskip("torch")
     (tmp_path / "planned_net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    foretold(2, program, "--model", "torch:planned_net:net", "--steps", "3")
+    foretold(2, program, "--model", f"torch:planned_net:{model}", "--steps", "3")

@@ -3,12 +3,14 @@
 import re
 
 import pytest
+from mpi4py import MPI
 
 from hpcdl.errors import UsageError
+from hpcdl.launch.training import Training
 from hpcdl.models import make_model
 from hpcdl.models.balance import cut_layers, parameter_costs
 from hpcdl.models.part import ModelPart
-from hpcdl.strategies import pipeline, tensor_parallel
+from hpcdl.strategies import fully_sharded, pipeline, tensor_parallel
 
 CNN = "torch:cut_nets:cnn"
 
@@ -50,6 +52,19 @@ def test_a_module_that_is_no_chain(kind, words, follow, world):
     with pytest.raises(UsageError, match=re.escape(words)) as found:
         follow(world, pipeline.train, model=f"torch:cut_nets:whole,kind={kind}", steps=1)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("strategy, refused", [(pipeline, True), (tensor_parallel, True), (fully_sharded, False)])
+def test_it_is_refused_before_rows_are_read_where_layers_are_cut(strategy, refused, monkeypatch):
+    def read(*_):
+        raise LookupError
+
+    monkeypatch.setattr("hpcdl.launch.training.open_for", read)
+    training = Training(strategy.STRATEGY)
+    for model, error in {"whole": UsageError if refused else LookupError, "cnn": LookupError}.items():
+        options = training.strategy.options_class(model=f"torch:cut_nets:{model}", progress="none")
+        with pytest.raises(error, match="cuts the model by its layers" if error is UsageError else None):
+            training.run(MPI.COMM_SELF, options)
 
 
 @pytest.mark.mpi(min_size=2)
