@@ -72,6 +72,7 @@ def test_examples(room, run_on, tmp_path):
     assert done.stdout and "Error" not in done.stderr
 
 
+@pytest.mark.long
 def test_example_of_torch(launch, tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "example.py").write_text(ROOMS["torch"])

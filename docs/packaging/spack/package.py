@@ -1,5 +1,6 @@
-from spack.package import *
 from spack_repo.builtin.build_systems.python import PythonPackage
+
+from spack.package import *
 
 
 class PyHpcdl(PythonPackage):
