@@ -13,9 +13,9 @@ from hpcdl.errors import UsageError
     [
         ("a.svm", b"\x89HDF\r\n\x1a\n", "hdf5"),
         ("a.svm", b"PK\x03\x04", "npz"),
-        ("A.LIBSVM.GZ", gzip.compress(b"1 1:1"), "libsvm"),
+        ("A.LIBSVM.GZ", gzip.compress(b"1 1:1", mtime=0), "libsvm"),
         ("a.csv", b"\0\0\x08\x03", "idx"),
-        ("a", gzip.compress(b"1 1:1"), "gzip"),
+        ("a", gzip.compress(b"1 1:1", mtime=0), "gzip"),
         ("a.tsv", b"1\t2", "table"),
         *(("a", each, "table") for each in ARROW),
         ("a", b"1,2", "unknown"),
