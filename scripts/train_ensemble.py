@@ -6,7 +6,8 @@ mpiexec -n 4 hpcdl train-ensemble --members 8 --bagging --data digits --out ense
                          the training of each member: a program (default: train-allreduce) and its options
 
 Each member is a run in a folder of its own, ensemble/members/0000/, on a group of ranks: member m on group m mod G.
-Members differ by their seed and, on request, by rows drawn with replacement (--bagging), a fraction of the features
+Members differ by their seed and, on request, by rows drawn with replacement (--bagging), by the part of the rows that
+they leave out (--folds 5, cross-validation), a fraction of the features
 (--subspace 0.5), options that take turns (--vary "model=mlp:64|mlp:256", which may be given several times), or the
 options of the best trials of a search (--from search/ --best 8). --snapshots 5 takes members from one run, at the end
 of each of 5 cycles of its rate. --boost samme trains one member after another, on all ranks, each mostly on rows that
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 PROGRAM = "train-allreduce"
 SEVERAL = ("vary", "from", "resume")  # options read by `divided`, not by the parser
 AGAIN = {"progress", "retry", "time_limit"}  # options that --resume allows
+OUT_OF_FOLD = "out_of_fold.csv"  # with --folds: a prediction of each training row
 ALIKE = {"data", "validation", "seed", "out", "resume", "force", "dtype", "config"}  # options equal for all members
 
 
@@ -57,6 +59,9 @@ class EnsembleOptions:
     members: int = option(0, "number of members; default: 8, or the number of --best or --snapshots")
     ranks_per_member: int = option(1, "ranks that train a member together; ranks left over are idle")
     bagging: bool = option(False, "train each on n of n rows, drawn with replacement, and score it on rows not drawn")
+    folds: int = option(
+        0, "cross-validation: members leave out one each of so many parts of the rows, and are scored on it"
+    )
     subspace: float = option(1.0, "fraction of the features that a member sees; other features are 0")
     best: int = option(0, "with --from SEARCH: members have the options of so many of its best trials")
     vary: str = option("", "options that members take in turns, as 'model=mlp:64|mlp:256'; may be given several times")
@@ -76,15 +81,23 @@ class EnsembleOptions:
     def __post_init__(self):
         not_negative(self, "members", "best", "snapshots", "seed", "time_limit")
         positive(self, "ranks_per_member")
+        if self.folds and (self.folds < 2 or self.members not in (0, self.folds)):
+            raise UsageError(
+                f"--folds {self.folds}: give 2 folds or more, and no --members: there is one for each fold"
+            )
         if not 0 < self.subspace <= 1:
             raise UsageError(f"--subspace is a fraction, more than 0 and at most 1, not {self.subspace}")
         ways = [f"--{name}" for name in ("snapshots", "best") if getattr(self, name)]
-        ways += ["--boost"] * (self.boost != "none")
+        ways += ["--boost"] * (self.boost != "none") + ["--folds"] * (self.folds > 0)
         if len(ways) > 1:
             raise UsageError(f"{' and '.join(ways)} cannot be combined: give one of them")
         if ways in (["--snapshots"], ["--boost"]) and (self.ranks_per_member > 1 or self.bagging):
             other = "--bagging" if self.bagging else "--ranks-per-member"
             raise UsageError(f"{ways[0]} decides about rows and ranks itself: leave out {other}")
+        if self.folds and (self.bagging or self.vary):
+            raise UsageError(
+                f"--folds says which rows a member has: leave out --{'bagging' if self.bagging else 'vary'}"
+            )
         if self.boost != "none" and self.combine != "mean":
             raise UsageError("--boost samme combines its members by weighted votes: leave out --combine")
         if self.boost != "none":
@@ -193,9 +206,10 @@ def plan_of(
         raise UsageError(f"{told} is for classes, and {about[0].data} has values to predict: leave the option out")
     if any(each.data_servers for each in about):
         raise UsageError("--data-servers: an ensemble draws rows and features on the ranks that train; leave it out")
-    if (options.bagging or options.boost != "none") and any(each.placement != "shared" for each in about):
-        raise UsageError("--bagging and --boost draw rows anew, which needs --placement shared")
-    count = 1 if options.snapshots else options.members or options.best or 8
+    draws = options.bagging or options.folds or options.boost != "none"
+    if draws and any(each.placement != "shared" for each in about):
+        raise UsageError("--bagging, --folds and --boost choose rows, which needs --placement shared")
+    count = 1 if options.snapshots else options.folds or options.members or options.best or 8
     asked = dataclasses.asdict(options) | {"training": text} | several
     for name in ("out", "resume", "force", *AGAIN):
         asked.pop(name)
@@ -205,8 +219,9 @@ def plan_of(
         trust = (*trust, *(name for each in about for name in names_in(key, getattr(each, key))))
     specs = []
     for number in range(count):
-        way, draw = number % len(lines), Draw(options.seed, number, options.bagging, None, options.subspace)
-        differs = {"seed": options.seed + number} | turns[way]
+        draw = Draw(options.seed, number, options.bagging, None, options.subspace, options.folds)
+        way, fold = number % len(lines), {"fold": number} if options.folds else {}
+        differs = {"seed": options.seed + number} | fold | turns[way]
         said = " ".join(f"{name}={value}" for name, value in differs.items())
         specs.append(training.MemberSpec(number, commands[lines[way]], said, draw, trust))
     return EnsemblePlan(options, asked, specs, validation, about)
@@ -233,7 +248,8 @@ def prepare(lock: Folder, plan: EnsemblePlan) -> None:
                 for name in (FAILED, MEMBER, WEIGHTS, "started.json"):
                     (path / name).unlink(missing_ok=True)
         if options.force and not options.resume:
-            (folder / SUMMARY_FILE).unlink(missing_ok=True)
+            for name in (SUMMARY_FILE, OUT_OF_FOLD):
+                (folder / name).unlink(missing_ok=True)
         if options.retry:
             for path in folder.glob(f"{MEMBERS}/[0-9]*/{FAILED}"):
                 path.unlink()
@@ -348,14 +364,16 @@ def scored(world, plan: EnsemblePlan, folder: Path, members: list[EnsembleMember
             raise UsageError(f"--combine {options.combine} is for classes, and the data has values: leave it out")
     source, classes = whole.reference.source, whole.reference.classes
     with Threads(world):
-        y = whole.labels(world, source) if options.bagging or options.combine == "stacking" else np.zeros(0)
+        named = "out_of_fold" if options.folds else "out_of_bag" if options.bagging else ""
+        y = whole.labels(world, source) if named or options.combine == "stacking" else np.zeros(0)
         apart = len(y) and plan.validation
         held_out = held_out_of(y, classes, options.seed, plan.validation) if apart else y[:0].astype(int)
         if options.combine == "stacking":
             whole.stack(comm, source, held_out)
-        if options.bagging:
-            specs = {each.number: each for each in plan.specs}
-            found["out_of_bag"] = whole.out_of_bag(comm, source, out_of_bag_masks(whole, specs, held_out, len(y)))
+        if named:
+            masks = out_of_bag_masks(whole, {each.number: each for each in plan.specs}, held_out, len(y))
+            file = str(folder / OUT_OF_FOLD) if options.folds else ""
+            found[named] = whole.out_of_bag(comm, source, masks, file)
         table = None
         if whole.has_test_part(world, source):
             with refuse_together(world):
@@ -377,12 +395,19 @@ def say(options: EnsembleOptions, folder: Path, found: dict[str, Any], table: An
     for each in found["members"]:
         if each["failed"] is not None:
             console.print(f"member {each['number']} is left out: {each['failed']}", markup=False, soft_wrap=True)
-    if found.get("out_of_bag"):
-        said = ", ".join(f"{name} {value:.4g}" for name, value in found["out_of_bag"].items() if name != "rows")
-        console.print(f"out of bag: {said}", markup=False)
+    for named in ("out_of_bag", "out_of_fold"):
+        if scores := found.get(named):
+            said = (described(name, scores) for name in scores if name not in ("rows", "members"))
+            console.print(f"{named.replace('_', ' ')}: {', '.join(said)}", markup=False)
     if "disagreement" in found:
         console.print(f"disagreement {found['disagreement']:.4g}", markup=False)
     console.print(f"results: {folder}", markup=False, soft_wrap=True)
+
+
+def described(name: str, scores: dict[str, Any]) -> str:
+    """Return a score of all rows as a text, and its mean and standard deviation over the members' own rows."""
+    values = [each[name] for each in scores["members"] if each]
+    return f"{name} {scores[name]:.4g} (members {np.mean(values):.4g} +- {np.std(values):.2g})"
 
 
 main = Program("train-ensemble", EnsembleOptions, __doc__, run)

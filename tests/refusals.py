@@ -438,6 +438,10 @@ REFUSALS = [
             train-sequential --data few.h5 --model softmax --epochs 2
     """),
     ("train_ensemble", 1, "--data few.h5 --model softmax --epochs 2 --batch-size 4 --out e", """
+        --folds 1 => --folds 1: give 2 folds or more, and no --members: there is one for each fold
+        --folds 3 --members 4 => --folds 3: give 2 folds or more, and no --members
+        --folds 3 --bagging => --folds says which rows a member has: leave out --bagging
+        --folds 3 --boost samme => --boost and --folds cannot be combined: give one of them
         --members -1 => --members must not be negative
         --ranks-per-member 0 => --ranks-per-member must be greater than 0
         --subspace 0 => --subspace is a fraction, more than 0
@@ -451,7 +455,7 @@ REFUSALS = [
         --vary 'seed=1|2' => --vary seed: this option is the same for all members
         --vary 'modle=mlp|softmax' => ... unrecognized arguments: --modle=mlp
         --combine stacking => --combine stacking is fitted on rows held out of training: add
-        --bagging --placement streamed => --bagging and --boost draw rows anew, which needs --placement shared
+        --bagging --placement streamed => --bagging, --folds and --boost choose rows, which needs --placement shared
         --resume nowhere => --resume nowhere: an ensemble keeps its members and options; leave out 'out'
         --vary => --vary needs a value
     """),

@@ -10,7 +10,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "ensembles.md").read_text()
 
 def test_as_printed(environment, tmp_path):
     shown = commands(PAGE)
-    assert len(shown) == 4
+    assert len(shown) == 6
     as_printed(shown, tmp_path, environment)
     found = json.loads((tmp_path / "runs/e/summary.json").read_text())
     assert len(found["members"]) == 4 and found["out_of_bag"]["accuracy"] > 0.7

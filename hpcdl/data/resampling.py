@@ -2,6 +2,7 @@
 
     rows        n drawn with replacement from the n training examples, with equal weights (the bootstrap of bagging) or
                 those of boosting; about 1/e of the examples are left out
+                cross-validation: the examples of all folds but one, a fold being a K-th of the examples, drawn at random
     features    a random fraction of them; the others are 0 in all rows
 
 The draws depend on (seed, member) alone. Drawn rows are numbers into the rows in memory: nothing is copied. Features
@@ -27,9 +28,12 @@ class Draw(NamedTuple):
     rows: bool = False  # True to draw rows
     weights: np.ndarray | None = None  # of the rows; None: equal
     features: float = 1.0  # the fraction that the member sees
+    folds: int = 0  # K: the rows without those of fold `member`; 0: no folds
 
     def examples(self, count: int) -> np.ndarray:
-        """Return sorted numbers of examples, drawn `count` times from `count`; all numbers, if rows are not drawn."""
+        """Return sorted numbers of examples: drawn `count` times from `count`, or outside a fold, or all `count`."""
+        if self.folds:
+            return np.flatnonzero(Random(self.seed)("folds").permutation(count) % self.folds != self.member)
         if not self.rows:
             return np.arange(count)
         random = Random(self.seed)("bootstrap", self.member)
@@ -44,7 +48,7 @@ class Draw(NamedTuple):
 
     def resample(self, data: Data) -> Data:
         """Return the data as the member sees them; UsageError for rows not in memory, or features that cannot be 0."""
-        if self.rows:
+        if self.rows or self.folds:
             data = data.with_rows(self.examples(data.examples))
         if self.features == 1:
             return data

@@ -25,7 +25,8 @@ from hpcdl.data.batch import PredictionRows, RowBlock
 from hpcdl.errors import UsageError
 from hpcdl.files import parse_json
 from hpcdl.inference.prediction_input import prediction_rows
-from hpcdl.inference.predictions import predict
+from hpcdl.inference.predictions import PredictionFormat, deliver, predict
+from hpcdl.inference.predictions import output as written_to
 from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models.model import abilities_of
@@ -249,30 +250,52 @@ class Ensemble:
         fitted = combining.stack(all_logs, np.concatenate(labels)) if comm.rank == 0 else None
         self.stacking = Stacking(*comm.mpi.bcast(fitted))
 
-    def out_of_bag(self, comm: Communicator, source: str, bags: dict[int, np.ndarray]) -> dict[str, float] | None:
+    def out_of_bag(
+        self, comm: Communicator, source: str, bags: dict[int, np.ndarray], file: str = ""
+    ) -> dict[str, Any] | None:
         """Return scores of the training rows, predicted by the members not trained on them; None: no such rows. Values
-        get an RMSE. Collective. bags: by number of this rank's members, a mask of rows not in the member's training."""
+        get an RMSE. `members`: scores of each member alone. Collective. bags: by number of this rank's members, a mask
+        of rows not in the member's training. file: NAME.csv for the predictions."""
         with refuse_together(comm.mpi):
             rows = self.rows(source, "train", comm.size)
-        totals, start = np.zeros(3), 0
-        for number, (block, outputs) in enumerate(self.blocks(comm.mpi, rows)):
-            y, place = np.asarray(block.y), number % comm.size
-            shape = (len(y), self.reference.classes) if self.reference.classes else (len(y), *self.reference.outputs)
-            sums = np.zeros((2, *shape))
-            for each, output in zip(self.local_members, outputs, strict=True):
-                unseen = bags[each.member.number][start : start + len(y)].reshape(-1, *[1] * (len(shape) - 1))
-                sums += np.where(unseen, [output, np.ones(shape)], 0.0)
-            start += len(y)
-            comm.reduce(sums, place)
-            if comm.rank == place:
-                scored_rows = sums[1].reshape(len(y), -1)[:, 0] > 0
-                mean = sums[0][scored_rows] / sums[1][scored_rows]
-                if self.reference.classes:
-                    totals += [*scored(mean, y[scored_rows]), scored_rows.sum()]
-                else:
-                    totals += [0, np.square(mean - y[scored_rows]).sum(), scored_rows.sum()]
+        totals, start, packed, number = np.zeros((1 + len(self.members), 3)), 0, b"", 0
+        form = PredictionFormat(self.reference, next(iter(rows.values())), True)
+        with written_to(comm.mpi, form, file, None) as out:
+            for block, outputs in self.blocks(comm.mpi, rows):
+                y, place, number = np.asarray(block.y), number % comm.size, number + 1
+                width = (self.reference.classes,) if self.reference.classes else self.reference.outputs
+                sums = np.zeros((2, len(y), *width))
+                for each, values in zip(self.local_members, outputs, strict=True):
+                    unseen = bags[each.member.number][start : start + len(y)]
+                    sums += np.where(unseen.reshape(-1, *[1] * len(width)), [values, np.ones(values.shape)], 0.0)
+                    totals[1 + each.place] += self._totals(values[unseen], y[unseen])
+                start += len(y)
+                comm.reduce(sums, place)
+                if comm.rank == place:
+                    known = sums[1].reshape(len(y), -1)[:, 0] > 0
+                    mean = sums[0][known] / sums[1][known]
+                    totals[0] += self._totals(mean, y[known])
+                    if out is not None:
+                        ids = None if block.ids is None else list(itertools.compress(block.ids, known))
+                        some = block._replace(x=block.x[known], y=y[known], numbers=block.numbers[known], ids=ids)
+                        packed = out.pack(some, mean.astype(self.reference.dtype))
+                if out is not None and number % comm.size == 0:
+                    deliver(comm.mpi, packed, out)
+                    packed = b""
+            if out is not None and number % comm.size:
+                deliver(comm.mpi, packed, out)
         comm.mpi.Allreduce(MPI.IN_PLACE, totals)
-        loss, score, count = totals.tolist()
+        found, *alone = map(self._scores, totals.tolist())
+        return found and found | {"members": alone}
+
+    def _totals(self, values: np.ndarray, y: np.ndarray) -> list[float]:
+        """Return [sum of log losses, correct predictions or sum of squared errors, rows]."""
+        if self.reference.classes:
+            return [*scored(values, y), len(y)]
+        return [0, float(np.square(values - y).sum()), len(y)]
+
+    def _scores(self, totals: list[float]) -> dict[str, Any] | None:
+        loss, score, count = totals
         if not count:
             return None
         if self.reference.classes:

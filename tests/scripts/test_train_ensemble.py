@@ -53,6 +53,24 @@ def test_members_do_not_depend_on_the_ranks(ensemble, few, run_on, ranks):
     assert alone["out_of_bag"]["accuracy"] == pytest.approx(found["out_of_bag"]["accuracy"])
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_folds_are_cross_validation(ensemble, few, ranks):
+    """Each training row is predicted by the one member that has not seen it; each member is scored on its own fold."""
+    _, found = ensemble(ranks, "--folds", "4", "--validation", "0.2", "--out", "e")
+    scores = found["out_of_fold"]
+    rows = [each["rows"] for each in scores["members"]]
+    assert sum(rows) == scores["rows"] == 16 and rows == [4, 4, 4, 4]
+    for name in ("accuracy", "loss"):
+        assert scores[name] == pytest.approx(np.mean([each[name] for each in scores["members"]]))
+    with (few / "e" / "out_of_fold.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len({row["row"] for row in table}) == len(table) == 16
+    assert np.mean([row["label"] == row["class"] for row in table]) == pytest.approx(scores["accuracy"])
+    for number in range(4):
+        summary = json.loads((few / f"e/members/{number:04d}/summary.json").read_text())
+        assert summary["steps"] == 2 * 12 / 4  # epochs, rows of the other folds, batches
+
+
 def test_a_member_is_what_its_program_trains(ensemble, few, run_on):
     """Without a draw of rows or features, member 1 is the run of its program with its seed."""
     how = ["--sync-every", "2", "--members", "2", "--ranks-per-member", "2", "--seed", "4", "--out", "e"]
