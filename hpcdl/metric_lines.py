@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl (docs/runs.md), one in memory at a time.
+"""The lines of metrics.jsonl (docs/runs.md), one in memory at a time, and the names of the scores in them.
 An incomplete last line, of a run that is running or was killed, is left out; broken lines are left out and counted."""
 
 import json
@@ -9,6 +9,13 @@ from typing import Any
 
 DIGITS = 308  # integers with more digits exceed all floats, and count as missing
 SCORES = ("test_", "validation_")  # prefixes of names that only an evaluation has
+USUAL_SCORES = ("loss", "accuracy", "rmse", "return")  # which runs have without --scores
+PAIR = ("precision", "recall", "f1")  # of class 1 of two classes
+AREAS = ("roc_auc", "average_precision")  # under curves
+OF_PROBABILITIES = (*AREAS, "log_loss", "brier_score", "calibration_error")
+CLASS_SCORES = ("accuracy", "balanced_accuracy", *PAIR, *(f"macro_{name}" for name in PAIR), *OF_PROBABILITIES)
+VALUE_SCORES = ("rmse", "mae", "r2")  # of several outputs: rmse_NAME for each
+SMALLER = ("loss", "log_loss", "brier_score", "calibration_error", "rmse", "mae")  # scores of which less is better
 
 DECODE = json.JSONDecoder().raw_decode  # json.loads takes half as long again, as it first detects the encoding
 
@@ -53,3 +60,14 @@ def read(line: bytes) -> dict[str, Any] | None:
 
 def is_evaluation(line: dict[str, Any]) -> bool:
     return "bytes" in line or any([name.startswith(SCORES) for name in line])  # a list: twice as fast as a generator
+
+
+def base_of(name: str) -> str:
+    """Return a score's name without its part and its output: f1 of test_f1, rmse of validation_rmse_mass."""
+    score = name.removeprefix(SCORES[0]).removeprefix(SCORES[1])
+    return next((each for each in VALUE_SCORES if score.startswith(f"{each}_")), score)
+
+
+def larger_is_better(name: str) -> bool:
+    """True if more is better of a score such as test_f1 or validation_rmse_mass."""
+    return base_of(name) not in (*SMALLER, "train_loss")

@@ -138,6 +138,14 @@ def call_plugin(function: Any, settings: dict[str, Any], offered: dict[str, Any]
         return function(**arguments)
 
 
+def takes(function: Any, name: str) -> bool:
+    """True if `function`, or a class, has a parameter of this name; False, too, if its parameters are unknown."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 @contextmanager
 def plugin_errors(option: str) -> Iterator[None]:
     """Context that turns an error of user code into a UsageError, which names the option, and the line of that code."""

@@ -210,7 +210,7 @@ def news(folder: Path, entry: Command, seed: int, end: Outcome) -> str:
     if end.stopped == "signal":
         return "stopped"
     found = summary_of(folder / run_folder(entry.folder, seed)) or {}
-    names = ("test_accuracy", "test_rmse", "test_loss", "seconds")
+    names = ("test_accuracy", "test_rmse", "test_rmse_standardized", "test_loss", "seconds")
     known = [BY_NAME[name] for name in names if isinstance(found.get(name), int | float)]
     return ", ".join(f"{measure.title} {shown(measure, found[measure.name])}" for measure in known)
 
@@ -231,7 +231,7 @@ def write(command_line: CommandLine, entries: list[Command], folder: Path, known
     lines = [Line(entry.text, entry.ranks, entry.folder) for entry in entries]
     found = comparison.results(folder, lines, options.seed_list, read_target(options.target), failed, about, known)
     write_json(found, folder / "results.json")
-    markdown = comparison.markdown(found, comparison.chosen(options.columns))
+    markdown = comparison.markdown(found, comparison.chosen(options.columns, found))
     for name, text in (("table.csv", comparison.table(found)), ("table.md", markdown)):
         with output_file(folder / name) as file:
             file.write(text.encode())
@@ -247,7 +247,7 @@ def conclude(command_line: CommandLine, entries: list[Command], folder: Path, st
         print(f"stopped by a signal; go on with --resume {folder}", flush=True)
         return signals.STATUS
     console = Console(quiet=options.progress == "none", highlight=False)
-    for table in comparison.as_tables(found, comparison.chosen(options.columns), console.width):
+    for table in comparison.as_tables(found, comparison.chosen(options.columns, found), console.width):
         console.print(table)
     remarks = comparison.remarks(found)
     try:

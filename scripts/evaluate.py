@@ -14,11 +14,10 @@ from hpcdl.checkpoint.export import check_output_file, export, named, write_json
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.inference.evaluation_report import as_tables, report
+from hpcdl.inference.evaluation_report import as_lines, as_tables, report
 from hpcdl.inference.posterior_samples import predictive
 from hpcdl.inference.prediction_input import prediction_rows
 from hpcdl.inference.predictions import predict_all, refuse_existing
-from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.option_parser import parse_command_line
@@ -26,9 +25,11 @@ from hpcdl.launch.program import ended
 from hpcdl.machine.display import console
 from hpcdl.machine.threads import Threads
 from hpcdl.models.model import abilities_of
+from hpcdl.models.scores import ClassMeasures, ValueMeasures
 from hpcdl.random import Random
+from hpcdl.reports import evaluation_pictures
 from hpcdl.rl.rollout import PICTURES, Player, evaluation_summary, is_agent_run
-from hpcdl.runs.options import not_negative, option
+from hpcdl.runs.options import not_negative, option, probability
 from hpcdl.search import ensemble_scores
 from hpcdl.search.ensemble import Ensemble, is_ensemble
 
@@ -43,7 +44,9 @@ class EvaluateOptions:
     predict: str = option("", "write a prediction for each row: NAME.csv, or NAME.npz with the model's outputs")
     probabilities: bool = option(False, "with --predict: write the probabilities of all classes, not of the likeliest")
     samples: bool = option(False, "a run of train-sgld: score also the mean over all samples, and predict by it")
+    threshold: float = option(0.0, "two classes: predict the second one from this probability on; 0: the likelier one")
     json: str = option("", "write the scores: NAME.json")
+    pictures: str = option("", "folder for pictures: ROC, precision against recall, reliability (needs matplotlib)")
     export: str = option("", "write the parameters by name: NAME.npz or NAME.safetensors")
     force: bool = option(False, "replace existing files")
     model: str = option("", "if the run's model is your own and was moved: its package.module:Class now")
@@ -56,18 +59,22 @@ class EvaluateOptions:
 
     def __post_init__(self):
         not_negative(self, "sample", "temperature", "episodes")
+        probability(self, "threshold")
         if self.prompt and not self.sample:
             raise UsageError("--prompt begins a text; add --sample N for N tokens after it")
         if self.probabilities and not self.predict:
             raise UsageError("--probabilities are written by --predict: add --predict NAME.csv")
         if self.sample and self.samples:
             raise UsageError("--sample N writes a text, and --samples scores those of train-sgld: give one of them")
-        if self.sample and (self.predict or self.json):
-            raise UsageError("--sample writes a text and scores nothing; leave --predict and --json to another call")
+        if self.sample and (self.predict or self.json or self.pictures or self.threshold):
+            other = "--predict, --json, --pictures and --threshold"
+            raise UsageError(f"--sample writes a text and scores nothing; leave {other} to another call")
         check_output_file("--render", self.render, PICTURES)
         check_output_file("--predict", self.predict, (".csv", ".npz"))
         check_output_file("--export", self.export, (".npz", ".safetensors"))
         check_output_file("--json", self.json, (".json",))
+        if self.pictures:
+            evaluation_pictures.check(Path(self.pictures), self.force)
         written: dict[str, str] = {"--data": self.data}
         for told in ("predict", "export", "json", "render"):
             refuse_existing(f"--{told}", getattr(self, told), self.force, written)
@@ -112,11 +119,16 @@ def score(world, options, trained, model, samples):
             raise UsageError(f"{rows.name} has no labels, which scores need; hpcdl predict predicts its rows")
         if options.probabilities and not trained.classes:
             raise UsageError("--probabilities: the run's model predicts values, not classes; leave the option out")
+        refuse_pictures(options, trained)
+        trained.set_threshold(options.threshold)
 
     def scored(model, file=""):
         """Return on rank 0 the report of an evaluation of `model`, else None. file: for the predictions, if any."""
-        values = trained.outputs[0] if trained.outputs else 1
-        measures = ClassMeasures(trained.classes) if trained.classes else ValueMeasures(values, near)
+        if trained.classes:
+            curves = trained.schema.vocabulary is None
+            measures = ClassMeasures(trained.classes, trained.threshold, curves, trained.certain)
+        else:
+            measures = ValueMeasures(trained.output_names, near)
         counts = predict_all(world, trained, model, rows, file, options.probabilities, measures, losses=True)
         return report(trained, rows.name, options.split, counts, measures) if world.rank == 0 else None
 
@@ -127,12 +139,8 @@ def score(world, options, trained, model, samples):
         print(f"{options.run}, step {found['step']}, on {counted(found['rows'], 'row')} of {rows.name}:")
         if point is not None:
             found |= {"samples": len(samples.samples), "point_estimate": point["scores"]}
-            print(f"{said(options.split, point)}  (posterior mean)")
-        print(said(options.split, found) + (f"  (mean over {found['samples']:,} samples)" if samples else ""))
-        for table in as_tables(found):
-            console().print(table)
-        if options.json:
-            write_json(found, Path(options.json))
+            print(f"{as_lines(point)[0]}  (posterior mean)")
+        show(options, found, f"  (mean over {found['samples']:,} samples)" if samples else "")
 
 
 def together(world, options, trust):
@@ -146,6 +154,8 @@ def together(world, options, trust):
         name = next(iter(rows.values())).name
         if options.probabilities and not ensemble.reference.classes:
             raise UsageError("--probabilities: the ensemble predicts values, not classes; leave the option out")
+        refuse_pictures(options, ensemble.reference)
+        ensemble.reference.set_threshold(options.threshold)
     near = None if ensemble.reference.classes else around(world, next(iter(rows.values())))
     how = {"file": options.predict, "every": options.probabilities, "around": near}
     counts = ensemble_scores.predict_all(world, ensemble, rows, **how)
@@ -153,18 +163,15 @@ def together(world, options, trust):
         found = ensemble_scores.evaluation_of(ensemble, name, options.split, counts)
         what = f"{options.run}, {counted(len(ensemble.members), 'member')}"
         print(f"{what}, on {counted(found['rows'], 'row')} of {name}:")
-        print(f"{said(options.split, found)}  ({ensemble.combine} of the members)")
-        print("  ".join(f"{each} {found[each]:.6g}" for each in ("disagreement", "spread") if each in found))
-        for table in [ensemble_scores.table(found), *as_tables(found)]:
-            console().print(table)
-        if options.json:
-            write_json(found, Path(options.json))
+        diversity = "  ".join(f"{each} {found[each]:.6g}" for each in ("disagreement", "spread") if each in found)
+        about = ensemble_scores.table(found)
+        show(options, found, f"  ({ensemble.combine} of the members)", diversity, about)
 
 
 def act(world, options, trust):
     """Let the learned policy play episodes on rank 0; print and write their returns."""
     with refuse_together(world):
-        for name in ("data", "predict", "samples", "sample", "prompt"):
+        for name in ("data", "predict", "samples", "sample", "prompt", "pictures", "threshold"):
             if getattr(options, name):
                 raise UsageError(f"--{name}: {options.run} has learned to act; let it play by --episodes 100")
         player = Player(options.run, options.model, trust) if world.rank == 0 else None
@@ -185,9 +192,23 @@ def act(world, options, trust):
                 export(player.network.layout.views(player.parameters), Path(options.export))
 
 
-def said(split, found):
-    """Return the scores of an evaluation as a line of text. split: begins the name of each score."""
-    return "  ".join(f"{split}_{name} {value:.6g}" for name, value in found["scores"].items())
+def refuse_pictures(options, trained):
+    """Raise UsageError if --pictures is given, and the model predicts values or writes text."""
+    if options.pictures and (not trained.classes or trained.certain or trained.schema.vocabulary is not None):
+        raise UsageError("--pictures show probabilities of classes, and this model predicts none; leave it out")
+
+
+def show(options, found, said, *more):
+    """Print an evaluation's scores and tables, and write its files. said: after the scores of the training. more: lines
+    and tables between the scores and the tables."""
+    first, *others = as_lines(found)
+    for each in (first + said, *others, *more, *as_tables(found)):
+        print(each) if isinstance(each, str) else console().print(each)
+    if options.json:
+        write_json(found, Path(options.json))
+    if options.pictures:
+        for path in evaluation_pictures.write(found, Path(options.pictures)):
+            print(path)
 
 
 def around(world, rows):

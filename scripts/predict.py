@@ -17,7 +17,7 @@ from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.option_parser import parse_command_line
 from hpcdl.launch.program import ended
 from hpcdl.machine.threads import Threads
-from hpcdl.runs.options import option
+from hpcdl.runs.options import option, probability
 from hpcdl.search import ensemble_scores
 from hpcdl.search.ensemble import Ensemble, is_ensemble
 
@@ -31,12 +31,14 @@ class PredictOptions:
     out: str = option("", "file to write: NAME.csv, or NAME.npz; without one, lines of csv are printed")
     probabilities: bool = option(False, "write the probabilities of all classes, not of the likeliest")
     samples: bool = option(False, "a run of train-sgld: predict by the mean over all samples, not by one model")
+    threshold: float = option(0.0, "two classes: predict the second one from this probability on; 0: the likelier one")
     split: Literal["", "train", "test", "rows"] = option("", "which part of an HDF5 file; by default rows, else test")
     delimiter: str = option("", "character between the columns of a csv, if not that of the training data")
     model: str = option("", "if the run's model is your own and was moved: its package.module:Class now")
     force: bool = option(False, "replace the file of --out")
 
     def __post_init__(self):
+        probability(self, "threshold")
         check_output_file("--out", self.out, (".csv", ".npz"))
         refuse_existing("--out", self.out, self.force, {"SOURCE": self.source})
         if len(self.delimiter) > 1:
@@ -60,6 +62,7 @@ def main(arguments=None):
                 if options.samples:
                     model = predictive(options.run, trained, model)
                 rows = prediction_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
+            (trained.reference if of_many else trained).set_threshold(options.threshold)
             if options.probabilities and not (trained.reference if of_many else trained).classes:
                 raise UsageError("--probabilities: the model predicts values, not classes; leave the option out")
         stream = None if options.out else sys.stdout.buffer

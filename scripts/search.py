@@ -25,6 +25,7 @@ from hpcdl.launch.nested_command_line import divided
 from hpcdl.launch.option_parser import LARGEST, CommandLine, parse, parse_command_line
 from hpcdl.launch.start import Program
 from hpcdl.machine.world import check_world
+from hpcdl.metric_lines import larger_is_better
 from hpcdl.plugins import names_in, refuse_untrusted
 from hpcdl.runs import signals
 from hpcdl.runs.options import kinds_of, not_negative, option, positive
@@ -57,7 +58,9 @@ class SearchOptions:
     )
     controller: Literal["shared", "own"] = option("shared", "own: rank 0 only hands out trials; shared: it trains, too")
     objective: str = option(
-        "", "score by which trials are judged, as test_accuracy, validation_loss; default: the score on held-out rows"
+        "",
+        "score by which trials are judged, as test_accuracy, validation_loss, validation_f1 or another of --scores; "
+        "default: the accuracy or rmse on held-out rows",
     )
     seeds: int = option(1, "train each point with so many seeds, and judge by the mean")
     seed: int = option(0, "seed of the points, and of the first training of each")
@@ -214,7 +217,7 @@ def settings_of(options: SearchOptions, command: Command, space: Space, objectiv
     """Return the settings that identify a search, for the first line of the journal."""
     given = {name: getattr(options, name) for name in ("method", "trials", "seeds", "seed", "least", "eta", "points")}
     about = {"program": command.text, "space": space.described(), "ranks_per_trial": command.ranks}
-    return about | given | {"most": most, "objective": objective, "maximize": objective.endswith("accuracy")}
+    return about | given | {"most": most, "objective": objective, "maximize": larger_is_better(objective)}
 
 
 def write_options(folder: Path, options: SearchOptions, space: Space) -> None:

@@ -110,6 +110,9 @@ REFUSALS = [
         run --sample -1 => --sample must not be negative, and is -1
         run --sample 5 --temperature -0.5 => --temperature must not be negative, and is -0.5
         run --prompt a => --prompt begins a text; add --sample N
+        run --threshold 1.5 => --threshold is a probability, at least 0 and less than 1, not 1.5
+        run --threshold 0.5 => --threshold is for the probability of one of two classes; run predicts 10 classes
+        run --sample 5 --pictures p => --sample writes a text and scores nothing; leave --predict, --json, --pictures
         run --samples --sample 3 => --sample N writes a text, and --samples scores those of train-sgld
     """),
     ("export_metrics", 1, "", """
@@ -293,6 +296,14 @@ REFUSALS = [
         --inject kill:rank=2 => --inject kill:rank=2: the ranks are 0 to 1, and there is no rank 2
     """),
     ("train_allreduce", 1, "--out a", """
+        --class-weight balance => --class-weight balance: give balanced, or weights greater than 0, as NAME=5,OTHER=2
+        --class-weight ten=5 => --class-weight ten=5: there is no class 'ten'
+        --scores macro_f2 => unknown score 'macro_f2' (did you mean 'macro_f1'?)
+        --scores f1 => --scores f1: this model and data have loss, accuracy, balanced_accuracy, macro_precision,
+        --goal f1=0.8 => --goal f1=0.8: there is no score 'f1'
+        --goal test_accuracy=high => --goal test_accuracy=high: give a number, as test_accuracy=0.95
+        --goal validation_loss=1 => --goal validation_loss=1 needs rows for validation; add --validation FRACTION
+        --data text --class-weight balanced => --class-weight is for classes of rows, and the data have the tokens
         --allreduce rings => \
             unknown all-reduce algorithm 'rings' (did you mean 'ring'?); known: auto, direct, hierarchical,
         --model mlq => unknown model 'mlq' (did you mean 'mlp'?); known: gpt, linear, logistic, mlp, softmax
@@ -376,6 +387,7 @@ REFUSALS = [
     """),
     ("train_coordinate_descent", 1, "--data two.h5 --model logistic --out a --weight-decay 0.05", """
         --weight-decay 0 => --weight-decay must be greater than 0, and is 0.0
+        --class-weight 1=2 => --class-weight has no effect on coordinate descent: leave it out
         --weight-decay 0 --l1 0.1 => --weight-decay must be greater than 0 (also with --l1: the dual
         --l1 -1 => --l1 must not be negative, and is -1.0
         --tolerance -1 => --tolerance must not be negative, and is -1.0
@@ -465,6 +477,7 @@ REFUSALS = [
     """),
     ("train_federated", 1, "--out a", """
         --clients 0 => --clients 0 is for --partition column:NAME, which names the
+        --clip 1 --noise 1 --class-weight balanced => --class-weight balanced counts the classes of all clients, which
         --clients -1 => --clients must not be negative
         --fraction 0 => --fraction is greater than 0 and at most 1, not 0.0
         --fraction 1.1 => --fraction is greater than 0 and at most 1

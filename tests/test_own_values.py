@@ -1,4 +1,4 @@
-"""The rest of docs/own_data.md as printed: values to predict, and a model and data of one's own."""
+"""The rest of docs/own_data.md as printed: values to predict, a rare class, and a model and data of one's own."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def test_as_printed(environment, tmp_path):
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "shapes.py").write_text(program)
     shown = commands(PAGE[PAGE.index("## A value") :])
-    assert len(shown) == 9
+    assert len(shown) == 14
     write_shown(shown, tmp_path)
     as_printed(shown, tmp_path, environment)
     curve = json.loads((tmp_path / "runs/curve/summary.json").read_text())

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hpcdl.chunks import chunks
 from hpcdl.data.batch import Batch, DeviceBuffers, RowForm
 from hpcdl.data.cursor import Cursor
 from hpcdl.data.digest import blake
@@ -17,9 +18,11 @@ from hpcdl.data.readers import MemoryReader, Reader, training_numbers
 from hpcdl.data.sampler import Share, steps_per_epoch
 from hpcdl.data.scale_warning import feature_scales
 from hpcdl.data.schema import Schema
-from hpcdl.data.standard import Standard
+from hpcdl.data.standard import Standard, unit_of_targets
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device
+
+LABELS = 2**20  # labels that are read at once to count classes
 
 
 class Split:
@@ -43,6 +46,16 @@ class Split:
         if len(index):
             self.source.gather(index if self.numbers is None else self.numbers[index], x, y)
         return x, y
+
+    def class_counts(self, classes: int) -> np.ndarray:
+        """Return the number of rows of each class. Local; it reads all labels. A label that is no class counts as the
+        nearest one: training refuses it."""
+        counts, source = np.zeros(classes, np.int64), self.source
+        times = None if self.numbers is None else np.bincount(self.numbers, minlength=len(source))
+        for part in chunks(len(source), -(-len(source) // LABELS)):
+            y = np.clip(source.y[part], 0, classes - 1)  # type: ignore[index]
+            counts += np.bincount(y, None if times is None else times[part], classes).astype(np.int64)
+        return counts
 
 
 class Data:
@@ -105,15 +118,24 @@ class Data:
         return self._make_digest()
 
     @property
-    def unit(self) -> float:
-        """The original units per unit of prediction: the deviation of a single standardized target; else 1."""
-        deviation = self.statistics.get("target_deviation", np.ones(1))
-        return float(deviation[0]) if len(deviation) == 1 else 1.0
+    def unit(self) -> float | None:
+        """As `unit_of_targets` gives it."""
+        return unit_of_targets(self.statistics)
+
+    @property
+    def output_names(self) -> list[str]:
+        """As `Schema.output_names` gives them."""
+        return self.schema.output_names(self.outputs)
 
     @property
     def scales(self) -> tuple[float, float, float] | None:
         """Scales of features and targets (scale_warning.py); None for data that need no warning. Local."""
         return feature_scales(self)
+
+    @property
+    def class_counts(self) -> np.ndarray | None:
+        """The number of training examples of each class; None for values and text. Local; it reads all labels."""
+        return self.train.class_counts(self.classes) if self.classes and self.vocabulary is None else None
 
     def with_rows(self, drawn: np.ndarray) -> Self:
         """Return these data with the training examples `drawn` (numbers, which may repeat). Both data sets share the

@@ -2,7 +2,7 @@
 
     rows        n drawn with replacement from the n training examples, with equal weights (the bootstrap of bagging) or
                 those of boosting; about 1/e of the examples are left out
-                cross-validation: the examples of all folds but one, a fold being a K-th of the examples, drawn at random
+                cross-validation: all examples but those of one of K folds, which are drawn at random
     features    a random fraction of them; the others are 0 in all rows
 
 The draws depend on (seed, member) alone. Drawn rows are numbers into the rows in memory: nothing is copied. Features

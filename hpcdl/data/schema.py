@@ -70,6 +70,12 @@ class Schema:
         named = (self.recipe or {}).get("label")
         return [str(each) for each in named] if isinstance(named, list) else []
 
+    def output_names(self, outputs: tuple[int, ...]) -> list[str]:
+        """Return the names of the outputs, whose shape is given; without names: numbers, or "" for a single output."""
+        count = math.prod(outputs)
+        named = self.outputs if len(self.outputs) == count else []
+        return named or ([""] if count == 1 else [str(number) for number in range(count)])
+
     def refuse_other_columns(self, other: "Schema", name: str) -> None:
         """Raise UsageError if other data, called `name`, have another vocabulary or other columns."""
         mine, theirs = (each.vocabulary and each.vocabulary.characters for each in (self, other))

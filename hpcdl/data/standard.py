@@ -43,6 +43,13 @@ class Standard:
         standardize(x, self.mean, self.factor)
 
 
+def unit_of_targets(statistics: dict[str, np.ndarray]) -> float | None:
+    """Return the original units per unit of prediction: the deviation of a single standardized target; 1 for targets
+    that are not standardized. None: each of several targets has its own."""
+    deviation = statistics.get(TARGET[1], np.ones(1))
+    return float(deviation[0]) if len(deviation) == 1 else None
+
+
 def mean_and_deviation(parts: Iterable[np.ndarray], scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and deviation (features,) of scale * x, in float64, over the rows of all parts (rows, features)."""
     count, mean, squares, low, high = 0, 0.0, 0.0, np.inf, -np.inf

@@ -46,7 +46,8 @@ class RemoteData(Data):
         self.features, self.outputs = tuple(about["features"]), tuple(about["outputs"])
         self.dtype, self.device, self._digest = np.dtype(about["dtype"]), CPU, None
         self.schema, self._scales = Schema.read(about["meaning"], "a data server"), about["scales"]
-        self.vocabulary = self.schema.vocabulary
+        self.vocabulary, counts = self.schema.vocabulary, about["class_counts"]
+        self._class_counts = None if counts is None else np.array(counts, np.int64)
         width, y_dtype = math.prod(self.features), np.dtype(about["y_dtype"])
         self.form = BatchFormat(width, self.dtype, y_dtype, self.outputs, self.sparse)
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
@@ -86,6 +87,10 @@ class RemoteData(Data):
     @property
     def scales(self) -> tuple[float, float, float] | None:
         return self._scales
+
+    @property
+    def class_counts(self) -> np.ndarray | None:
+        return self._class_counts
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         return self.largest_batch(batch_size, share)[0]

@@ -16,10 +16,10 @@ import numpy as np
 from hpcdl.checkpoint.rollback import folder_of
 from hpcdl.data.hdf5 import dataset, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
-from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.memory import available
 from hpcdl.models.model import Abilities, ModelWrapper, abilities_of, count
+from hpcdl.models.scores import probabilities
 
 FILE, FORMAT, VERSION = "samples.h5", "hpcdl samples", 1
 

@@ -26,11 +26,11 @@ from hpcdl.comm.progress import inside
 from hpcdl.data.batch import PredictionRows, RowBlock
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
-from hpcdl.inference.scores import ClassMeasures, ValueMeasures, probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models.model import abilities_of
+from hpcdl.models.scores import ClassMeasures, ValueMeasures, predicted_classes, probabilities
 from hpcdl.plugins import plugin_errors
-from hpcdl.runs.evaluation import evaluate
+from hpcdl.runs.evaluation import add_up, evaluate
 
 COUNTS = ("rows", "refused", "filled", "unseen")  # of RowBlock.counts
 
@@ -56,7 +56,8 @@ class PredictionFormat:
         arrays_by_name: dict[str, Any] = {"row": block.numbers, "output": outputs}
         if self.trained.classes:
             p = probabilities(outputs)
-            arrays_by_name |= {"prediction": p.argmax(axis=1), "probability": p.max(axis=1)}
+            best = predicted_classes(p, self.trained.threshold)
+            arrays_by_name |= {"prediction": best, "probability": p[np.arange(len(p)), best]}
         else:
             arrays_by_name["prediction"] = outputs
         if block.y is not None:
@@ -197,8 +198,9 @@ def predict_all(
     """Predict all rows; return the numbers that COUNTS names, by name, summed over all ranks. Collective.
 
     losses: also return `sums`, [losses, right answers or squared errors, rows] as in runs/evaluation.py. file: NAME.csv
-    or NAME.npz. every: write the probabilities of all classes. stream: for lines of csv from rank 0. measures: sums to
-    which labelled rows are added, over all ranks. AgreedError if a row cannot be read; then no file is written."""
+    or NAME.npz. every: write the probabilities of all classes. stream: for lines of csv from rank 0. measures: to
+    which labelled rows are added, by `add_up` over all ranks. AgreedError if a row cannot be read: no file is
+    written."""
     counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(3)
     with output(world, PredictionFormat(trained, rows, every), file, stream) as out:
         for turn in rounds(world, rows):
@@ -220,9 +222,10 @@ def predict_all(
         if out is not None and world.rank == 0:
             out.close()
     with inside("add up the predictions"):
-        world.Allreduce(MPI.IN_PLACE, counts)
-        for each in [sums, *([] if measures is None else measures.sums)]:
+        for each in (counts, sums):
             world.Allreduce(MPI.IN_PLACE, each)
+    if measures is not None:
+        add_up(world, measures)
     return dict(zip(COUNTS, counts.tolist(), strict=True)) | ({"sums": sums} if losses else {})
 
 

@@ -12,16 +12,19 @@ from hpcdl.checkpoint.buffers import PREFIX, load
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.schema import Schema
-from hpcdl.data.standard import TARGET, Standard
+from hpcdl.data.standard import TARGET, Standard, unit_of_targets
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.plugins import names_in, refuse_untrusted
+from hpcdl.runs.evaluation import without_probabilities
 
 
 class TrainedModel:
     """A trained model: a checkpoint's attributes (`about`), parameters, statistics of standardized data, and schema."""
 
     sparse = False
+    threshold: float | None = None  # from this probability on, class 1 of two is predicted; None: the likelier class
+    certain = False  # True if `model` has no probabilities, only classes
 
     def __init__(self, run: str, trust: Iterable[str] = (), file: str = "", seed: int | None = None):
         """Read `run`, a run's folder or checkpoint; UsageError if damaged, diverged or of reinforcement learning.
@@ -93,7 +96,18 @@ class TrainedModel:
             what = f"{was} is not one that this program can build"
             raise UsageError(f"{self.name}: {f'--model {spec} is not the same as {was}' if spec else what}")
         load(model, self.extra, self.name)
+        self.certain = without_probabilities(model)
         return model
+
+    def set_threshold(self, threshold: float) -> None:
+        """Predict class 1 of two from this probability on; 0: the likelier class. Raises UsageError."""
+        if not threshold:
+            return
+        if self.classes != 2 or self.certain:
+            what = f"{self.classes} classes" if self.classes else "values"
+            what = "classes without probabilities" if self.certain else what
+            raise UsageError(f"--threshold is for the probability of one of two classes; {self.name} predicts {what}")
+        self.threshold = threshold
 
     @property
     def of_features(self) -> dict[str, np.ndarray]:
@@ -106,10 +120,8 @@ class TrainedModel:
 
     @property
     def output_names(self) -> list[str]:
-        """Names of the outputs. If these have no names: their numbers, or "" for a single output."""
-        count = math.prod(self.outputs)
-        named = self.schema.outputs if len(self.schema.outputs) == count else []
-        return named or ([""] if count == 1 else [str(number) for number in range(count)])
+        """As `Schema.output_names` gives them."""
+        return self.schema.output_names(self.outputs)
 
     def values(self, outputs: np.ndarray) -> np.ndarray:
         """Return outputs (rows,) or (rows, outputs) in the original units of the targets."""
@@ -126,9 +138,9 @@ class TrainedModel:
         return y
 
     @property
-    def unit(self) -> float:
-        """The deviation, in original units, of a single standardized output; 1 for other outputs."""
-        return float(self.statistics[TARGET[1]][0]) if TARGET[1] in self.statistics and not self.outputs else 1.0
+    def unit(self) -> float | None:
+        """As `unit_of_targets` gives it."""
+        return unit_of_targets(self.statistics)
 
     def check_rows(self, features: tuple[int, ...], name: str) -> None:
         """Raise UsageError if rows of this shape, called `name`, do not fit the model."""

@@ -18,6 +18,7 @@ from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.data import Data, open_data
+from hpcdl.data.class_balance import class_weights, rare_class
 from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.sampler import order_name
 from hpcdl.data.scale_warning import scale_warning
@@ -42,6 +43,7 @@ from hpcdl.recovery.ulfm_recovery import by_messages, losable, outlived, refuse_
 from hpcdl.runs import signals
 from hpcdl.runs.accumulated import accumulated
 from hpcdl.runs.context import RunContext
+from hpcdl.runs.evaluation import check_scores
 from hpcdl.runs.options import Options
 from hpcdl.runs.run import Run
 from hpcdl.strategies.description import Strategy
@@ -100,7 +102,7 @@ class Training:
             info = read_info(find_data_file(options.data))
             shape = {"features": info.features, "classes": info.classes, "outputs": info.outputs}
             require_chain: Any = resolve_name("hpcdl.torch.module_factory:require_chain")  # PyTorch, only here
-            require_chain(options.model, shape | {"dtype": options.dtype})
+            require_chain(options.model, shape | {"dtype": options.dtype, "class_weights": None})
 
     def run(
         self,
@@ -131,10 +133,14 @@ class Training:
             with refuse_together(world):
                 data, options = context.prepare(data, options, len(roles.workers))
         run = Run(comm, options, replace(context, everyone=everyone, workers=len(roles.workers)))
-        if world.rank == roles.workers[0] and (coming := scale_warning(data.scales)):
-            log.warning("%s", coming)
+        if world.rank == roles.workers[0]:
+            rare = None if options.class_weight else rare_class(data, "class_weight" not in options.unused)
+            for coming in filter(None, (scale_warning(data.scales), rare)):
+                log.warning("%s", coming)
         with refuse_together(world):
-            model = for_data(options.model, data, options.dtype, everyone.device, options.loss)
+            weights = class_weights(options.class_weight, data)
+            model = for_data(options.model, data, options.dtype, everyone.device, options.loss, weights)
+            check_scores(options, data, model)
             if options.initial and not options.resume:
                 load_initial_values(model, options.initial)
             if self.strategy.check is not None and not run.outlived:  # surviving ranks continue

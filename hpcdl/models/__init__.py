@@ -14,7 +14,8 @@ All except gpt also accept sparse data (hpcdl/csr.py). A user's model works unde
 no linear form, if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict` of models/layered.py.
 With `evaluate` it is scored in one forward pass. A model on a GPU has a member `device`, on which its batches lie; a
 model for sparse batches has `sparse = True`. Its spec is package.module:Class, or package.module:Class,width=3 with
-arguments (hpcdl/plugins.py); arguments named features, classes, outputs, dtype, device and loss are supplied.
+arguments (hpcdl/plugins.py); arguments named features, classes, outputs, dtype, device, loss and class_weights (of the
+losses in training, by class; None: all 1) are supplied.
 torch:package.module:function names a function that returns a PyTorch module (hpcdl/torch/module_factory.py)."""
 
 import contextlib
@@ -35,7 +36,7 @@ from hpcdl.models.layout import Layout
 from hpcdl.models.losses import Hinge, Logistic, SoftmaxCrossEntropy, regression_loss
 from hpcdl.models.mlp import MLP
 from hpcdl.models.model import abilities_of
-from hpcdl.plugins import call_plugin, is_plugin, load_plugin, of_torch
+from hpcdl.plugins import call_plugin, is_plugin, load_plugin, of_torch, takes
 
 __all__ = ["make_model"]
 
@@ -59,12 +60,14 @@ def make_model(
     loss: str = "squared",
     text: bool = False,
     sparse: bool = False,
+    class_weights: np.ndarray | None = None,
 ) -> Any:
     """Return the model `spec` for examples of shape `features` with `classes` classes (0: regression).
 
     device: where the model computes, and parameters, gradients and batches lie. outputs: shape of the values that a
     regression predicts for a row. loss: of a regression, squared or huber:delta=1. text: True if examples are tokens.
-    sparse: True if examples are sparse rows. Raises UsageError for an unknown name or setting, a width that is not
+    sparse: True if examples are sparse rows. class_weights (classes,): factors of the losses of rows in training, by
+    their class; None: all 1. Raises UsageError for an unknown name or setting, a width that is not
     positive, a type except float32, float64 and (torch:... only) bfloat16, and a model that does not fit the data."""
     kind = str(dtype)
     with contextlib.suppress(TypeError):
@@ -74,13 +77,14 @@ def make_model(
     if kind not in (*DTYPES, HALF):
         raise unknown("dtype", kind, DTYPES)
     offered: Any = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
+    weighted = {"class_weights": class_weights}
     if of_torch(spec):
         if sparse or text:
             raise UsageError(f"--model {spec}: a PyTorch module takes dense rows of numbers, no sparse rows, no text")
         # Imported by name: the room is above this one, and PyTorch is imported only on demand.
-        model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
+        model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered | weighted)
     elif is_plugin(spec) and spec.partition(":")[0] not in SETTINGS:
-        model = user_model(spec, offered | {"loss": loss}, kind)
+        model = user_model(spec, offered | weighted | {"loss": loss}, kind)
         if sparse and not abilities_of(model).sparse:
             told = "set sparse = True in the class if it takes batches with data, indices and indptr"
             raise UsageError(f"--model {spec} is not for sparse data; {told}, or make the data dense")
@@ -88,15 +92,25 @@ def make_model(
         if sparse and spec.partition(":")[0] == "gpt":
             raise UsageError("model 'gpt' reads sequences of tokens, and the data are sparse rows; take softmax or mlp")
         model = built_in_model(spec, loss, text, **offered)
+        if class_weights is not None:
+            model.layers[-1].class_weights = device.array(class_weights.astype(kind))
     with contextlib.suppress(AttributeError):  # a user's class may not allow the attribute
         model.spec = spec
     return model
 
 
-def for_data(spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss: str = "squared") -> Any:
+def for_data(
+    spec: str,
+    data: Any,
+    dtype: DTypeLike,
+    device: Device = CPU,
+    loss: str = "squared",
+    class_weights: np.ndarray | None = None,
+) -> Any:
     """Return the model `spec` for `data`, which has features, classes, outputs, vocabulary (None: no text), sparse."""
     shape: dict[str, Any] = {"outputs": data.outputs, "text": data.vocabulary is not None, "sparse": data.sparse}
-    return make_model(spec, data.features, data.classes, dtype, device, loss=loss, **shape)
+    how: dict[str, Any] = {"loss": loss, "class_weights": class_weights}
+    return make_model(spec, data.features, data.classes, dtype, device, **how, **shape)
 
 
 def built_in_model(
@@ -143,6 +157,8 @@ def user_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
         raise UsageError(f"{told}: a model is a class, not an object of the type {type(found).__name__}")
     if missing := [name for name in MEMBERS if not callable(getattr(found, name, None))]:
         raise UsageError(f"{told}: the class has no {', '.join(missing)}; a model has layout, {', '.join(MEMBERS)}")
+    if offered["class_weights"] is not None and not takes(found, "class_weights"):
+        raise UsageError(f"--class-weight: {told} takes no argument class_weights; add one, and weigh the losses by it")
     model = call_plugin(skip_empty_batches(found), settings, offered, told)
     if not isinstance(getattr(model, "layout", None), Layout):
         raise UsageError(f"{told}: the model's member layout must be a hpcdl.models.layout.Layout")

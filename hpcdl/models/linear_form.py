@@ -34,6 +34,8 @@ def linear_form(model: Any, what: str, losses: tuple[int, ...] = (SQUARED, LOGIS
     layers = model.layers if isinstance(model, Layered) else []
     if len(layers) == 2 and isinstance(layers[0], Dense) and layers[0].activation is Identity:
         kind = LOSSES.get(type(layers[1]))
+        if layers[1].class_weights is not None:
+            raise UsageError(f"{what} knows no class weights: leave out --class-weight, or take train-allreduce")
         if kind in losses:
             return LinearForm(int(kind), layers[0].full_shapes["weight"][0], layers[0].full_shapes["weight"][1])
         if isinstance(layers[1], Huber):

@@ -10,11 +10,13 @@
 Losses are sums, not means, so that the sums of the parts of a batch add up. If an example has several rows of z (`per`,
 the tokens of a sequence), its loss and its score are the means over them. If ranks share the classes (`cut`), each has
 some columns of z. Two all-reduces of one and two numbers per row give the maximum of z and the sum of exponentials,
-without gathering z. (Shoeybi et al., "Megatron-LM", 2019)"""
+without gathering z. (Shoeybi et al., "Megatron-LM", 2019)
+
+With class weights c, loss and dz of a row are multiplied by c[y] where backward follows; scores are not weighted."""
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -30,9 +32,13 @@ from hpcdl.models.pool import Pool
 
 
 class Loss(Layer):
-    """Base of losses; forward returns ((sum of losses, score), dz). target: the element type of y."""
+    """Base of losses; forward returns ((sum of losses, score), dz). target: the element type of y. class_weights
+    (classes,): None, all 1. watch(y, predictions): called with arrays of the host for each batch that is scored."""
 
-    classes = 2
+    takes_batch = True
+    class_weights: Array | None = None
+    watch: Callable[[np.ndarray, np.ndarray], object] | None = None
+    classes, per = 2, 1
     outputs: tuple[int, ...] = ()  # shape of a row's targets
     kernel: Any  # (z, y, dz) -> (sum of losses, score); not a method
 
@@ -47,12 +53,34 @@ class Loss(Layer):
             raise UsageError(f"ranks cannot share the outputs of the loss {type(self).__name__}; add a hidden layer")
         return self
 
-    def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array) -> tuple[tuple[float, float], Array]:
+    def forward(
+        self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array, batch: Any = None, keep: bool = True
+    ) -> tuple[tuple[float, float], Any]:
         dz = self.pool.take(*z.shape)
         total, score = self.totals(z, y, dz, group)
         if score < 0:
             raise UsageError(f"a label of the data is outside of the classes 0 to {self.classes - 1}; check the data")
+        if keep and self.class_weights is not None:
+            factors = self.class_weights[y]
+            dz *= factors[:, None]
+            total = float((factors * self.row_losses(z, y)).sum(dtype=np.float64)) / self.per
+        elif not keep and self.watch is not None:
+            host = self.pool.device.host
+            self.watch(host(y), host(self.scored(z)))
         return (total, score), dz
+
+    def scored(self, z: Array) -> Array:
+        """Return the predictions of the rows, all their columns, after `totals`."""
+        prediction: Array = self.predict(z)
+        return prediction
+
+    def predict(self, z: Array) -> Array:
+        """Return the predictions for z, all columns of it."""
+        raise NotImplementedError
+
+    def row_losses(self, z: Array, y: Array) -> Array:
+        """Return the loss of each row, unweighted, after `totals`."""
+        raise NotImplementedError
 
     def totals(self, z: Array, y: Array, dz: Array, group: LayerGroup) -> tuple[float, float]:
         """Write dz; return (sum of losses, score). A score below 0 means that a label is no class."""
@@ -75,6 +103,7 @@ class SoftmaxCrossEntropy(Loss):
         super().__init__(pool)
         self.classes, self.per = classes, per
         self.own: slice | None = None
+        self.shared: tuple[Any, Any] = None, None  # of the last rows, with `own`: their losses, their predictions
 
     def cut(self, part: int, parts: int, divided: bool = False) -> Self:
         if not divided or parts == 1:
@@ -96,10 +125,28 @@ class SoftmaxCrossEntropy(Loss):
         group.all_reduce(tops, "max")
         kernels.partial_softmax(z, y, own.start, tops, dz, sums)
         group.all_reduce(sums)
+        losses, p = None, None
+        if self.class_weights is not None:
+            losses = self.xp.log(sums[:, 0]) - sums[:, 1]
+        if self.watch is not None:
+            p = self.pool.device.zeros((len(z), self.classes), z.dtype)
+            p[:, own] = dz / sums[:, :1]
+            group.all_reduce(p)
+        self.shared = losses, p
         result = kernels.finish_softmax(dz, y, own.start, self.classes, sums)
         self.pool.give(tops)
         self.pool.give(sums)
         return result
+
+    def scored(self, z: Array) -> Array:
+        return super().scored(z) if self.own is None else self.shared[1]
+
+    def row_losses(self, z: Array, y: Array) -> Array:
+        if self.own is not None:
+            return self.shared[0]
+        with np.errstate(invalid="ignore"):
+            z = z - z.max(axis=1, keepdims=True)
+            return self.xp.log(self.xp.exp(z).sum(axis=1)) - z[self.xp.arange(len(z)), y]
 
     def predict(self, z: Array) -> Array:
         with np.errstate(invalid="ignore"):  # non-finite values become NaN, without a warning
@@ -112,6 +159,10 @@ class Logistic(Loss):
 
     kernel = kernels.logistic
 
+    def row_losses(self, z: Array, y: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            return self.xp.logaddexp(0, (1 - 2 * y) * z[:, 0])
+
     def predict(self, z: Array) -> Array:
         with np.errstate(invalid="ignore"):
             return self.xp.exp(-self.xp.logaddexp(0, -z[:, 0]))
@@ -121,6 +172,9 @@ class Hinge(Loss):
     """The hinge loss of a support vector machine; predicts the class 1 or 0 (rows,), as it has no probabilities."""
 
     kernel = kernels.hinge
+
+    def row_losses(self, z: Array, y: Array) -> Array:
+        return self.xp.maximum(0, 1 + (1 - 2 * y) * z[:, 0])
 
     def predict(self, z: Array) -> Array:
         return (z[:, 0] > 0).astype(z.dtype)

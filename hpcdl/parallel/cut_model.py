@@ -25,6 +25,7 @@ from hpcdl.memory import Memory
 from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layered import Weights
 from hpcdl.models.layout import Hyperslab
+from hpcdl.models.losses import Loss
 from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.models.part import ModelPart, whole_part
 from hpcdl.optim.optimizer import AVERAGE
@@ -32,7 +33,7 @@ from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.accumulated import accumulation
-from hpcdl.runs.evaluation import summed_scores
+from hpcdl.runs.evaluation import Measures, summed_scores, watched
 from hpcdl.runs.options import Options
 from hpcdl.runs.ownership import Ownership, exchange, fingerprint
 
@@ -188,15 +189,18 @@ class CutModel(Ownership):
         with self.comm.traffic.uncounted():
             self.shards.all_gather()
 
-    def evaluate(self, split: Any, classes: int) -> np.ndarray:
-        """Return [losses, correct rows or squared errors, examples] of a split, summed over the peers; collective."""
+    def evaluate(self, split: Any, classes: int, measures: Measures | None = None) -> np.ndarray:
+        """Return [losses, correct rows or squared errors, examples] of a split, summed over the peers; collective.
+        measures: get the rows whose loss this rank reports."""
 
         def score(batch: Batch) -> tuple[float, float]:
             result = self.computing.score(batch)
             self.weights.finish()
             return result
 
-        sums = summed_scores(score, split, self.share, self.part.rows_at_once, self.device)
+        last = self.part.layers[-1] if self.part.layers else None
+        with watched(last if isinstance(last, Loss) else None, measures, self.reports_loss):
+            sums = summed_scores(score, split, self.share, self.part.rows_at_once, self.device)
         if not self.reports_loss:
             sums[:] = 0
         self.peers.all_reduce(sums)

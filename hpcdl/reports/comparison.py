@@ -16,7 +16,8 @@ from rich.table import Table
 from hpcdl.errors import printable, unknown
 from hpcdl.files import parse_json
 from hpcdl.formatting import counted
-from hpcdl.reports.measures import BY_NAME, MEASURES, USUAL, Measure, measured, shown
+from hpcdl.metric_lines import CLASS_SCORES
+from hpcdl.reports.measures import BY_NAME, USUAL, Measure, measure_of, measured, shown
 from hpcdl.reports.statistics import FEWEST, Statistics, of_lines
 
 SCHEMA_VERSION = 1
@@ -65,8 +66,9 @@ def results(
     def columns(kind: str, name: str) -> list[list[float | None]]:
         return [[run.get(kind, {}).get(name) for run in runs] for runs in found]
 
-    by_name = {measure.name: columns("values", measure.name) for measure in MEASURES}
-    measures = [measure for measure in MEASURES if any(map(any, by_name[measure.name]))]
+    names = dict.fromkeys([*BY_NAME, *(name for runs in found for run in runs for name in run["values"])])
+    by_name = {name: columns("values", name) for name in names}
+    measures = [measure for measure in map(measure_of, names) if measure and any(map(any, by_name[measure.name]))]
     statistics = {name: of_lines(by_name[name], columns("beyond", name)) for name, *_ in measures}
     about = {"schema_version": SCHEMA_VERSION, **about, "seeds": seeds, "target": target}
     each_line = [
@@ -91,11 +93,14 @@ def run_of(folder: Path, line: Line, seed: int, target: dict[str, float], failed
     return run
 
 
-def chosen(names: str) -> list[str]:
-    """Return the columns that --columns names, separated by commas; the usual columns for "". Raises UsageError."""
-    wanted = names.split(",") if names else USUAL
-    if bad := [name for name in wanted if name not in BY_NAME]:
-        raise unknown("column", bad[0], BY_NAME)
+def chosen(names: str, found: dict[str, Any] | None = None) -> list[str]:
+    """Return the columns that --columns names, separated by commas; for "" the usual ones, and the further test scores
+    that the results `found` have. Raises UsageError."""
+    there = [each["name"] for each in found["measures"]] if found else []
+    further = [name for name in there if name.startswith("test_") and name not in BY_NAME]
+    wanted = names.split(",") if names else USUAL + further
+    if bad := [name for name in wanted if measure_of(name) is None]:
+        raise unknown("column", bad[0], [*BY_NAME, *(f"test_{name}" for name in CLASS_SCORES[1:])])
     return wanted
 
 
@@ -174,7 +179,7 @@ def rows(found: dict[str, Any], names: Iterable[str], show: Any) -> tuple[list[s
     """Return the headings of measures, and for each line the cells that `show` makes. Empty columns are left out."""
     there = {each["name"] for each in found["measures"]}
     titles, columns = [], []
-    for measure in (BY_NAME[name] for name in names if name in there):
+    for measure in filter(None, (measure_of(name) for name in names if name in there)):
         column = [show(measure, Statistics(**line["statistics"][measure.name])) for line in found["lines"]]
         if any(column):
             titles.append(measure.title + (f", {measure.unit.strip()}" if measure.unit else ""))

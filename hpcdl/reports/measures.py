@@ -7,15 +7,8 @@ from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, nearest, parse_finite
 from hpcdl.files import finite
-from hpcdl.metric_lines import MetricLines
+from hpcdl.metric_lines import CLASS_SCORES, SCORES, USUAL_SCORES, VALUE_SCORES, MetricLines, base_of, larger_is_better
 
-# Targets by name: the entry of an evaluation line, and True if larger is better.
-TARGETS = {
-    "accuracy": ("test_accuracy", True),
-    "loss": ("test_loss", False),
-    "rmse": ("test_rmse", False),
-    "return": ("test_return", True),
-}
 TAKEN = ("seconds", "bytes", "steps", "environment_steps")  # costs to reach a target; bytes of all ranks
 
 
@@ -33,10 +26,12 @@ class Measure(NamedTuple):
 MEASURES = (
     Measure("test_accuracy", "test accuracy", ".2%", better="more"),
     Measure("test_rmse", "test rmse", ".4g"),
+    Measure("test_rmse_standardized", "test rmse, standardized", ".4g"),
     Measure("test_return", "test return", ".4g", better="more"),
     Measure("test_loss", "test loss"),
     Measure("validation_accuracy", "validation accuracy", ".2%", better="more"),
     Measure("validation_rmse", "validation rmse", ".4g"),
+    Measure("validation_rmse_standardized", "validation rmse, standardized", ".4g"),
     Measure("validation_loss", "validation loss"),
     Measure("train_loss", "train loss"),
     Measure("epochs", "epochs", ".4g", better=""),
@@ -57,9 +52,16 @@ MEASURES = (
     Measure("environment_steps_to_target", "environment steps to the target", ",.0f"),
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}
-USUAL = ["test_accuracy", "test_return", "test_rmse", "test_loss", "train_loss", "steps", "seconds"]
-USUAL += ["examples_per_second", "bytes_per_rank", "messages_per_rank", "idle", "memory"]
+USUAL = ["test_accuracy", "test_return", "test_rmse", "test_rmse_standardized", "test_loss", "train_loss", "steps"]
+USUAL += ["seconds", "examples_per_second", "bytes_per_rank", "messages_per_rank", "idle", "memory"]
 USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target", "environment_steps_to_target"]
+
+
+def measure_of(name: str) -> Measure | None:
+    """Return the measure of this name: one of MEASURES, or any other score of an evaluation; None: there is none."""
+    if name in BY_NAME or not name.startswith(SCORES) or base_of(name) not in (*CLASS_SCORES, *VALUE_SCORES):
+        return BY_NAME.get(name)
+    return Measure(name, name.replace("_", " "), ".4g", better="more" if larger_is_better(name) else "less")
 
 
 def read_target(text: str) -> dict[str, float]:
@@ -67,8 +69,9 @@ def read_target(text: str) -> dict[str, float]:
     if not text:
         return {}
     name, _, number = text.partition("=")
-    if name not in TARGETS:
-        said = f"--target {text}: there is no score {name!r}{nearest(name, TARGETS)}"
+    if measure_of(f"test_{name}") is None:
+        guess = nearest(name, [*USUAL_SCORES, *CLASS_SCORES, *VALUE_SCORES])
+        said = f"--target {text}: there is no score {name!r}{guess}"
         raise UsageError(f"{said}; give one such as accuracy=0.95, loss=0.3, rmse=2 or return=475")
     try:
         goal = parse_finite(number)
@@ -89,7 +92,8 @@ def measured(
         found |= {f"{name}_to_target": reached.get(name) for name in TAKEN}
         if not reached:
             beyond = {f"{name}_to_target": finite_or_none(last.get(name)) for name in TAKEN}
-    values = {measure.name: finite_or_none(found.get(measure.name)) for measure in MEASURES}
+    names = dict.fromkeys([*BY_NAME, *filter(measure_of, found)])
+    values = {name: finite_or_none(found.get(name)) for name in names}
     return values, {name: value for name, value in beyond.items() if value is not None}
 
 
@@ -134,13 +138,13 @@ def memory(summary: dict[str, Any]) -> float | None:
 
 def to_target(metrics: Path, name: str, goal: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the costs at the first evaluation that reached the goal ({}: none did), and at the last one read."""
-    (key, more), last = TARGETS[name], dict[str, Any]()
+    key, last = f"test_{name}", dict[str, Any]()
     with contextlib.suppress(OSError):
         for line in MetricLines(metrics):
             score = line.get(key)
             if score is not None:
                 last = {each: line.get(each) for each in TAKEN} | {"steps": line["step"]}
-                if score >= goal if more else score <= goal:
+                if score >= goal if larger_is_better(key) else score <= goal:
                     return last, last
     return {}, last
 

@@ -262,6 +262,7 @@ OVERVIEW = (  # name, entry of the summary, format, unit
     ("test loss", "test_loss", ".4f", 1),
     ("test accuracy", "test_accuracy", ".2%", 1),
     ("test RMSE", "test_rmse", ".4g", 1),
+    ("test RMSE, standardized", "test_rmse_standardized", ".4g", 1),
     ("test return", "test_return", ".4g", 1),
     ("seconds", "seconds", ",.2f", 1),
     ("examples/s", "examples_per_second", ",.0f", 1),

@@ -32,6 +32,7 @@ MEASURES = {  # name in a sentence, title, which is better
     "loss": ("loss", "Loss (mean per example)", "lower"),
     "accuracy": ("accuracy", "Accuracy", "higher"),
     "rmse": ("RMSE", "Root mean squared error", "lower"),
+    "rmse_standardized": ("RMSE, standardized", "Root mean squared error of standardized outputs", "lower"),
     "return": ("return", "Mean return of evaluations", "higher"),
 }
 COSTS = {

@@ -20,7 +20,7 @@ LARGEST = 100_000_000  # bytes of a JSON file that is read as a whole
 LARGEST_CONFIG = 1_000_000
 FORMS = 100  # remembered sets of names in lines
 STEP = ("step", "epoch", "seconds", "train_loss", "learning_rate")
-SCORES = ("accuracy", "rmse", "return")
+SCORES = ("accuracy", "rmse", "rmse_standardized", "return")
 EVALUATION = (
     *STEP,
     *(f"{part}_{score}" for part in ("test", "validation") for score in ("loss", *SCORES)),
@@ -50,7 +50,7 @@ class Recorded:
 
     @property
     def score(self) -> str:
-        """The name of the score beside the loss: accuracy, rmse or return; "" without one."""
+        """The name of the score beside the loss: accuracy, rmse, rmse_standardized or return; "" without one."""
         mean = self.evaluations.mean
         known = [name for name in EVALUATION if name in mean and np.isfinite(mean[name]).any()]
         return next((each for each in SCORES if {f"test_{each}", f"validation_{each}"} & {*known}), "")

@@ -37,7 +37,7 @@ STEADY = 60.0  # seconds of steps after which the overhead (evaluations, checkpo
 LOCAL = re.compile("bcachefs|btrfs|ext[234]|f2fs|jfs|overlay|ramfs|reiserfs|tmpfs|xfs|zfs")  # of one machine
 ENDED = re.compile(rb"ended after step (\d+): (.+)")  # in the log of rank 0
 SCORES = ["validation_accuracy", "test_accuracy", "test_return", "validation_rmse", "test_rmse"]  # the main one first
-SCORES += ["validation_loss", "test_loss"]
+SCORES += ["validation_rmse_standardized", "test_rmse_standardized", "validation_loss", "test_loss"]
 
 
 class WatchedRun:

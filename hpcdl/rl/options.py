@@ -24,7 +24,7 @@ class RLOptions(Options):
 
     unused = (
         *("data", "placement", "partition", "validation", "augment", "standardize", "data_servers"),
-        *("epochs", "steps", "batch_per_rank", "accumulate", "patience"),
+        *("epochs", "steps", "batch_per_rank", "accumulate", "patience", "class_weight", "scores"),
     )
 
     env: str = option(

@@ -129,7 +129,9 @@ class ChosenAction(Loss):
         self.target, self.delta = pool.dtype, delta
         td.ready(pool.dtype)
 
-    def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Any) -> tuple[tuple[float, float], Array]:
+    def forward(
+        self, w: Sequence[Array], z: Array, group: LayerGroup, y: Any, batch: Any = None, keep: bool = True
+    ) -> tuple[tuple[float, float], Array]:
         """Return (sum of losses, sum of squared errors) and the saved values for backward; y: the batch."""
         device, dz = self.pool.device, self.pool.take(*z.shape)
         q, slopes = device.host(z), device.host(dz)

@@ -9,8 +9,10 @@ from rich.table import Table
 from hpcdl.errors import printable
 from hpcdl.formatting import counted
 from hpcdl.memory import KINDS
+from hpcdl.metric_lines import CLASS_SCORES, SCORES, VALUE_SCORES, base_of
 
 MIB = 2**20
+SCORED = "test_rmse"  # after this entry come further scores
 Show = Callable[[Any, dict], str | None]  # (the entry, the summary) -> text of the row; None: no row
 
 
@@ -21,7 +23,17 @@ def as_table(summary: dict) -> Table:
     for name_of_row, entry, show in ROWS:
         if (text := said_of(summary, entry, show)) is not None:
             table.add_row(name_of_row, text)
+        if entry == SCORED:
+            for name in further(summary):
+                table.add_row(printable(name.replace("_", " ")), f"{summary[name]:.4f}")
     return table
+
+
+def further(summary: dict) -> list[str]:
+    """Return the names of the scores of --scores, and of several outputs, which have no rows of their own."""
+    own, scores = {entry for _, entry, _ in ROWS}, {*CLASS_SCORES, *VALUE_SCORES}
+    names = [name for name in summary if name.startswith(SCORES) and name not in own and base_of(name) in scores]
+    return sorted((name for name in names if isinstance(summary[name], float)), reverse=True)  # validation first
 
 
 def said_of(summary: dict, entry: str, show: Show) -> str | None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from hpcdl.errors import printable
 from hpcdl.machine.display import Display
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.folder import Folder
@@ -70,4 +71,5 @@ def score(scores: dict) -> str:
             return f"{name.replace('_', ' ')} {scores[name]:.2%}"
     if "test_return" in scores:
         return f"test return {scores['test_return']:.4g}"
-    return f"test rmse {scores['test_rmse']:.4g}" if "test_rmse" in scores else ""
+    known = [name for name in scores if name.startswith("test_rmse")]  # of several outputs: the first one, after all
+    return f"{printable(known[0].replace('_', ' '))} {scores[known[0]]:.4g}" if known else ""

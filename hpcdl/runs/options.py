@@ -10,13 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
-from hpcdl.errors import UsageError, nearest, parse_finite, parse_integer, refuse_beyond
+from hpcdl.errors import UsageError, nearest, parse_finite, parse_integer, refuse_beyond, unknown
 from hpcdl.faults.inject import LONGEST
 from hpcdl.faults.inject import parse_faults as read_faults
 from hpcdl.formatting import counted, dashed
 from hpcdl.memory import available
+from hpcdl.metric_lines import CLASS_SCORES, USUAL_SCORES, VALUE_SCORES, base_of
 from hpcdl.runs.metric_logs import forms
-from hpcdl.runs.stopping import Budget
+from hpcdl.runs.stopping import Budget, Goal
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
@@ -49,6 +50,14 @@ def not_negative(options: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(options, name) < math.inf:
             raise UsageError(f"--{dashed(name)} must not be negative, and is {getattr(options, name)}")
+
+
+def probability(options: Any, *names: str) -> None:
+    """Raise UsageError unless these options are at least 0 and less than 1."""
+    for name in names:
+        if not 0 <= getattr(options, name) < 1:
+            value = getattr(options, name)
+            raise UsageError(f"--{dashed(name)} is a probability, at least 0 and less than 1, not {value}")
 
 
 def refuse(*cases: tuple[object, str]) -> None:
@@ -128,6 +137,9 @@ class Options:
         "or a run's folder or checkpoint",
     )
     loss: str = of_model("squared", "loss of a regression: squared, or huber:delta=1, which outliers change less")
+    class_weight: str = of_model(
+        "", "weights of rows' losses by their class: balanced (rare classes weigh more), or NAME=5,OTHER=2 (others: 1)"
+    )
     dtype: Literal["float32", "float64", "bfloat16"] = of_model(
         "float32", "type of parameters, gradients, messages; bfloat16 (torch:...): float32, computing in bfloat16"
     )
@@ -169,6 +181,12 @@ class Options:
         False, "end the run if a checkpoint cannot be written, instead of going on with a warning"
     )
     evaluate_every: int = of_run(1, "epochs between evaluations")
+    scores: str = of_run(
+        "",
+        "further scores of evaluations, with commas between: f1, macro_f1, balanced_accuracy, roc_auc, "
+        "average_precision, brier_score, mae, r2 ...; or all",
+    )
+    goal: str = of_run("", "end when an evaluation reaches this score, as test_accuracy=0.95 or validation_f1=0.8")
     patience: int = of_run(0, "end after so many evaluations without a better validation loss; 0: never")
     time_limit: float = of_run(0.0, "seconds after which the run ends in good order; 0: none")
     budget: str = of_run(
@@ -215,17 +233,37 @@ class Options:
         read_faults(self.inject)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
-        _ = self.allowance, self.checks
+        _ = self.allowance, self.checks, self.aim
+        for name in filter(None, self.scores.split(",")):
+            if name not in (known := (*CLASS_SCORES, *VALUE_SCORES, "loss", "all")):
+                raise unknown("score", name, known)
         if self.flight > MOST_RECORDS:
             raise UsageError(f"--flight is {MOST_RECORDS:,} at most, not {self.flight}")
         first_update(self.average)
+        if self.class_weight:
+            from hpcdl.data.class_balance import read_class_weights  # here: it needs kernels
+
+            read_class_weights(self.class_weight)
         if self.patience and not self.validation:
             raise UsageError("--patience needs a validation loss; add --validation FRACTION")
+        if self.goal.startswith("validation") and not self.validation:
+            raise UsageError(f"--goal {self.goal} needs rows for validation; add --validation FRACTION")
 
     @functools.cached_property
     def allowance(self) -> Budget:
         """The parsed --budget."""
         return Budget.read(self.budget)
+
+    @functools.cached_property
+    def aim(self) -> Goal | None:
+        """The parsed --goal."""
+        return Goal.read(self.goal)
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The names of the scores, without parts, that evaluations have beside the usual ones: --scores, --goal."""
+        names = [*filter(None, self.scores.split(",")), *([] if self.aim is None else [base_of(self.aim.name)])]
+        return tuple(name for name in dict.fromkeys(names) if name not in USUAL_SCORES)
 
     @functools.cached_property
     def checks(self) -> Checks:

@@ -39,7 +39,7 @@ from hpcdl.memory import Memory
 from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.optim.optimizer import AVERAGE
-from hpcdl.runs.evaluation import evaluate, scores
+from hpcdl.runs.evaluation import Measures, evaluate, new_measures, scores, scores_of_all
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.segments import Legs
 
@@ -127,6 +127,7 @@ class Ownership(Saved, Scored, Meeting):
     own = False
     average_shown = False
     synchronized: Callable[[int], bool] | None = None
+    further: tuple[str, ...] = ()  # names of the scores that an evaluation has beside loss and accuracy or rmse
     parameters: Any  # Array | None: a strategy knows which
 
     def __init__(
@@ -176,9 +177,10 @@ class Ownership(Saved, Scored, Meeting):
     def hide_average(self) -> None:
         self.show_average()
 
-    def evaluate(self, split: Any, classes: int) -> np.ndarray:
-        """Return [losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
-        sums = evaluate(self.model, self.parameters, split, classes, (self.peers.rank, self.peers.size))
+    def evaluate(self, split: Any, classes: int, measures: Measures | None = None) -> np.ndarray:
+        """Return [losses, right answers or squared errors, examples] of a split, summed over the peers; collective.
+        measures: get this rank's rows."""
+        sums = evaluate(self.model, self.parameters, split, classes, (self.peers.rank, self.peers.size), measures)
         self.peers.all_reduce(sums)
         return sums
 
@@ -192,7 +194,12 @@ class Ownership(Saved, Scored, Meeting):
         found: dict = {}
         for name, split in (("test", data.test), ("validation", data.validation)):
             if split is not None:
-                found |= scores(self.evaluate(split, data.classes), data.classes, data.outputs, data.unit).named(name)
+                measures = new_measures(self.further, data, self.model, split)
+                sums = self.evaluate(split, data.classes, measures)
+                found |= scores(sums, data.classes, data.outputs, data.unit).named(name)
+                if measures is not None:
+                    more = scores_of_all(self.peers, measures, self.further)
+                    found |= {f"{name}_{each}": value for each, value in more.items()}
         return found
 
     def last_scores(self, data: Any) -> dict:

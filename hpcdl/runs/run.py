@@ -46,7 +46,7 @@ from hpcdl.runs.progress import Progress
 from hpcdl.runs.resume import open_folder, position
 from hpcdl.runs.saving import BEST, LAST, Saver
 from hpcdl.runs.segments import Legs
-from hpcdl.runs.stopping import Due, Stopping
+from hpcdl.runs.stopping import Due, Goal, Stopping
 from hpcdl.runs.summary import conclude, finish
 
 log = logging.getLogger("hpcdl")
@@ -73,7 +73,8 @@ class Run:
         self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
-        self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
+        goals = [] if self.options.aim is None else [self.options.aim]
+        self.stopping, self.state = Stopping(self.options.patience, self.options.allowance, goals), State()
         self.legs = Legs(self.everyone, comm, self.bookkeeping, self.stopwatch, self.memory)
         self.metrics = Metrics(self.display, hasattr(self.options, "rounds"), self.per_step)
         self.folder = Folder(None, comm.rank)
@@ -136,14 +137,17 @@ class Run:
         data: Any,
         fixed: tuple[str, ...] = (),
         learning_rate: Callable[[int], float] | None = None,
-        goal: float = 0.0,
+        accuracy: float = 0.0,
         tolerance: float = 0.0,
         scored: Scored | None = None,
     ) -> None:
         """Track what is held, make the run's folder, load the state of a resumed run, compile a step. fixed: names of
         the reported entries that a resumed run must have unchanged. learning_rate: the recorded rate by updates done;
-        None: the optimizer's. goal, tolerance: of `Stopping`. scored: gives the scores; None: `held` does."""
-        self.stopping.goal, self.stopping.tolerance = goal, tolerance
+        None: the optimizer's. accuracy: the test accuracy at which the run ends, 0: none; tolerance: of `Stopping`.
+        scored: gives the scores; None: `held` does."""
+        self.stopping.tolerance = tolerance
+        self.stopping.goals += [Goal("test_accuracy", accuracy, "accuracy")] if accuracy else []
+        held.further = self.options.further
         self.strategy, self.held, self.scored, self.data = strategy, held, scored or held, data
         self.model, self.optimizer, self.device = held.model, held.optimizer, held.device
         self.fixed = {name: self.reported[name] for name in fixed}
@@ -420,6 +424,8 @@ class Run:
                 raise TrainingError(f"{what}; {self.folder.kept()}; {self.advice}")
         loss = self.scored.judged(found, shown(self._progress.train_loss))
         self._progress = self._progress.scored(found, loss)
+        if (aim := self.options.aim) is not None and aim.name not in found:
+            raise TrainingError(f"--goal {self.options.goal}: an evaluation has {', '.join(found)} alone")
         self.stop(self.stopping.judged(self._progress))
         if self.over:
             self._progress = replace(self._progress, scores=found | self.scored.last_scores(self.data))

@@ -4,7 +4,8 @@
     signal         the process was told to end
     time limit     so many seconds have passed
     patience       so many evaluations have brought nothing better
-    accuracy       the test accuracy has reached its goal
+    goal           a score has reached the value of --goal
+    accuracy       the test accuracy has reached that of --rounds-to
     tolerance      the duality gap is small enough
     budget         so many seconds of training, bytes or examples have been used
     paused         this leg of a longer run ends here: a rung of a search
@@ -13,10 +14,12 @@ All ranks decide alike, from what all know alike. If steps are in flight when a 
 filled, workers compute what servers have given out), the last of them, the horizon, becomes the last step."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hpcdl.errors import UsageError, nearest, parse_finite
+from hpcdl.metric_lines import CLASS_SCORES, SCORES, USUAL_SCORES, VALUE_SCORES, base_of, larger_is_better
 from hpcdl.runs.progress import Progress
 
 
@@ -56,6 +59,38 @@ class Budget(NamedTuple):
 NONE = Budget()
 
 
+class Goal(NamedTuple):
+    """The value of a score at which a run ends."""
+
+    name: str
+    value: float
+    reason: str = "goal"
+
+    @classmethod
+    def read(cls, text: str) -> "Goal | None":
+        """Parse an option such as validation_f1=0.8; "": None. Raises UsageError."""
+        if not text:
+            return None
+        name, _, number = text.partition("=")
+        known = [f"{part}{score}" for part in SCORES for score in (*USUAL_SCORES, *CLASS_SCORES, *VALUE_SCORES)]
+        if not name.startswith(SCORES) or f"test_{base_of(name)}" not in known:
+            guess = nearest(name, known)
+            raise UsageError(
+                f"--goal {text}: there is no score {name!r}{guess}; give one as test_accuracy=0.95 or validation_f1=0.8"
+            )
+        try:
+            return cls(name, parse_finite(number))
+        except ValueError:
+            raise UsageError(f"--goal {text}: give a number, as {name}=0.95") from None
+
+    def reached(self, scores: dict) -> bool:
+        """True if the score is there, and at least as good as the value."""
+        found = scores.get(self.name)
+        if found is None:
+            return False
+        return bool(found >= self.value if larger_is_better(self.name) else found <= self.value)
+
+
 class Due(NamedTuple):
     """What is due after a step. epoch_ends: an epoch is done, and every --evaluate-every epochs an evaluation is due
     (best.h5, if the best). saving: checkpoint.h5, every --checkpoint-every steps. ends: both, after the last step."""
@@ -72,10 +107,11 @@ class Due(NamedTuple):
 
 class Stopping:
     """Tells why a run ends; `Run.stop` notes it. steps: the last step. A run ends after `patience` evaluations without
-    a better loss, at test accuracy `goal`, or at duality gap `tolerance` (0: never). budget: further limits."""
+    a better loss, when a score reaches one of `goals`, or at duality gap `tolerance` (0: never). budget: further
+    limits."""
 
-    def __init__(self, patience: int = 0, budget: Budget = NONE):
-        self.steps, self.patience, self.goal, self.tolerance, self.budget = 0, patience, 0.0, 0.0, budget
+    def __init__(self, patience: int = 0, budget: Budget = NONE, goals: Sequence[Goal] = ()):
+        self.steps, self.patience, self.goals, self.tolerance, self.budget = 0, patience, list(goals), 0.0, budget
         self.pauses = False  # True if the last step is not that of the whole run
         self.pending: str | None = None  # the reason for which the run ends at its horizon
 
@@ -114,9 +150,10 @@ class Stopping:
         return self.reached(progress.scores)
 
     def reached(self, scores: dict) -> str | None:
-        """Return "accuracy" or "tolerance" if the goal or the tolerance is reached; else None."""
-        if self.goal and (scores.get("test_accuracy") or 0) >= self.goal:
-            return "accuracy"
+        """Return a goal's reason, or "tolerance", if it is reached; else None."""
+        for goal in self.goals:
+            if goal.reached(scores):
+                return goal.reason
         gap = scores.get("duality_gap")
         return "tolerance" if self.tolerance and gap is not None and gap <= self.tolerance else None
 

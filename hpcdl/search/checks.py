@@ -14,8 +14,10 @@ from hpcdl.data import Data, open_data
 from hpcdl.errors import UsageError, line, nearest, unknown
 from hpcdl.formatting import dashed
 from hpcdl.launch.command_lines import DECIDED, Command, read_command
+from hpcdl.metric_lines import USUAL_SCORES, base_of
 from hpcdl.models import for_data
 from hpcdl.plugins import is_plugin
+from hpcdl.runs.evaluation import score_names
 from hpcdl.runs.options import Options, kinds_of
 from hpcdl.search.methods import RUNGS
 from hpcdl.search.space import Space
@@ -167,16 +169,21 @@ def objective_of(
 ) -> tuple[str, Command, str]:
     """Return the name of the trials' score, the command, with --validation if the score needs it, and a notice of both.
     name "": accuracy or rmse of the validation part: HELD_OUT of the training rows, unless the program sets the share.
+    A score that evaluations only have by --scores is added to the program's.
     Raises UsageError for a score that no summary will have, or if some data have classes and others values."""
     classes = {bool(dataset.classes) for dataset in data.values()}
     if len(classes) > 1:
         raise UsageError("--space data: some data have classes and others numbers to predict; give data of one kind")
-    kinds = ("loss", "accuracy") if classes == {True} else ("loss", "rmse")
+    kinds = set.intersection(*({*score_names(dataset)} for dataset in data.values()))
     parts = ["validation", *(["test"] if all(dataset.test is not None for dataset in data.values()) else [])]
-    known = [f"{part}_{kind}" for part in parts for kind in kinds] + ["train_loss"]
-    if name and name not in known:
+    known = [f"{part}_{kind}" for part in parts for kind in score_names(next(iter(data.values()))) if kind in kinds]
+    if name and name not in (known := [*known, "train_loss"]):
         raise unknown("objective", name, known)
-    name = name or f"validation_{kinds[1]}"
+    name = name or known[1]
+    score = base_of(name)
+    if score not in (*USUAL_SCORES, "train_loss"):
+        also = {each for probe in candidates for each in probe.options.scores.split(",") if each}
+        command = with_words(command, f"--scores={','.join(sorted({score} | also))}")
     searched = any("validation" in probe.values for probe in candidates)
     notice = f"trials are judged by their {name.replace('_', ' ')}"
     if name.startswith("validation"):

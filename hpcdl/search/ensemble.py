@@ -27,9 +27,9 @@ from hpcdl.files import parse_json
 from hpcdl.inference.prediction_input import prediction_rows
 from hpcdl.inference.predictions import PredictionFormat, deliver, predict
 from hpcdl.inference.predictions import output as written_to
-from hpcdl.inference.scores import probabilities
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.models.model import abilities_of
+from hpcdl.models.scores import predicted_classes, probabilities
 from hpcdl.search import combining
 
 CONFIG_FILE, SUMMARY_FILE, MEMBERS, MEMBER = "ensemble.yaml", "summary.json", "members", "member.json"
@@ -309,7 +309,9 @@ def input_key(trained: TrainedModel) -> tuple:
     return str(trained.dtype), recipe, *((name, each.tobytes()) for name, each in sorted(trained.statistics.items()))
 
 
-def scored(p: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return (sum of log losses, number of correct predictions) of probabilities p (rows, classes) for labels y."""
+def scored(p: np.ndarray, y: np.ndarray, threshold: float | None = None) -> tuple[float, float]:
+    """Return (sum of log losses, number of correct predictions) of probabilities p (rows, classes) for labels y.
+    threshold: as of `predicted_classes`."""
     chosen = p[np.arange(len(y)), y].astype(np.float64)
-    return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).sum()), float((p.argmax(axis=1) == y).sum())
+    right = float((predicted_classes(p, threshold) == y).sum())
+    return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).sum()), right

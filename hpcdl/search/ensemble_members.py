@@ -155,7 +155,8 @@ def outcome_text(folder: Path, spec: MemberSpec, end: Outcome) -> str:
     if end.stopped in UNFINISHED:
         return "stopped"
     summary = summary_of(member_folder(folder, spec.number)) or {}
-    names = [name for name in ("test_accuracy", "test_rmse", "test_loss") if isinstance(summary.get(name), int | float)]
+    known = ("test_accuracy", "test_rmse", "test_rmse_standardized", "test_loss")
+    names = [name for name in known if isinstance(summary.get(name), int | float)]
     return ", ".join(f"{name.replace('_', ' ')} {summary[name]:.4g}" for name in names)
 
 

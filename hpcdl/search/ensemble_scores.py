@@ -16,11 +16,13 @@ from hpcdl.data.standard import TARGET
 from hpcdl.errors import printable
 from hpcdl.inference.evaluation_report import number_text, report
 from hpcdl.inference.predictions import COUNTS, PredictionFormat, deliver, output
-from hpcdl.inference.scores import ClassMeasures, ValueMeasures
+from hpcdl.models.scores import ClassMeasures, ValueMeasures, predicted_classes
+from hpcdl.runs.evaluation import add_up, scores
 from hpcdl.search.combining import disagreement
 from hpcdl.search.ensemble import Ensemble, EnsemblePrediction, scored
 
-LISTED = ("accuracy", "loss", "calibration_error", "rmse")  # columns of the table of members
+LISTED = ("accuracy", "loss", "calibration_error", "rmse", "rmse_standardized")  # columns of the table of members
+MOST_OUTPUTS = 4  # outputs with a column each
 
 
 class SpreadFormat(PredictionFormat):
@@ -36,7 +38,7 @@ class SpreadFormat(PredictionFormat):
         spread, columns = outputs.spread, super().columns(block, outputs.outputs)
         if not self.trained.classes:
             return columns + [self.texts(each) for each in spread.reshape(len(block.numbers), -1).T]
-        best = outputs.outputs.argmax(axis=1)
+        best = predicted_classes(outputs.outputs, self.trained.threshold)
         columns.append(self.texts(spread[np.arange(len(best)), best]))
         return columns + ([self.texts(each) for each in spread.T] if self.every else [])
 
@@ -48,7 +50,7 @@ def sums_of(ensemble: Ensemble, outputs: np.ndarray, y: np.ndarray) -> np.ndarra
     """Return [sum of losses, correct predictions or sum of squared errors, rows], as in runs/evaluation.py."""
     about = ensemble.reference
     if about.classes:
-        return np.array([*scored(outputs, y), len(y)])
+        return np.array([*scored(outputs, y, about.threshold), len(y)])
     scale = about.statistics.get(TARGET[1], np.ones(1))  # one standard deviation of the standardized target, per output
     error = float(np.square((outputs.astype(np.float64) - y) / (scale if about.outputs else scale[0])).sum())
     return np.array([error / 2, error, len(y)])
@@ -70,15 +72,15 @@ def predict_all(
     comm = Communicator(world, "tree")
     outs = about.outputs[0] if about.outputs else 1
 
-    def new_measures() -> Any:
+    def new_measures(curves: bool = False) -> Any:
         if about.classes:
-            return ClassMeasures(about.classes)
-        return ValueMeasures(outs, np.zeros(outs) if around is None else around)
+            return ClassMeasures(about.classes, about.threshold, curves)
+        return ValueMeasures(about.output_names, 0.0 if around is None else around)
 
-    measures, local_measures = new_measures(), [new_measures() for _ in ensemble.local_members]
+    measures, local_measures = new_measures(labelled), [new_measures() for _ in ensemble.local_members]
     counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(3)
     diversity = np.zeros(3)  # [rows, disagreements, spreads]
-    members = np.zeros((len(ensemble.members), 4))
+    members = np.zeros((len(ensemble.members), 4 + (outs if outs > 1 else 0)))
     writer_format = SpreadFormat(about, next(iter(rows.values())), every)
     with output(world, writer_format, file, stream) as out:
         packed, number, more = b"", 0, True
@@ -104,10 +106,14 @@ def predict_all(
         if out is not None and world.rank == 0:
             out.close()
     for each, measure in zip(ensemble.local_members, local_measures, strict=True):
-        members[each.place, 3] = measure.results()["expected_calibration_error"] if about.classes else 0.0
+        if about.classes:
+            members[each.place, 3] = measure.scores()["calibration_error"]
+        elif outs > 1:
+            members[each.place, 4:] = measure.results()["rmse"]
     with inside("add up the predictions"):
-        for array in (counts, sums, diversity, members, *measures.sums):
+        for array in (counts, sums, diversity, members):
             world.Allreduce(MPI.IN_PLACE, array)
+    add_up(world, measures)
     comm.free()
     results = {"sums": sums, "measures": measures, "members": members}
     results |= {"disagreement": diversity[1] / max(1.0, diversity[0]), "spread": diversity[2] / max(1.0, diversity[0])}
@@ -140,25 +146,27 @@ def evaluation_of(ensemble: Ensemble, name: str, split: str, counts: dict[str, A
 
 
 def member_scores(about: Any, row: list[float]) -> dict[str, float]:
-    loss, score, rows, calibration = row
+    loss, score, rows, calibration, *each = row
     rows = max(1.0, rows)
     if about.classes:
         return {"loss": loss / rows, "accuracy": score / rows, "calibration_error": calibration}
-    outputs = about.outputs[0] if about.outputs else 1
-    return {"loss": loss / rows, "rmse": about.unit * float(np.sqrt(score / rows / outputs))}
+    total = scores(np.array([loss, score, rows]), 0, about.outputs, about.unit).named("all")
+    found = {name.removeprefix("all_"): value for name, value in total.items()}
+    return found | dict(zip((f"rmse_{name}" for name in about.output_names), each, strict=False))
 
 
 def table(evaluation: dict[str, Any]) -> Table:
     """Return a table with a row for each member, one for the members' mean, and one for the ensemble."""
-    columns = [name for name in LISTED if name in evaluation["members"][0]["scores"]]
+    there = evaluation["members"][0]["scores"]
+    columns = [name for name in LISTED if name in there] + [name for name in there if name not in LISTED][:MOST_OUTPUTS]
     grid = Table(title=f"{evaluation['split']} part, {evaluation['rows']:,} rows", title_justify="left")
     for name in ("member", "differs by"):
         grid.add_column(name)
     for name in columns:
-        grid.add_column(name.replace("_", " "), justify="right")
+        grid.add_column(printable(name.replace("_", " "), allowed=""), justify="right")
     members = [each["scores"] for each in evaluation["members"]]
-    for each, scores in zip(evaluation["members"], members, strict=True):
-        cells = [number_text(scores[name]) for name in columns]
+    for each, own in zip(evaluation["members"], members, strict=True):
+        cells = [number_text(own[name]) for name in columns]
         grid.add_row(str(each["number"]), printable(each["differs"], allowed=""), *cells)
     grid.add_section()
     means = (float(np.mean([each[name] for each in members])) for name in columns)

@@ -113,7 +113,7 @@ class CoordinateOptions(Options):
 
     unused = (
         *("epochs", "steps", "batch_size", "batch_per_rank", "lr", "optimizer", "schedule", "clip_norm"),
-        *("accumulate", "augment", "average", "straggler", "pretend_compute", "initial"),
+        *("accumulate", "augment", "average", "straggler", "pretend_compute", "initial", "class_weight"),
     )
 
     def __post_init__(self) -> None:

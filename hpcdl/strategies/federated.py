@@ -100,7 +100,7 @@ def train(
             run.track(name, tracked)
     run.report(clients=len(rows), clients_per_round=averaging.clients, partition=run.options.partition)
     held = Whole(model, w, rule)
-    run.begin("federated", held, data, ("clients", "partition"), optimizer.schedule, goal=rounds_to)
+    run.begin("federated", held, data, ("clients", "partition"), optimizer.schedule, accuracy=rounds_to)
     with threadpool_limits(1):  # ranks run in parallel, not BLAS; sums have one order on any number of ranks
         for turn in run.rounds():
             loss, work = 0.0, {client: client_update.work(client) for client in averaging.ask(turn)}
@@ -187,6 +187,10 @@ class FederatedOptions(SurvivingOptions):
             (not 0.5 <= self.threshold <= 1, f"--threshold is at least 0.5 and at most 1, not {self.threshold}"),
             (not 0 <= self.clip < most, f"--clip is a norm from 0 to less than {most}, not {self.clip}"),
             (self.noise and not self.clip, "--noise is in units of --clip: give --clip NORM, too"),
+            (
+                self.noise and self.class_weight == "balanced",
+                "--class-weight balanced counts the classes of all clients, which --noise does not hide: give NAME=5",
+            ),
             (not 0 < self.delta < 1, f"--delta is greater than 0 and less than 1, not {self.delta}"),
             (self.late and hidden, f"--late: with {hidden} a late answer is lost; take --drop-out instead"),
         )

@@ -335,7 +335,10 @@ class HogwildOptions(Options):
         "constant, step, cosine or 1/t, of the rate over the updates of a vector; it changes from round to round",
     )
 
-    unused = ("accumulate", "clip_norm", "batch_per_rank", "augment", "data_servers", "average", "straggler")
+    unused = (
+        *("accumulate", "clip_norm", "batch_per_rank", "augment", "data_servers", "average", "straggler"),
+        "class_weight",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

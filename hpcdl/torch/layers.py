@@ -225,14 +225,13 @@ class ModuleLoss(Loss):
     """The loss of a TorchModel, as the last layer of its module."""
 
     pool: TensorPool
-    takes_batch = True
 
     def __init__(self, model: Any, name: str):
         super().__init__(model.pool)
         self.model, self.name, self.outputs = model, name, model.outputs
         self.target = np.dtype(np.int64) if model.classes else model.dtype
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array, batch: Any = None, keep: bool = True
     ) -> tuple[tuple[float, float], SavedGraph]:
         """Return ((sum of losses, score), saved graph); the score is 0 unless keep is False."""
@@ -242,9 +241,11 @@ class ModuleLoss(Loss):
         if not keep:
             with torch.no_grad():
                 loss = self.model.sum_of_losses(output, target).item()
+                if self.watch is not None:
+                    self.watch(self.pool.device.host(y), self.pool.device.host(self.predict(z)))
                 return (loss, self.model.score(output, target)), SavedGraph()
         graph = SavedGraph(output.requires_grad_())
-        graph.y = self.model.sum_of_losses(output, target)
+        graph.y = self.model.sum_of_losses(output, target, self.model.training_loss)
         return (graph.y.item(), 0.0), graph
 
     def backward(  # type: ignore[override]

@@ -23,7 +23,7 @@ from hpcdl.torch import state
 from hpcdl.torch.buffers import ModuleBuffers, statistics_of
 from hpcdl.torch.dropout_rng import ModuleRandom
 from hpcdl.torch.stages import Chain
-from hpcdl.torch.tensors import FlatBinding, as_array, as_tensor, layout_of, place_of, prepare
+from hpcdl.torch.tensors import TYPES, FlatBinding, as_array, as_tensor, layout_of, place_of, prepare
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 BUFFERS = ("average", "local")
@@ -35,7 +35,8 @@ class TorchModel(Chain):
     cross-entropy for classes, else half the squared error. features: shape of an example, as the module takes it.
     classes: 0 for regression. make: makes the module again, with new initial values; None: it starts with its present
     values. dtype: float32, float64, or bfloat16 for `torch.autocast` with float32 parameters. buffers, before a score
-    or a checkpoint: average (over the ranks), or local (each rank keeps its own, and rank 0's are saved)."""
+    or a checkpoint: average (over the ranks), or local (each rank keeps its own, and rank 0's are saved). class_weights
+    (classes,): of the losses of rows in training, by their class; None: all 1."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class TorchModel(Chain):
         dtype: Any = "float32",
         device: Any = CPU,
         buffers: str = "average",
+        class_weights: Any = None,
     ):
         if buffers not in BUFFERS:
             raise unknown("way with buffers", buffers, BUFFERS)
@@ -60,6 +62,13 @@ class TorchModel(Chain):
         self.loss: Loss = loss or (nn.CrossEntropyLoss(reduction="sum") if classes else half_squared)
         self.summed = getattr(self.loss, "reduction", "mean") == "sum"
         check_loss(self.loss)
+        self.training_loss: Loss | None = None  # None: `loss`
+        if class_weights is not None:
+            if loss is not None:
+                told = "let its function take class_weights"
+                raise UsageError(f"--class-weight: the module has a loss of its own; {told}")
+            weights = torch.tensor(class_weights, dtype=TYPES[self.dtype], device=place_of(device))
+            self.training_loss = nn.CrossEntropyLoss(weights, reduction="sum")
         prepare(module, self.dtype)
         self.layout = layout_of(module, self.dtype)
         self.size = self.layout.size
@@ -115,7 +124,7 @@ class TorchModel(Chain):
             bound.tell(on_ready if self.device is CPU else None)
             self.turn(training=True)
             self.draws.at(batch.epoch, batch.step, batch.index)
-            loss = self.sum_of_losses(self.output(batch.x), as_tensor(batch.y))
+            loss = self.sum_of_losses(self.output(batch.x), as_tensor(batch.y), self.training_loss)
             bound.check()
             if loss.requires_grad:  # else it depends on no parameter
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -190,9 +199,10 @@ class TorchModel(Chain):
             what = "(rows, classes)" if self.classes else "(rows, values)"
             raise UsageError(f"for {rows} rows the module returns {tuple(output.shape)}, not {expected}: {what}")
 
-    def sum_of_losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of losses over the rows. Raises UsageError if the loss is not one number."""
-        loss = self.loss(output if self.classes else output.view(y.shape), y)
+    def sum_of_losses(self, output: Tensor, y: Tensor, loss_of: Loss | None = None) -> Tensor:
+        """Return the sum of losses over the rows. loss_of: the loss in training; None: the loss without class weights.
+        Raises UsageError if the loss is not one number."""
+        loss = (loss_of or self.loss)(output if self.classes else output.view(y.shape), y)
         if not isinstance(loss, Tensor):
             raise UsageError(f"the loss is a {type(loss).__name__}, and should be a tensor of one number")
         if loss.numel() != 1:

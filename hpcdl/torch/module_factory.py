@@ -1,7 +1,8 @@
 """--model torch:package.module:function,width=32: a function that makes a module from the shapes of the data.
 
 Its arguments are its settings and, if it has such parameters, features (shape of an example), classes (0: regression),
-outputs and dtype. It returns the module, or (module, loss). The setting buffers=local goes to the model (model.py)."""
+outputs, dtype and class_weights. It returns the module, or (module, loss). The setting buffers=local goes to the model
+(model.py)."""
 
 import contextlib
 import inspect
@@ -46,8 +47,10 @@ def maker(spec: str, offered: dict[str, Any]) -> tuple[Maker, dict[str, Any]]:
     option = f"--model {spec}"
     function, settings = load_plugin(spec.removeprefix(TORCH), option)
     parameters = inspect.signature(function).parameters if callable(function) else {}
-    model_settings = {name: settings.pop(name) for name in ("buffers",) if name in settings and name not in parameters}
-    arguments = {name: offered[name] for name in ("features", "classes", "outputs", "dtype")}
+    model_settings: dict[str, Any] = {
+        name: settings.pop(name) for name in ("buffers",) if name in settings and name not in parameters
+    }
+    arguments = {name: offered[name] for name in ("features", "classes", "outputs", "dtype", "class_weights")}
     arguments["dtype"] = "float32" if arguments["dtype"] == HALF else arguments["dtype"]  # of its parameters
 
     def make() -> tuple[nn.Module, Any]:
@@ -57,4 +60,6 @@ def maker(spec: str, offered: dict[str, Any]) -> tuple[Maker, dict[str, Any]]:
             raise UsageError(f"{option}: the function returns a {type(module).__name__}, not a torch.nn.Module")
         return module, loss
 
+    if "class_weights" not in parameters:  # else it has weighted its loss
+        model_settings["class_weights"] = offered["class_weights"]
     return make, model_settings

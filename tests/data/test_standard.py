@@ -152,7 +152,7 @@ def test_values_to_predict_are_standardized_too(tmp_path, place, outputs):
     assert len(held) == 8 and abs(held).max() < 5 and abs(data.test.rows(0, 10)[1]).max() < 5
     batch = next(data.batches(0, 16))
     np.testing.assert_array_equal(batch.y, data.train.take(batch.index)[1])
-    assert data.unit == (1.0 if outputs else deviation)
+    assert data.unit == (None if outputs else deviation)
     data.close()
     assert from_arrays(x, np.arange(50) % 2, standardize=True).statistics.keys() == {"mean", "deviation"}
 

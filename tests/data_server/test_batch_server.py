@@ -111,6 +111,7 @@ def test_the_very_rows_and_what_is_known_of_them(world, path, options):
         mine = alone(path, number, workers, dtype="float64", **options)
         for name in ("name", "features", "classes", "dtype", "examples", "sparse", "digest"):
             assert getattr(data, name) == getattr(mine, name)
+        assert np.array_equal(data.class_counts, mine.class_counts)
         assert data.schema.describe() == mine.schema.describe() and data.vocabulary is data.schema.vocabulary
         assert data.steps_per_epoch(7) == mine.steps_per_epoch(7)
         assert data.statistics.keys() == mine.statistics.keys()

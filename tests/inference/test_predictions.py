@@ -12,8 +12,8 @@ from hpcdl.data.schema import Schema
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.inference import predictions
 from hpcdl.inference.predictions import describe_counts, predict_all, refuse_existing
-from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.inference.trained_model import TrainedModel
+from hpcdl.models.scores import ClassMeasures, ValueMeasures
 
 
 def model(predict, classes, labels=None, outputs=(), recipe=None):
@@ -59,9 +59,10 @@ def predicted(world, mpi_tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 4, 23, 100])
-def test_rows_come_in_order_whatever_the_blocks(predicted, size):
+def test_rows_come_in_order_whatever_the_blocks(world, predicted, size):
     y, ids = (X[:, 0] > 0.3).astype(int), [f"r,{k}" for k in range(23)]
-    measures = ClassMeasures(2)
+    measures, whole = (ClassMeasures(2, curves=True) for _ in range(2))
+    whole.add(y, two(X))
     trained = model(two, 2, ("no", "yes, sir"))
     counts, table = predicted(f"a{size}.csv", trained, rows_of(X, size, y, ids), measures=measures, every=True)
     assert counts == {"rows": 23, "refused": 0, "filled": 0, "unseen": 0}
@@ -70,7 +71,17 @@ def test_rows_come_in_order_whatever_the_blocks(predicted, size):
         assert (int(row), name) == (k, f"r,{k}") and label == ("yes, sir" if y[k] else "no")
         assert np.float32(yes) == X[k, 0] and np.float32(probability) == max(np.float32(no), np.float32(yes))
         assert best == ("yes, sir" if X[k, 0] > 0.5 else "no")
-    assert measures.results()["accuracy"] == pytest.approx(1 - ((X[:, 0] > 0.5) != y).mean())
+    assert measures.scores()["accuracy"] == pytest.approx(1 - ((X[:, 0] > 0.5) != y).mean())
+    if world.rank == 0:  # which has the rows of all ranks
+        assert measures.scores() == pytest.approx(whole.scores()) and 0.5 < whole.scores()["roc_auc"] <= 1
+
+
+def test_a_threshold_decides_between_two_classes(predicted):
+    trained = model(two, 2)
+    trained.threshold = 0.25
+    _, table = predicted("a.csv", trained, rows_of(X, 5), every=True)
+    for _, best, probability, no, yes in table[1:]:
+        assert best == str(int(np.float32(yes) >= 0.25)) and probability == (yes if best == "1" else no)
 
 
 def test_as_npz(predicted):
@@ -90,7 +101,7 @@ def test_values(predicted):
     y = np.column_stack([X[:, 0], -X[:, 0]])
     predict, recipe = lambda x: np.column_stack([x[:, 0] + 1, 0 * x[:, 0]]), {"label": ["a", "b"]}
     trained = model(predict, 0, outputs=(2,), recipe=recipe)
-    measures = ValueMeasures(2, np.zeros(2))
+    measures = ValueMeasures(["a", "b"])
     _, table = predicted("a.csv", trained, rows_of(X, 4, y), measures=measures)
     assert table[0] == ["row", "label a", "label b", "value a", "value b"] and float(table[-1][3]) == 2
     assert measures.results()["mae"] == pytest.approx([1, 0.5])

@@ -5,7 +5,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.models.group import IdentityGroup
-from hpcdl.models.losses import Logistic, SoftmaxCrossEntropy, Squared
+from hpcdl.models.losses import Hinge, Logistic, SoftmaxCrossEntropy, Squared
 from hpcdl.models.pool import Pool
 
 
@@ -81,3 +81,26 @@ def test_labels_of_shared_classes_are_checked_against_all():
     part = SoftmaxCrossEntropy(Pool("float64"), 4).cut(0, 2, True)
     with pytest.raises(UsageError, match="outside of the classes 0 to 3"):
         part.forward((), np.zeros((1, 2)), Recorded(), np.array([4]))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "shared", "logistic", "hinge"])
+def test_class_weights_multiply_losses_and_gradients_in_training_alone(kind):
+    random, group = np.random.default_rng(0), Recorded() if kind == "shared" else IdentityGroup()
+    classes = 3 if kind in ("softmax", "shared") else 2
+    z, y = random.standard_normal((9, classes if classes == 3 else 1)), random.integers(0, classes, 9)
+    pool = Pool("float64")
+    loss = {"logistic": Logistic, "hinge": Hinge}[kind](pool) if classes == 2 else SoftmaxCrossEntropy(pool, 3)
+    if kind == "shared":
+        loss = loss.cut(0, 2, divided=True)
+        loss.own = slice(0, 3)
+    rows = [loss.forward((), z[i : i + 1], group, y[i : i + 1]) for i in range(9)]
+    (plain, hits), _ = loss.forward((), z, group, y)
+    loss.class_weights = np.array([0.5, 3.0, 2.0])[:classes]
+    factors, scored = loss.class_weights[y], []
+    (total, score), dz = loss.forward((), z, group, y)
+    assert total == pytest.approx(sum(f * of for f, ((of, _), _) in zip(factors, rows, strict=True)), rel=1e-13)
+    np.testing.assert_allclose(dz, np.concatenate([f * slope for f, (_, slope) in zip(factors, rows, strict=True)]))
+    loss.watch = lambda *batch: scored.append(batch)
+    assert loss.forward((), z, group, y, keep=False)[0] == (plain, hits) and score == hits
+    assert scored[0][0] is y
+    np.testing.assert_allclose(scored[0][1], loss.predict(z), rtol=1e-13)

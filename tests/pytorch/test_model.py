@@ -353,3 +353,18 @@ def test_what_was_computed_in_bfloat16_is_scored_so(rows, tmp_path):
 def test_bfloat16_is_for_modules():
     with pytest.raises(UsageError, match=r"--dtype bfloat16 is only for PyTorch modules \(--model torch:...\)"):
         make_model("mlp:5", (6,), 3, "bfloat16")
+
+
+def test_class_weights_are_those_of_pytorch_and_leave_scores_alone(rows):
+    x, y = rows
+    weights = np.array([1.0, 5.0, 0.5])
+    made, weighted = model(), make_model("torch:torch_nets:mlp", (6,), 3, "float64", class_weights=weights)
+    w = made.initialize(Random(1))
+    loss, gradient = gradient_of(weighted, w, batch_of(x, y))
+    parts = [gradient_of(made, w, batch_of(x[y == k], y[y == k])) for k in range(3)]
+    assert loss == pytest.approx(sum(factor * part[0] for factor, part in zip(weights, parts, strict=True)), rel=1e-12)
+    summed = sum(factor * part[1] for factor, part in zip(weights, parts, strict=True))
+    np.testing.assert_allclose(gradient, summed, rtol=1e-10, atol=1e-12)
+    assert weighted.evaluate(w, batch_of(x, y)) == made.evaluate(w, batch_of(x, y))
+    with pytest.raises(UsageError, match="the module has a loss of its own"):
+        TorchModel(nn.Linear(6, 3), nn.CrossEntropyLoss(), features=(6,), classes=3, class_weights=weights)

@@ -1,11 +1,12 @@
 """hpcdl/reports/measures.py: what is taken from a run's summary and metrics, and when it is not known."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.reports.measures import BY_NAME, MEASURES, measured, read_target, shown
+from hpcdl.reports.measures import BY_NAME, MEASURES, measure_of, measured, read_target, shown
 
 SUMMARY = {"ranks": 3, "workers": 2, "steps": 50, "seconds": 2.0, "test_accuracy": 0.9, "test_loss": 0.25}
 SUMMARY |= {"bytes_sent_per_rank": [900, 300, 400], "messages_per_rank": [5, 9, 7]}
@@ -36,6 +37,7 @@ def test_the_target_is_reached_at_the_first_evaluation_that_has_it(tmp_path):
     lines = [{"step": step, "seconds": step / 10, "train_loss": 1.0} for step in range(1, 7)]
     for line, accuracy, loss in ((lines[1], 0.6, 0.9), (lines[3], 0.8, 0.5), (lines[5], 0.7, 0.4)):
         line |= {"test_accuracy": accuracy, "test_loss": loss, "bytes": 100 * line["step"], "messages": None}
+        line |= {"test_f1": accuracy - 0.5, "test_rmse_mass": 2 * loss}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def to(text):
@@ -45,6 +47,7 @@ def test_the_target_is_reached_at_the_first_evaluation_that_has_it(tmp_path):
     assert to("accuracy=0.8") == [4, 0.4, 400]
     assert to("accuracy=0.5") == [2, 0.2, 200]
     assert to("loss=0.45") == [6, 0.6, 600]
+    assert to("f1=0.25") == [4, 0.4, 400] and to("rmse_mass=2") == [2, 0.2, 200]
     assert to("rmse=1") == to("") == [None] * 3
     last = {"steps_to_target": 6, "seconds_to_target": 0.6, "bytes_to_target": 600}
     assert to("accuracy=0.9") == last
@@ -54,6 +57,13 @@ def test_the_target_is_reached_at_the_first_evaluation_that_has_it(tmp_path):
 def test_bad_targets(text):
     with pytest.raises(UsageError, match="--target"):
         read_target(text)
+
+
+def test_further_scores_are_measures():
+    found = measured(Path(), SUMMARY | {"test_f1": 0.5, "validation_rmse_mass": 3, "test_other": 1}, {})[0]
+    assert (found["test_f1"], found["validation_rmse_mass"]) == (0.5, 3) and "test_other" not in found
+    assert [measure_of(name).better for name in ("test_f1", "test_rmse_mass")] == ["more", "less"]
+    assert measure_of("test_other") is None and measure_of("f1") is None
 
 
 def test_values_are_shown_in_their_units():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.progress import Progress
-from hpcdl.runs.stopping import Budget, Stopping
+from hpcdl.runs.stopping import Budget, Goal, Stopping
 
 
 def stopping(steps=10, **settings):
@@ -80,9 +80,20 @@ def test_patience_ends_after_so_many_evaluations_without_a_better_loss(losses, p
 def test_a_goal_is_reached():
     run = stopping()
     assert run.judged(after(1, scores={"test_accuracy": 0.99})) is None  # without one
-    run.goal = 0.9
+    run.goals = [Goal("test_accuracy", 0.9, "accuracy")]
     found = [run.judged(after(1, scores=scores)) for scores in ({}, {"test_accuracy": 0.89}, {"test_accuracy": 0.9})]
     assert found == [None, None, "accuracy"]
+
+
+def test_a_goal_is_read_and_reached_from_its_better_side():
+    assert Goal.read("") is None
+    for text, least, most in (("validation_f1=0.8", 0.79, 0.8), ("test_rmse_mass=3", 3.1, 2.9)):
+        goal = Goal.read(text)
+        name = text.partition("=")[0]
+        assert [goal.reached(scores) for scores in ({}, {name: least}, {name: most})] == [False, False, True]
+    for text in ("f1=0.8", "test_f2=0.8", "test_f1", "test_f1=high", "train_loss=0.1", "test_f1_yes=0.8"):
+        with pytest.raises(UsageError, match=f"--goal {text}: "):
+            Goal.read(text)
 
 
 @pytest.mark.parametrize(

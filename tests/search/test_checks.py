@@ -96,6 +96,8 @@ def test_by_what_trials_are_judged(judged):
     for wrong in ("test_rmse", "accuracy", "test_acuracy"):
         with pytest.raises(UsageError, match="unknown objective"):
             judged(wrong)
+    name, command, said = judged("validation_macro_f1", "--scores=roc_auc")
+    assert name == "validation_macro_f1" and "--scores=macro_f1,roc_auc" in command.words
     with pytest.raises(UsageError, match="unknown objective 'test_loss'"):
         judged("test_loss", parts=["train"])
 
