@@ -5,6 +5,7 @@
     any other random numbers    PyTorch's generator is seeded in each forward with (seed, epoch, step, number of the
                                 first row): a run repeats itself to the bit, but not with another cut of the batch
 
+Layers within torch.utils.checkpoint draw the same masks when it recomputes them (preserve_rng_state, its default).
 The second kind is drawn by torch.rand in `forward`, or by an LSTM's own dropout. Rows are the first axis of a layer's
 input, or consecutive groups of it. Evaluation draws nothing."""
 
@@ -33,7 +34,7 @@ class ModuleRandom:
     def __init__(self, module: nn.Module, device: Device = CPU, seed: int = 0):
         self.device, self.seed = device, seed
         self.key, self.rows = "", np.empty(0, np.int64)
-        self.calls: dict[str, int] = {}  # calls by layer in this forward
+        self.calls: dict[str, dict[int, int]] = {}  # by layer: numbers of its calls in this forward, by `drawn`
         self.layers = {name: layer for name, layer in module.named_modules() if type(layer) in ELEMENTS + CHANNELS}
         self.before: dict[str, Any] = {}  # while attached: each layer's own `forward`, or None
         self.attach()
@@ -91,7 +92,9 @@ class ModuleRandom:
 
     def mask(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, p: float, value: float) -> Tensor:
         """Return a mask of `value`, or 0 with probability p, keyed by row numbers and the layer's call in this step."""
-        call = self.calls[name] = self.calls.get(name, -1) + 1
+        drawn = int(torch.randint(1 << 62, ()))  # torch.utils.checkpoint draws it again where it recomputes a call
+        calls = self.calls.setdefault(name, {})
+        call = calls.setdefault(drawn, len(calls))
         kind = dtype if dtype is torch.float64 else torch.float32
         mask = torch.empty(shape, dtype=kind, device=place_of(self.device))
         keys: Array = self.device.array(row_keys(self.number("dropout", name, call), self.rows))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hpcdl.random import Random
 from hpcdl.torch.dropout_rng import ALPHA, CHANNELS, ELEMENTS, ModuleRandom
@@ -114,3 +115,30 @@ def test_half_precision_has_the_same_mask():
     x = torch.ones(4, 50)
     y = drawn(nn.Dropout(0.5), x.bfloat16(), range(4))
     assert y.dtype is torch.bfloat16 and torch.equal(y.float(), drawn(nn.Dropout(0.5), x, range(4)))
+
+
+class Checkpointed(nn.Module):
+    """A layer that is used in two segments, with or without their recomputation."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.linear, self.drop, self.again = nn.Linear(8, 8, dtype=torch.float64), nn.Dropout(0.5), again
+
+    def segment(self, x):
+        return self.drop(torch.tanh(self.drop(self.linear(x))))
+
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.segment, x, use_reentrant=False) if self.again else self.segment(x)
+        return x
+
+
+def test_a_layer_that_is_recomputed_has_the_same_masks():
+    found = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        module = Checkpointed(again)
+        ModuleRandom(module, seed=1).at(0, 3, np.arange(4))
+        module(torch.ones(4, 8, dtype=torch.float64)).square().sum().backward()
+        found.append(module.linear.weight.grad)
+    assert found[0].abs().sum() > 0 and torch.equal(*found)
