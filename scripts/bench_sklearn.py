@@ -1,4 +1,4 @@
-"""Scores beside scikit-learn's models, on the same rows: hpcdl bench-sklearn a.h5 b.h5 --json scores.json
+"""Scores beside scikit-learn's models, on the same rows: hpcdl bench-sklearn --data a.h5,b.h5 --json scores.json
 
 For each data file a linear model and a perceptron with one hidden layer are trained by hpcdl, and by scikit-learn with
 its defaults ("its"): LogisticRegression or Ridge, MLPClassifier or MLPRegressor. All get the same rows, standardized
@@ -23,7 +23,7 @@ from hpcdl.strategies import all_reduce
 class SklearnBenchOptions:
     """Options of bench-sklearn: the data, and the models."""
 
-    files: list[str] = option(..., "data files made by prepare-data, or digits")
+    data: str = option("digits", "data files made by prepare-data, or digits; several with commas between")
     width: int = option(64, "neurons of the hidden layer")
     epochs: int = option(100, "passes of hpcdl over the training rows")
     batch_size: int = option(32, "examples per update")
@@ -43,7 +43,7 @@ def files_to_score(options: SklearnBenchOptions, ranks: int) -> list[Data]:
         import sklearn  # noqa: F401 - that it is installed
     except ImportError:
         raise UsageError("bench-sklearn needs scikit-learn: pip install 'hpcdl[sklearn]'") from None
-    found = [open_data(file, standardize=True) for file in options.files]
+    found = [open_data(each, standardize=True) for each in options.data.split(",")]
     for data in found:
         if data.test is None or data.outputs:
             raise UsageError(f"{data.name} has no test rows, or several values to predict")

@@ -65,7 +65,7 @@ REFUSALS = [
         --spread -1 => --spread is a number from 0 to less than 10, not -1.0
     """),
     ("bench_sklearn", 1, "", """
-        digits --seeds 0 => --seeds must be greater than 0
+        --seeds 0 => --seeds must be greater than 0
     """),
     ("bench_svrg", 2, "", """
         --model mlp => bench-svrg works on the coordinates of linear models

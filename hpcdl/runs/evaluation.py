@@ -3,14 +3,11 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdl.chunks import chunk, chunks
-from hpcdl.comm import Communicator
-from hpcdl.comm.progress import inside
 from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.data.standard import TARGET
@@ -21,6 +18,11 @@ from hpcdl.models.losses import Hinge, Loss
 from hpcdl.models.model import abilities_of, count, layers_of
 from hpcdl.models.scores import MOST_KEPT, MOST_NAMED, ClassMeasures, ValueMeasures
 from hpcdl.runs.options import Options
+
+if TYPE_CHECKING:
+    from mpi4py import MPI  # at run time its import starts MPI, which benchmarks do later
+
+    from hpcdl.comm import Communicator
 
 Measures: TypeAlias = ClassMeasures | ValueMeasures
 
@@ -169,7 +171,7 @@ def new_measures(names: Sequence[str], data: Any, model: Any, split: Any) -> Mea
     return ValueMeasures(outputs, around, data.statistics.get(TARGET[1], 1.0))
 
 
-def scores_of_all(comm: Communicator, measures: Measures, names: Sequence[str]) -> dict[str, float]:
+def scores_of_all(comm: "Communicator", measures: Measures, names: Sequence[str]) -> dict[str, float]:
     """Return the scores of all ranks' rows that `names` ("all": all), and the rmse of each of several outputs, by name;
     the same on all ranks of `comm`. Collective."""
     add_up(comm.mpi, measures)
@@ -185,8 +187,12 @@ def scores_of_all(comm: Communicator, measures: Measures, names: Sequence[str]) 
     return {name: each for name, each in by_name if (name in names or "all" in names) and not math.isnan(each)}
 
 
-def add_up(world: MPI.Intracomm, measures: Measures) -> None:
+def add_up(world: "MPI.Intracomm", measures: Measures) -> None:
     """Add the sums of all ranks up on all ranks, and gather the rows that are kept for curves on rank 0; collective."""
+    from mpi4py import MPI
+
+    from hpcdl.comm.progress import inside
+
     with inside("add up the scores"):
         for each in measures.sums:
             world.Allreduce(MPI.IN_PLACE, each)

@@ -39,8 +39,9 @@ def train(
     from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values, sharded_part
     from hpcdl.parallel.zero import Shards
 
-    broadcast_initial_values(run.bookkeeping, model)
-    shards = Shards(run, sharded_part(run.bookkeeping, model), optimizer, comm, stage, owners=gather == "broadcast")
+    uncounted = run.bookkeeping
+    broadcast_initial_values(uncounted, model)
+    shards = Shards(run, sharded_part(uncounted, model), optimizer, comm, stage, owners=gather == "broadcast")
     held = CutModel(comm, model, shards)
     run.report(stage=stage, gather=gather)
     run.begin("fully_sharded", held, data)

@@ -150,7 +150,7 @@ def test_bench_sklearn(bench, tmp_path, monkeypatch):
         given = ["csv", str(tmp_path / "a.csv"), str(tmp_path / f"{file}.h5"), "--label", label, "--drop", other]
         assert in_process.ends("prepare_data", given) == (0, "")
     options = "--epochs 60 --width 16 --seeds 2 --weight-decay 0.00001 --lr 0.05"
-    rows, cells, _ = bench("sklearn", 2, f"{tmp_path / 'a.h5'} {tmp_path / 'c.h5'} {options}")
+    rows, cells, _ = bench("sklearn", 2, f"--data {tmp_path / 'a.h5'},{tmp_path / 'c.h5'} {options}")
     found = {(row["data"], row["way"], row["seed"]): row["value"] for row in rows}
     assert len(found) == len(rows) == 2 * 4 * 2 and len(cells) == 2 + 2
     for seed in (0, 1):
