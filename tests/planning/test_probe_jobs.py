@@ -51,4 +51,4 @@ def test_two_ranks_are_measured_for_real(environment, tmp_path):
     done = plan("best", "--ranks=2", *words.split())
     table = done.stdout.splitlines()
     assert table[1].split()[1:3] == ["measured", "error"] and "line: mpiexec -n 2 hpcdl train-" in table[-1]
-    assert [line.endswith("%") for line in table[2:6]] == [True, True, True, False]
+    assert ["%" in line for line in table[2:6]] == [True, True, True, False]
