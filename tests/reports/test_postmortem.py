@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -218,13 +219,10 @@ def test_of_a_run_that_hangs(alone, environment, tmp_path, launch):
             for rank in (1, 0):
                 head = np.frombuffer((tmp_path / "hang" / "flight" / f"rank-000{rank}.bin").read_bytes(), HEAD, 1)[0]
                 before = (tmp_path / "said").read_text().count(wanted)
-
-                def answered(process=int(head["process"]), before=before):
-                    os.kill(process, signal.SIGUSR2)  # again: there is at most one answer a second
-                    return (tmp_path / "said").read_text().count(wanted) > before
-
-                until(answered)
-                time.sleep(1.5)
+                ask = partial(os.kill, int(head["process"]), signal.SIGUSR2)
+                ask()
+                until(lambda before=before: (tmp_path / "said").read_text().count(wanted) > before, again=ask)
+                time.sleep(1.5)  # one answer a second
             assert job.poll() is None
         finally:
             job.kill()
@@ -232,8 +230,12 @@ def test_of_a_run_that_hangs(alone, environment, tmp_path, launch):
     assert "hpcdl: rank 1: in no communication (the last was all_reduce), at " in (tmp_path / "said").read_text()
 
 
-def until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
+def until(condition, seconds=60, again=lambda: None):
+    """Wait for it; ask `again` every 15 seconds: a signal that comes while another is answered is not answered."""
+    begun = asked = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline
+        assert (now := time.monotonic()) < begun + seconds
+        if now > asked + 15:
+            again()
+            asked = now
         time.sleep(0.3)
