@@ -234,7 +234,8 @@ def until(condition, seconds=60, again=lambda: None):
     """Wait for it; ask `again` every 15 seconds: a signal that comes while another is answered is not answered."""
     begun = asked = time.monotonic()
     while not condition():
-        assert (now := time.monotonic()) < begun + seconds
+        now = time.monotonic()
+        assert now < begun + seconds
         if now > asked + 15:
             again()
             asked = now
