@@ -149,14 +149,13 @@ def test_bench_sklearn(bench, tmp_path, monkeypatch):
     for file, label, other in (("a", "y", "c"), ("c", "c", "y")):
         given = ["csv", str(tmp_path / "a.csv"), str(tmp_path / f"{file}.h5"), "--label", label, "--drop", other]
         assert in_process.ends("prepare_data", given) == (0, "")
-    options = "--epochs 60 --width 16 --seeds 2 --weight-decay 0.00001 --lr 0.05"
+    options = "--epochs 60 --width 8 --seeds 1 --weight-decay 0.00001 --lr 0.05"
     rows, cells, _ = bench("sklearn", 2, f"--data {tmp_path / 'a.h5'},{tmp_path / 'c.h5'} {options}")
     found = {(row["data"], row["way"], row["seed"]): row["value"] for row in rows}
-    assert len(found) == len(rows) == 2 * 4 * 2 and len(cells) == 2 + 2
-    for seed in (0, 1):
-        both = found["a", "linear", seed], found["a", "its linear", seed]
-        assert all(0.04 < value < 0.09 for value in both)  # what k % 2 adds, in the label's units
-        assert all(found["c", way, seed] > 0.93 for way in ("linear", "its linear", "mlp", "its mlp"))
+    assert len(found) == len(rows) == 2 * 4 and len(cells) == 2 + 2
+    both = found["a", "linear", 0], found["a", "its linear", 0]
+    assert all(0.04 < value < 0.09 for value in both)  # what k % 2 adds, in the label's units
+    assert all(found["c", way, 0] > 0.93 for way in ("linear", "its linear", "mlp", "its mlp"))
 
 
 @pytest.mark.long
