@@ -140,7 +140,7 @@ def test_bench_batch_size(bench):
     assert len(cells) == 2 + 4
 
 
-def test_bench_sklearn(bench, tmp_path, monkeypatch):
+def test_bench_sklearn(bench, tmp_path):
     pytest.importorskip("sklearn")
     values = "\n".join(
         f"{k % 7},{k % 5},{'no' if k % 7 < 3 else 'yes'},{3 * (k % 7) - k % 5 + k % 2 / 10}" for k in range(200)
