@@ -276,10 +276,10 @@ def trust_in(options):
     from hpcdl.machine.load import load
     from hpcdl.planning.time_report import trust
 
-    spare, cores = load.available(1), len(os.sched_getaffinity(0))
-    if options.machine or options.launcher or spare is None:
+    if options.machine or options.launcher:
         return ""
-    return trust(max(0.0, cores - spare), cores)
+    spare, cores = load.available(1), len(os.sched_getaffinity(0))  # waits
+    return "" if spare is None else trust(max(0.0, cores - spare), cores)
 
 
 def told(text):

@@ -18,6 +18,7 @@ from hpcdl.formatting import counted
 from hpcdl.kernels.shared import BYTES
 from hpcdl.machine import world as launched
 from hpcdl.machine.facts import Facts, all_facts, quick_facts
+from hpcdl.machine.load import SPARE
 from hpcdl.machine.network import VECTOR, LinkSpeed, bandwidth_share, measure_all_reduce, measure_links
 
 log = logging.getLogger("hpcdl")
@@ -26,7 +27,6 @@ MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library n
 OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB measured
 SMALL_MODEL = 10_000_000  # parameters; room for less of them is worth a note
 NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "panfs", "wekafs", "pvfs2", "9p", "fuse.")
-SPARE = 0.25  # of a core: smaller loads are ignored
 SHARED = 0.5  # of the cores: a larger load hurts
 SLOWER = "ranks wait for cores and use fewer BLAS threads: wait until the other processes end, or use other cores"
 APART = 1.0  # seconds between two hosts' clocks that are worth a note

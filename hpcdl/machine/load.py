@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 STAT = Path("/proc/stat")
 TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds
+SPARE = 0.25  # of a core: smaller loads are ignored
 LEAST = 0.2  # seconds between two samples, as ticks are 10 ms
 IDLE, IOWAIT = 4, 5  # columns of /proc/stat
 

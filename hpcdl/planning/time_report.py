@@ -1,11 +1,11 @@
 """Tables of time forecasts: parts of each line's step, examples per second, and remarks about the machine."""
 
 from hpcdl.formatting import counted, table
+from hpcdl.machine.load import SPARE
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.scale_report import duration
 from hpcdl.planning.step_time import Forecast
 
-SPARE = 0.25  # of a core: smaller loads are ignored
 HEADER = ["line", "ranks", "a step", "compute", "messages", "bubble", "queue", "start", "hidden", "examples/s"]
 
 
