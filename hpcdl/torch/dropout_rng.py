@@ -5,7 +5,8 @@
     any other random numbers    PyTorch's generator is seeded in each forward with (seed, epoch, step, number of the
                                 first row): a run repeats itself to the bit, but not with another cut of the batch
 
-Layers within torch.utils.checkpoint draw the same masks when it recomputes them (preserve_rng_state, its default).
+Layers within torch.utils.checkpoint have the same masks when it recomputes them, also after the forward of another
+micro-batch: it restores PyTorch's generator (preserve_rng_state, its default), whose next number names the call.
 The second kind is drawn by torch.rand in `forward`, or by an LSTM's own dropout. Rows are the first axis of a layer's
 input, or consecutive groups of it. Evaluation draws nothing."""
 
@@ -34,7 +35,9 @@ class ModuleRandom:
     def __init__(self, module: nn.Module, device: Device = CPU, seed: int = 0):
         self.device, self.seed = device, seed
         self.key, self.rows = "", np.empty(0, np.int64)
-        self.calls: dict[str, dict[int, int]] = {}  # by layer: numbers of its calls in this forward, by `drawn`
+        self.calls: dict[str, int] = {}  # by layer: the number of its last call in this forward
+        self.keys: dict[int, dict[int, Array]] = {}  # of this step: by a forward's seed, then by call: keys of the rows
+        self.forward: dict[int, Array] = {}  # that of the current forward
         self.layers = {name: layer for name, layer in module.named_modules() if type(layer) in ELEMENTS + CHANNELS}
         self.before: dict[str, Any] = {}  # while attached: each layer's own `forward`, or None
         self.attach()
@@ -52,6 +55,7 @@ class ModuleRandom:
             if forward is not None:
                 self.layers[name].forward = forward  # type: ignore[method-assign]
         self.before.clear()
+        self.keys.clear()
 
     def of_run(self, random: Random) -> None:
         """Use this run's seed from now on."""
@@ -61,10 +65,13 @@ class ModuleRandom:
         """Set the rows of the next forward by their numbers. layer: name of the layer to run, if the model is cut."""
         if not self.before:  # the module was released
             self.attach()
-        self.key, self.rows = f"{self.seed} {epoch} {step}", rows
+        before, self.key, self.rows = self.key, f"{self.seed} {epoch} {step}", rows
+        if self.key != before:
+            self.keys.clear()
         self.calls.clear()
         first = int(rows[0]) if len(rows) else -1
         seed = self.number("any", first, *layer)
+        self.keys[seed] = self.forward = {}
         if self.device is CPU:
             torch.default_generator.manual_seed(seed)
         else:
@@ -79,25 +86,32 @@ class ModuleRandom:
         """Return the output of a dropout layer for x."""
         if not layer.training or layer.p == 0:
             return x
-        if not len(self.rows) or x.ndim == 0 or len(x) % len(self.rows):
+        keys = self.keys_of_call(name)
+        if not len(keys) or x.ndim == 0 or len(x) % len(keys):
             return type(layer).forward(layer, x)  # by PyTorch's generator: the input does not tell which row is which
         shape = x.shape if type(layer) in ELEMENTS else (*x.shape[:2], *(1 for _ in x.shape[2:]))
         alpha = type(layer) in ALPHA
         value = 1.0 if alpha or layer.p == 1 else 1 / (1 - layer.p)
-        mask = self.mask(name, tuple(shape), x.dtype, layer.p, value)
+        mask = self.mask(keys, tuple(shape), x.dtype, layer.p, value)
         if not alpha:
             return x * mask
         spread = ((1 - layer.p) * (1 + layer.p * SATURATED**2)) ** -0.5 if layer.p < 1 else 0.0
         return (x * mask + SATURATED * (1 - mask)) * spread - spread * SATURATED * layer.p
 
-    def mask(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, p: float, value: float) -> Tensor:
-        """Return a mask of `value`, or 0 with probability p, keyed by row numbers and the layer's call in this step."""
-        drawn = int(torch.randint(1 << 62, ()))  # torch.utils.checkpoint draws it again where it recomputes a call
-        calls = self.calls.setdefault(name, {})
-        call = calls.setdefault(drawn, len(calls))
+    def keys_of_call(self, name: str) -> Array:
+        """Return a key for each row, by its number and the layer's call in this step; those of the first time again
+        where torch.utils.checkpoint recomputes a call."""
+        drawn = int(torch.randint(1 << 62, ()))
+        for keys in self.keys.values():
+            if drawn in keys:
+                return keys[drawn]
+        call = self.calls[name] = self.calls.get(name, -1) + 1
+        self.forward[drawn] = self.device.array(row_keys(self.number("dropout", name, call), self.rows))
+        return self.forward[drawn]
+
+    def mask(self, keys: Array, shape: tuple[int, ...], dtype: torch.dtype, p: float, value: float) -> Tensor:
+        """Return a mask of `value`, or 0 with probability p, from the rows' keys."""
         kind = dtype if dtype is torch.float64 else torch.float32
         mask = torch.empty(shape, dtype=kind, device=place_of(self.device))
-        keys: Array = self.device.array(row_keys(self.number("dropout", name, call), self.rows))
-        flat = as_array(mask, self.device).reshape(len(self.rows), -1)
-        dropout_mask(flat, keys, round(p * STEPS), value)
+        dropout_mask(as_array(mask, self.device).reshape(len(keys), -1), keys, round(p * STEPS), value)
         return mask.to(dtype)
