@@ -36,14 +36,15 @@ SCRATCH = LINE + 2 * SMALL  # where the scratch block begins in the memory of a 
 BYTES = SCRATCH + BLOCK  # of the memory of a rank
 
 # Positions in a rank's state: COUNT its flag; PHASE, START, SIZE the phase, and the block in progress; WRITTEN bytes;
-# PUBLISHED pieces of the leader that are complete; RANK; SPINS polls of a flag before it yields its core (1 if ranks
-# outnumber cores); WAITED nanoseconds of waiting for flags; CALL; NAPS polls left that sleep first; CLOCK two words
-# of the clock.
-COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, WAITED, CALL, NAPS, CLOCK = range(12)
+# PUBLISHED pieces of the leader that are complete; RANK; SPINS polls before it yields its core, up to MOST_SPINS;
+# WAITED nanoseconds of waiting; CALL; NAPS yields left that sleep instead; SLICED 1 if the kernel gives short time
+# slices (hpcdl/time_slice.py); CLOCK two words of the clock.
+COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, MOST_SPINS, WAITED, CALL, NAPS, SLICED, CLOCK = range(14)
 WORDS = CLOCK + 2
+SHARED = 1_000  # nanoseconds of a yield from which on another process has run: a yield to nobody takes some 300
 NAP = 20  # microseconds
 NAPPING = 1000  # polls that sleep first, after another process has taken the core
-TAKEN = 500_000  # nanoseconds between two yields from which on another process has taken the core
+TAKEN = 500_000  # nanoseconds of a yield from which on another process has taken the core
 MONOTONIC = 1  # CLOCK_MONOTONIC of Linux
 BEGIN, OFFERED, ADDED = range(3)  # phases
 WAITING, DONE, DIFFER = range(3)  # results of a wait for all flags
@@ -141,41 +142,44 @@ def call_word(line, count):
 
 
 @function
-def yield_core(state, since):
-    """Yield the core to other processes; since: time of the last yield (ns). Return the time of this one.
-    For a while after another process has taken the core, sleep instead: Linux's autogroups ignore a yield to a process
-    of another session, and a process that has slept gets a core first."""
+def yield_core(state):
+    """Yield the core, and set how many polls may pass before the next yield: 1 if another process has run meanwhile,
+    which may be the awaited one; otherwise twice as many as before. Without short slices, sleep for a while after
+    another process has taken the core: Linux's autogroups ignore a yield to a process of another session, and a process
+    that has slept gets a core first."""
+    before = now(state)
     if state[NAPS] > 0:
         state[NAPS] -= 1
         usleep(NAP)
     else:
         sched_yield()
-    time = now(state)
-    if time - since > TAKEN:
+    taken = now(state) - before
+    if taken > TAKEN and not state[SLICED]:
         state[NAPS] = NAPPING
-    return time
+    state[SPINS] = 1 if taken > SHARED else min(2 * state[SPINS], state[MOST_SPINS])
 
 
 @function
 def await_flags(places, state, patience):
     """Wait until all flags are as large as this rank's; return DONE, or DIFFER if the ranks' calls differ.
-    Return WAITING after `patience` polls."""
-    count, spins, polls = state[COUNT], state[SPINS], 0
-    start = since = 0
+    Return WAITING after `patience` yields; for 0, after a single poll."""
+    count = state[COUNT]
+    polls = yields = start = 0
     same = True
     for rank in range(ranks_of(places)):
         line = peer(places, rank)
         while load(line) < count:
-            if polls == 0:
-                start = since = now(state)
+            if not start:
+                start = now(state)
             polls += 1
-            if polls >= patience:
-                state[WAITED] += now(state) - start
-                return WAITING
-            if polls % spins == 0:
-                since = yield_core(state, since)
+            if patience == 0 or polls >= state[SPINS]:
+                if yields == patience:
+                    state[WAITED] += now(state) - start
+                    return WAITING
+                yield_core(state)
+                polls, yields = 0, yields + 1
         same = same and load(call_word(line, count)) == state[CALL]
-    if polls:
+    if start:
         state[WAITED] += now(state) - start
     return DONE if same else DIFFER
 
@@ -265,7 +269,7 @@ def all_reduce(vector, places, state, call, patience):
 
     places (1 + windows, 1 + ranks): row 0 has the addresses of all ranks' memory, each other row those of a window's
     parts, both from column 1 on; column 0 the bytes of a window's part. state: this rank's; the caller resets PHASE and
-    START after DIFFER. call: length, type, operation (the two lowest bits). patience: polls before WAITING; 0: one."""
+    START after DIFFER. call: length, type, operation (the two lowest bits). patience: yields before WAITING, or 0."""
     item, op = vector.itemsize, call & 3
     state[CALL] = call
     if vector.size * item <= SMALL:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # beneath all rooms
 GROUND = {"chunks", "csr", "drill", "errors", "files", "formatting", "memory", "plugins", "programs", "random"}
-GROUND |= {"metric_lines", "shared_memory"}
+GROUND |= {"metric_lines", "shared_memory", "time_slice"}
 LOWEST = ("drill", "errors")  # of those
 ORDER = [  # from the bottom; those of one line stand beside each other
     "kernels",
@@ -28,7 +28,7 @@ ORDER = [  # from the bottom; those of one line stand beside each other
     "scripts",
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
-ALLOWED = {"kernels": {"numpy", "numba", "hpcdl"}}  # numpy and numba only
+ALLOWED = {"kernels": {"numpy", "numba", "llvmlite", "hpcdl"}}  # numpy and numba, with its llvmlite, only
 WITHOUT_MPI = {"models", "optim", "kernels"}
 # What strategies have in common has a file of its own; and one description may choose between variants.
 SHARED = {f"hpcdl.strategies.{name}" for name in ("description", "pipeline_options", "pipeline_schedules", "workload")}

@@ -28,6 +28,7 @@ from hpcdl.comm.staging import supports_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.shared_memory import unlink_mapped
+from hpcdl.time_slice import request_short_slice
 
 PAIRS = ("push", "pull", "notify", "wait")  # point-to-point operations: they may never complete
 
@@ -89,6 +90,7 @@ class Communicator(PointToPoint, Collectives):
         self._parent: Communicator | None = None
         self._derived: list[Communicator] = []  # not freed yet
         self._open_call_path(comm.Dup())
+        activity.short_slices = request_short_slice()
         self.use(allreduce)
         if check:
             self.checker = CollectiveChecker(comm)

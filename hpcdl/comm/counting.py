@@ -32,6 +32,11 @@ class Counters:
     blocked_seconds: float = 0.0
 
 
+def size_class(size: int) -> int:
+    """Return the place of messages of this size in a row of `SentCounts`."""
+    return (size - 1).bit_length() + 1 if size else 0
+
+
 def nbytes(buffer: Any) -> int:
     """Return the bytes of an mpi4py buffer argument: an array, or [array, (count,) type]."""
     if isinstance(buffer, np.ndarray) or on_device(buffer):
@@ -91,7 +96,7 @@ class CountingIntracomm(MPI.Intracomm):
             self.counters.messages += 1
         if to is not None:
             row = self.sent[to]
-            row[(size - 1).bit_length() + 1 if size else 0] += 1
+            row[size_class(size)] += 1
             row[-1] += size
 
     def shift(self, tag: int) -> int:

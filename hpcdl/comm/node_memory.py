@@ -13,12 +13,12 @@ from mpi4py import MPI
 from hpcdl import shared_memory
 from hpcdl.comm.collective_schedule import Step, Until
 from hpcdl.comm.diagnostics.call_signature import KINDS, TYPES, describe_call, mismatch_message
-from hpcdl.comm.operations import SUM, Reduction, reducible
+from hpcdl.comm.operations import CODES, SUM, Reduction, reducible
 from hpcdl.comm.progress import SPINS, YIELDS, activity, attribute_key, clock
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels import shared as kernels
+from hpcdl.time_slice import request_short_slice
 
-CODES = {"sum": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN, "mean": kernels.MEAN}
 MESSAGES = "ranks exchange messages instead"
 
 
@@ -33,12 +33,11 @@ class NodeMemory:
         firsts = comm.allgather(self.ranks[0])  # the first rank of each rank's node
         self.firsts = sorted(set(firsts))
         self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
-        spins = SPINS if self.size <= cores(self.comm) else 1
-        self.patience = YIELDS * spins  # polls
         self.queue: deque[Iterator[Step]] = deque()  # operations in flight
         self.state = np.zeros(kernels.WORDS, np.int64)
         self.words = memoryview(self.state)  # type: ignore[arg-type]  # a view with faster access to single words
-        self.state[kernels.RANK], self.state[kernels.SPINS] = self.rank, spins
+        self.state[kernels.RANK], self.state[kernels.SLICED] = self.rank, request_short_slice()
+        self.state[kernels.SPINS] = self.state[kernels.MOST_SPINS] = SPINS
         self.places = np.empty((0, 1 + self.size), np.int64)
         self.parts: list[list[np.ndarray]] = []
         self.dropped: set[int] = set()  # rows of `places` whose vector this rank has dropped
@@ -102,7 +101,7 @@ class NodeMemory:
         return found
 
     def _await_arrival(self) -> None:
-        while not self._arrived(self.patience):
+        while not self._arrived(YIELDS):
             self._progress()
 
     def _progress(self) -> bool:
@@ -129,7 +128,7 @@ class NodeMemory:
 
     def all_reduce(self, vector: np.ndarray, op: Reduction = SUM) -> None:
         """Reduce `vector` over the ranks of the node, in place."""
-        while not self._advance(vector, op, self.patience):
+        while not self._advance(vector, op, YIELDS):
             self._progress()
 
     def reducer(self, like: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]]:
@@ -137,11 +136,11 @@ class NodeMemory:
         self._compile(like.dtype)
         loop, state, call = kernels.all_reduce.version(like.dtype), self.state, call_code(like, op)
         words, waited, written = self.words, kernels.WAITED, kernels.WRITTEN
-        patience, done = self.patience, kernels.DONE
+        done = kernels.DONE
 
         def reduce(vector: np.ndarray) -> tuple[int, int]:
             before = words[waited]
-            while (found := loop(vector, self.places, state, call, patience)) != done:
+            while (found := loop(vector, self.places, state, call, YIELDS)) != done:
                 self._agreed(found)
                 start = clock()
                 self._progress()

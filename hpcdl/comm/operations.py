@@ -11,6 +11,7 @@ from mpi4py.util.dtlib import to_numpy_dtype
 
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels import reduce as kernels
+from hpcdl.kernels import shared
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ SUM = Reduction("sum", kernels.add_into, MPI.SUM)
 MEAN = Reduction("mean", kernels.add_into, MPI.SUM, divides=True)
 MAX = Reduction("max", kernels.max_into)
 MIN = Reduction("min", kernels.min_into)
+# As numbers, for kernels.
+CODES = {"sum": shared.SUM, "max": shared.MAX, "min": shared.MIN, "mean": shared.MEAN}
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 

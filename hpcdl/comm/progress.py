@@ -5,14 +5,18 @@ starts the next. So a wait advances all operations in flight. MPI's own wait may
 process on it, perhaps the awaited one, then runs only after a preemption, some milliseconds later. So a wait gives up
 the core between two polls:
 
-    activity.block(condition)         nothing else is in flight: 50 polls, some 20 us, then a yield after each. After a
-                                      preemption 1,000 polls of this process sleep 20 us instead: a yield has no effect
-                                      across sessions if the kernel groups processes by session, and a process that has
-                                      slept is scheduled first
+    activity.block(condition)         nothing else is in flight: a yield after every 50 polls; after each poll while a
+                                      yield takes longer than one to nobody, as another process has run on this core,
+                                      perhaps the awaited one
     activity.advance_others()         operations advance, then a yield; no sleep, as their work looks like preemption
     nap_until(condition, "wait")      `pause`: yields for 200 us, then naps of an eighth of the wait, at most 1 ms
-    flags in the memory of a node     2,000 polls, or 1 if ranks share cores, then a yield; MPI's turn after 50 yields
-    meet(comm, "split")               all ranks, before a call of MPI that blocks"""
+    compiled_schedule.py,             the same in compiled code, with up to 64 polls of MPI or 2,000 of a flag between
+    flags in the memory of a node     two yields; signal handlers (and MPI, for flags) get a turn after 50 yields
+    meet(comm, "split")               all ranks, before a call of MPI that blocks
+
+A yield has no effect across sessions if the kernel groups processes by session. So a rank asks for short time slices
+(hpcdl/time_slice.py). Where the kernel gives none, 1,000 yields after a preemption sleep 20 us instead: a process that
+has slept is scheduled first."""
 
 import contextlib
 import functools
@@ -29,11 +33,12 @@ from hpcdl.comm.diagnostics.call_signature import ALL
 from hpcdl.comm.diagnostics.call_site import refuse
 from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 
-POLLS = 50  # polls before the core is yielded
-PREEMPTED = 500_000  # nanoseconds between two polls from which the core counts as preempted
+POLLS = 50  # polls between two yields, at most
+SHARED = 3_000  # nanoseconds of a yield from which on another process has run: a yield to nobody takes some 500
+PREEMPTED = 500_000  # nanoseconds of a yield from which on the core counts as preempted
 NAP, NAPS = 2e-5, 1000  # seconds of a nap after a preemption, and the polls that nap
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: polling before the first nap; the longest nap
-SPINS = 2000  # polls of a node's flags between two yields, if every rank has its own core
+SPINS = 2000  # polls of a node's flags between two yields, at most
 YIELDS = 50  # before MPI and signal handlers get a turn; each yield may cost a time slice of some ms
 RECENT_TEST = 0.25  # seconds since the last `test` within which a testing loop counts as a wait
 clock = time.perf_counter_ns
@@ -75,7 +80,9 @@ class Activity:
         self.watchdogs: list = []  # that are open
         self.watch_thread: Any = None  # the thread that polls for them
         self.survives = False  # True if the others go on when a rank dies: see `survive`
-        self.naps = 0  # polls left that sleep first
+        self.polls = POLLS  # between two yields now
+        self.short_slices = False  # True if the kernel gives them: see `Communicator`
+        self.naps = 0  # yields left that sleep instead
         self.operation: str | None = None  # the operation of the current wait
         self.since = 0  # start of the wait
         self.awaits: WaitTarget | None = None  # target of the wait
@@ -106,20 +113,25 @@ class Activity:
 
     def block(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds, by polling; only for use while nothing else is in flight."""
-        for _ in range(POLLS):
-            if condition():
-                return
-        before = clock()
+        polls = 0
         while not condition():
-            if self.naps:
-                self.naps -= 1
-                time.sleep(NAP)
-            else:
-                os.sched_yield()
-            now = clock()
-            if now - before > PREEMPTED:
-                self.naps = NAPS
-            before = now
+            polls += 1
+            if polls >= self.polls:
+                self.yield_core()
+                polls = 0
+
+    def yield_core(self) -> None:
+        """Yield the core, and set how many polls may pass before the next yield (as in kernels/shared.py)."""
+        before = clock()
+        if self.naps:
+            self.naps -= 1
+            time.sleep(NAP)
+        else:
+            os.sched_yield()
+        taken = clock() - before
+        if taken > PREEMPTED and not self.short_slices:
+            self.naps = NAPS
+        self.polls = 1 if taken > SHARED else min(2 * self.polls, POLLS)
 
     def check(self) -> None:
         """Raise the error of a request that has failed, if ranks may be dead (`survive`)."""

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS, auto
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.node_memory import node_memory
 
 pytestmark = [pytest.mark.four, pytest.mark.mpi(min_size=2)]
@@ -103,7 +104,7 @@ def test_the_hopeless_are_left_out_but_not_the_librarys_own(world):
 
     vector = np.ones(8, "float32")
     timed = {"fast": fast, "slow": slow, "mpi": slow, "elsewhere": slow}
-    medians = auto.race(world, {name: (algorithm, vector) for name, algorithm in timed.items()})
+    medians = auto.race(world, {name: (Algorithm(name, blocking=run), vector) for name, run in timed.items()})
     assert set(medians) == {"fast", "mpi", "elsewhere"} and medians["mpi"] >= 20_000 > medians["fast"]
     assert world.allgather(medians) == [medians] * world.size
 
@@ -112,7 +113,8 @@ def test_not_taken_where_it_is_far_behind_in_other_vectors(world, monkeypatch):
     """The algorithm in shared memory is the fastest in windows, and elsewhere far behind the library's own."""
 
     def timed(name, seconds):
-        monkeypatch.setitem(auto.CANDIDATES, name, lambda comm, vector: time.sleep(seconds(vector)))
+        run = Algorithm(name, blocking=lambda comm, vector, op: time.sleep(seconds(vector)))
+        monkeypatch.setitem(auto.CANDIDATES, name, run)
 
     own, windows = world.Dup(), []
     memory = node_memory(own)

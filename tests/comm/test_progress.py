@@ -147,6 +147,8 @@ def spent(monkeypatch):
     done, takes, now = [], [], [0]
     monkeypatch.setattr(progress, "clock", lambda: now[0])
     monkeypatch.setattr(activity, "naps", 0)
+    monkeypatch.setattr(activity, "polls", progress.POLLS)
+    monkeypatch.setattr(activity, "short_slices", False)
 
     def offer(what):
         done.append(what)
@@ -157,16 +159,32 @@ def spent(monkeypatch):
     return done, takes
 
 
-@pytest.mark.parametrize(("more", "done"), [(-1, []), (3, ["yield"] * 3)])
-def test_the_core_is_offered_between_two_looks_but_not_for_what_comes_soon(more, done, spent):
+@pytest.mark.parametrize(("more", "done"), [(-1, 0), (0, 1), (progress.POLLS - 1, 1), (progress.POLLS, 2)])
+def test_the_core_is_offered_after_some_polls(more, done, spent):
     activity.block(after(progress.POLLS + more))
-    assert spent[0] == done
+    assert spent[0] == ["yield"] * done
+
+
+def test_where_another_process_has_run_the_core_is_offered_after_each_poll(spent):
+    """And after twice as many, 2, 4, ..., once the offers find nobody."""
+    done, takes = spent
+    takes += [progress.SHARED + 1] * 3
+    activity.block(after(progress.POLLS + 2))
+    assert len(done) == 3
+    activity.block(after(1 + 2 + 4 + 8))
+    assert len(done) == 3 + 4
 
 
 def test_where_others_have_taken_it_waits_are_in_naps_for_a_while(spent, monkeypatch):
+    """But not where the kernel gives short slices."""
     done, takes = spent
     monkeypatch.setattr(progress, "NAPS", 4)
-    takes += [100, progress.PREEMPTED + 1, 100, 100]
-    activity.block(after(progress.POLLS + 4))
-    activity.block(after(progress.POLLS + 4))  # the next wait begins with naps
-    assert done == ["yield", "yield", "nap", "nap", "nap", "nap", "yield", "yield"]
+    long = [progress.SHARED + 1] * 5
+    takes += [progress.PREEMPTED + 1, *long]
+    activity.block(after(progress.POLLS + 2))
+    activity.block(after(3))  # the next wait goes on with naps
+    assert done == ["yield", "nap", "nap", "nap", "nap", "yield"]
+    monkeypatch.setattr(activity, "short_slices", True)
+    takes[:] = [progress.PREEMPTED + 1, *long]
+    activity.block(after(6))
+    assert done[6:] == ["yield"] * 6

@@ -9,7 +9,6 @@ import pytest
 from sums import check_sum, check_sums
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.node_memory import node_memory
 from hpcdl.kernels import shared as kernels
 
 # Around the limits of the short way (SMALL) and of a scratch block (BLOCK), in float32, and not a multiple of anything.
@@ -130,17 +129,26 @@ def test_without_room_for_one_vector(world, no_room, caplog):
     assert comm.traffic["all_reduce"].messages == 0
 
 
-def test_ranks_yield_their_core_where_they_outnumber_the_cores(world, monkeypatch):
-    for cores, alone in (({0}, world.size == 1), (set(range(world.size)), True)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
-        bare = world.Dup()
-        memory = node_memory(bare)
-        assert (memory.state[kernels.SPINS] > 1) == alone
-        vector = np.full(5000, 1.0)
-        memory.all_reduce(vector) if world.size > 1 else None
-        assert (vector == world.size).all()
-        memory.free()
-        bare.Free()
+def test_a_wait_yields_after_each_poll_where_another_process_runs_on_the_core(monkeypatch):
+    state, now, taken = np.zeros(kernels.WORDS, np.int64), [0], []
+    state[kernels.SPINS] = state[kernels.MOST_SPINS] = 100
+
+    def offer(what, least):
+        taken.append(what)
+        now[0] += least
+
+    def spins(nanoseconds, sliced=0):
+        state[kernels.SLICED] = sliced
+        monkeypatch.setattr(kernels, "sched_yield", lambda: offer("yield", nanoseconds))
+        kernels.yield_core.py_func(state)
+        return state[kernels.SPINS]
+
+    monkeypatch.setattr(kernels, "usleep", lambda _: offer("nap", 70_000))
+    monkeypatch.setattr(kernels, "now", lambda _: now[0])
+    short, long = kernels.SHARED, kernels.TAKEN + 1
+    assert [spins(each) for each in (short, short + 1, *[short] * 8)] == [100, 1, 2, 4, 8, 16, 32, 64, 100, 100]
+    assert spins(long, sliced=1) == 1 and spins(short, sliced=1) == 2 and set(taken) == {"yield"}
+    assert spins(long) == 1 and spins(short) == 1 and taken[-2:] == ["yield", "nap"]
 
 
 def test_vectors_that_are_dropped_are_given_back(world):

@@ -12,13 +12,14 @@ cache folder (hpcdl/files.py) keeps the table of each MPI library, processor, nu
 Delete it to measure again. The order of additions depends on the algorithm: name one for equal bits on all machines."""
 
 import bisect
+import functools
 import hashlib
 import json
 import logging
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from mpi4py import MPI
 from hpcdl.comm.allreduce import hierarchical, mpi, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.collective_schedule import Step
+from hpcdl.comm.compiled_schedule import ScheduleRunner, compilable, functions, record
 from hpcdl.comm.node_memory import NodeMemory, node_memory
 from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.comm.progress import activity, attribute_key
@@ -88,6 +90,7 @@ def description(comm: MPI.Intracomm, memory: NodeMemory) -> dict:
     about: dict = {"mpi": MPI.Get_library_version().strip("\0").split("\n")[0], "processor": processor()}
     about |= {"cores": os.cpu_count(), "nodes": memory.nodes, "ranks": comm.Get_size()}
     about |= {"ranks_per_node": memory.ranks_per_node, "shared_memory": bool(memory.usable), "sizes": SIZES}
+    about["compiled"] = functions() is not None
     return comm.bcast(about)
 
 
@@ -155,17 +158,18 @@ def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
 
 def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) -> dict[str, float]:
     """Time each algorithm on its vector; return its microseconds on the slowest rank, by name, unless it is dropped."""
-    for algorithm, vector in vectors.values():  # warm-up: compile, touch the memory
-        algorithm(comm, vector)
+    runs = {name: blocking(comm, *each) for name, each in vectors.items()}
+    for name, run in runs.items():  # warm-up: compile, touch the memory
+        run(vectors[name][1])
     taken: dict[str, list[float]] = {name: [] for name in vectors}
     turn, turns = 0, MAX_TURNS
     while turn < turns:
         for name, times in taken.items():
-            algorithm, vector = vectors[name]
+            vector = vectors[name][1]
             vector[:] = 1
             comm.Barrier()
             start = time.perf_counter()
-            algorithm(comm, vector)
+            runs[name](vector)
             times.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
         turn += 1
         if turn == TRIAL:
@@ -173,6 +177,13 @@ def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) 
             taken = {name: times for name, times in taken.items() if min(times) <= most or name in ALWAYS_RACED}
             turns = int(min(MAX_TURNS, max(TRIAL, SECONDS / max(min(times) for times in taken.values()))))
     return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
+
+
+def blocking(comm: MPI.Intracomm, algorithm: Algorithm, vector: np.ndarray) -> Callable[[np.ndarray], object]:
+    """Return the sum of vectors like this one as a blocking call of a communicator executes it."""
+    if algorithm.steps is not None and compilable(algorithm, vector):
+        return ScheduleRunner(comm).bind(record(algorithm.steps, comm, vector, SUM), vector, SUM)
+    return functools.partial(algorithm, comm)
 
 
 ALGORITHM = Algorithm("auto", steps, lambda comm, x, op=SUM: choose(comm, x)(comm, x, op), prepare, choose)

@@ -24,8 +24,8 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
 from hpcdl.comm.allreduce.ring import ring_all_reduce
 from hpcdl.comm.collective_schedule import Collective, Step, collective
-from hpcdl.comm.node_memory import CODES, NodeMemory, SubsetCommunicator, call_code, node_memory
-from hpcdl.comm.operations import SUM, Reduction
+from hpcdl.comm.node_memory import NodeMemory, SubsetCommunicator, call_code, node_memory
+from hpcdl.comm.operations import CODES, SUM, Reduction
 from hpcdl.kernels import shared as kernels
 
 PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them

@@ -24,6 +24,8 @@ class Algorithm:
     bind        (comm, vector, op): returns None, or the blocking call for vectors of this length and type, with all
                 look-ups done: a function of the vector, which returns the nanoseconds waited and the bytes written to
                 or copied from shared memory
+    fixed       True if the steps are messages and calls of op only, and depend on the ranks and on the vector's length
+                and type only: the fast path then executes them in compiled code (compiled_schedule.py)
     direct      True if the algorithm passes its vector to the MPI library unread: the vector may then lie on a GPU
     meets       True if the blocking call matches no asynchronous one and advances no other operation: before it, all
                 ranks wait for each other"""
@@ -34,6 +36,7 @@ class Algorithm:
     prepare: Callable[..., Any] | None = None
     choose: "Callable[..., Algorithm] | None" = None
     bind: Callable[..., Callable[[np.ndarray], tuple[int, int]] | None] | None = None
+    fixed: bool = False
     direct: bool = False
     meets: bool = False
 

@@ -73,4 +73,4 @@ def halve_and_double(
         first, distance = min(first, other), 2 * distance
 
 
-ALGORITHM = Algorithm("recursive", recursive_all_reduce.steps)
+ALGORITHM = Algorithm("recursive", recursive_all_reduce.steps, fixed=True)

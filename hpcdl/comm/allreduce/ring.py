@@ -113,4 +113,4 @@ def in_segments(
         yield sent
 
 
-ALGORITHM = Algorithm("ring", ring_all_reduce.steps)
+ALGORITHM = Algorithm("ring", ring_all_reduce.steps, fixed=True)

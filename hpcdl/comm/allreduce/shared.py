@@ -14,7 +14,7 @@ the flags, where every rank adds them all: one wait.
     elsewhere            0             3 K             3 K                           2 for each MiB
 
 N K reads and N K writes by all ranks together are the minimum; the bandwidth of memory, or of the caches between cores,
-bounds the time. If ranks outnumber cores, a waiting rank yields its core. Each element is added by one rank, in one
+bounds the time. Where ranks share a core, a waiting rank yields it. Each element is added by one rank, in one
 order: all ranks get the same bits. `hierarchical` extends the algorithm to several nodes."""
 
 from collections.abc import Callable, Iterator

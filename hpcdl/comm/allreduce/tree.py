@@ -70,4 +70,4 @@ def tree_broadcast(comm: MPI.Intracomm, vector: np.ndarray, root: int = 0, met: 
             yield [send(vector, (rank + distance) % size)]
 
 
-ALGORITHM = Algorithm("tree", tree_all_reduce.steps)
+ALGORITHM = Algorithm("tree", tree_all_reduce.steps, fixed=True)
