@@ -43,6 +43,19 @@ def test_it_does_what_the_generator_does(name, case, world):
     assert (fast._runner is not None) == (world.size > 1) and counted(fast) == counted(slow)
 
 
+@pytest.mark.parametrize("name", FIXED)
+def test_one_rank_may_take_it_and_another_the_generator(name, world):
+    """Both send the same messages with the same tags."""
+    comm = Communicator(world, allreduce=name)
+    for turn in range(3):
+        vector = np.arange(50.0)
+        if (world.rank + turn) % 2:
+            comm.all_reduce(vector)
+        else:
+            comm.iall_reduce(vector).wait()
+        assert np.array_equal(vector, world.size * np.arange(50.0))
+
+
 @pytest.mark.parametrize("case", ["long", "survive", "drill", "no functions"])
 def test_it_gives_way_to_the_generator(case, world, monkeypatch):
     class Drill(CountingIntracomm):
