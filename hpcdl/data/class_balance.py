@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.placement import run_together
 from hpcdl.errors import UsageError, nearest, parse_finite, printable
 
 RARE = 10  # a class with less than this part of the rows that it would have among equal classes is rare
@@ -29,13 +29,13 @@ def read_class_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def count_classes(comm: Comm, data: Any, first: int = 0) -> np.ndarray | None:
+def count_classes(comm: Any, data: Any, first: int = 0) -> np.ndarray | None:
     """Return data.class_counts, for which rank `first` of `comm` alone reads the labels. Collective."""
     counts = run_together(comm, lambda: data.class_counts, here=comm.rank == first)
     return comm.bcast(counts, first)
 
 
-def class_weights(text: str, data: Any, counts: np.ndarray | None) -> np.ndarray | None:
+def class_weights(text: str, data: Any, counts: Any) -> np.ndarray | None:
     """Return the weight of each class of `data` by --class-weight; None: all are 1. counts: of the training rows by
     class. Raises UsageError."""
     if not text:
@@ -54,7 +54,7 @@ def class_weights(text: str, data: Any, counts: np.ndarray | None) -> np.ndarray
     return None if (weights == 1).all() else weights
 
 
-def rare_class(data: Any, counts: np.ndarray | None, weighs: bool = True) -> str | None:
+def rare_class(data: Any, counts: Any, weighs: bool = True) -> str | None:
     """Return advice if a class of the training rows is rare; None: there is none, or the data have no classes.
     counts: of these rows by class; weighs: True if the program has --class-weight."""
     if counts is None:
