@@ -1,4 +1,4 @@
-"""The seven tables of docs/own_data.md, each by its command as printed: from a made table of its kind to predictions."""
+"""The seven tables of docs/own_data.md, by the commands as printed: from a made table of its kind to predictions."""
 
 import json
 import re
@@ -15,7 +15,7 @@ COMMANDS = {
     for name, command in re.findall(r"^\| (\w+) \|.*\| `(hpcdl prepare-data [^`]*)` \|$", PAGE, re.MULTILINE)
 }
 SAID = {
-    "cars": "times Year; left out Name with 200 different texts (--text Name keeps it); 4 rows without a label left out",
+    "cars": "times Year; left out Name with 200 different texts (--text Name keeps it); 4 rows without a label",
     "movies": "hashed Director (64); times Release Date; left out Title with 199 different texts",
     "weather": "3 classes; 7 features from 2 columns; times date; classes rain, snow, sun",
     "flights": "values to predict; 136 features from 4 columns; hashed origin (64), destination (64); times date",
@@ -43,8 +43,17 @@ def rows_of(name):
                 "Director": f"D{i % 80}",
                 "IMDB Rating": value,
             },
-            "weather": {"date": f"2012-01-{day[i]}", "wind": b[i], "weather": ["rain", "sun", "snow"][(i > 100) + (i > 195)]},
-            "flights": {"date": f"2001/01/{day[i]} {i % 24:02}:55", "distance": i, **airports, "delay": round(9 * value)},
+            "weather": {
+                "date": f"2012-01-{day[i]}",
+                "wind": b[i],
+                "weather": ["rain", "sun", "snow"][(i > 100) + (i > 195)],
+            },
+            "flights": {
+                "date": f"2001/01/{day[i]} {i % 24:02}:55",
+                "distance": i,
+                **airports,
+                "delay": round(9 * value),
+            },
             "cancer": numbers | {"label": "malignant" if value > 0 else "benign"},
             "wine": numbers | {"label": f"class_{i % 3}"},
             "diabetes": numbers | {"label": value},
