@@ -371,7 +371,7 @@ def scored(world, plan: EnsemblePlan, folder: Path, members: list[EnsembleMember
         if options.combine == "stacking":
             whole.stack(comm, source, held_out)
         if named:
-            masks = out_of_bag_masks(whole, {each.number: each for each in plan.specs}, held_out, len(y))
+            masks = out_of_bag_masks(whole, {each.number: each for each in plan.specs}, held_out, y, classes)
             file = str(folder / OUT_OF_FOLD) if options.folds else ""
             found[named] = whole.out_of_bag(comm, source, masks, file)
         table = None

@@ -15,7 +15,7 @@ prepare = "prepare-data csv docs/penguins.csv penguins.h5 --label species --miss
 subprocess.run([sys.executable, "-m", "hpcdl", *prepare.split()], check=True)
 run = hpcdl.launch("train-allreduce", ranks=3, data="penguins.h5", model="mlp:32", epochs=40, seed=1, show=False)
 print(f"test accuracy {run.summary['test_accuracy']:.2f} after {run.summary['steps']} steps")
-# > test accuracy 0.99 after 360 steps
+# > test accuracy 0.97 after 360 steps
 
 # %% [markdown]
 # New rows, of which one lacks its mass. The file of the run has what becomes of texts and missing values.

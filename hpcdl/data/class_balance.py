@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.data.placement import run_together
 from hpcdl.errors import UsageError, nearest, parse_finite, printable
 
 RARE = 10  # a class with less than this part of the rows that it would have among equal classes is rare
@@ -28,15 +29,21 @@ def read_class_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def class_weights(text: str, data: Any) -> np.ndarray | None:
-    """Return the weight of each class of `data` by --class-weight; None: all are 1. Raises UsageError."""
+def count_classes(comm: Any, data: Any, first: int = 0) -> np.ndarray | None:
+    """Return data.class_counts, for which rank `first` of `comm` alone reads the labels. Collective."""
+    counts = run_together(comm, lambda: data.class_counts, here=comm.rank == first)
+    return comm.bcast(counts, first)
+
+
+def class_weights(text: str, data: Any, counts: Any) -> np.ndarray | None:
+    """Return the weight of each class of `data` by --class-weight; None: all are 1. counts: of the training rows by
+    class. Raises UsageError."""
     if not text:
         return None
     if not data.classes or data.vocabulary is not None:
         has = "the tokens of a text" if data.classes else "values to predict"
         raise UsageError(f"--class-weight is for classes of rows, and the data have {has}: leave it out")
     if text == "balanced":
-        counts = data.class_counts
         weights = np.where(counts, counts.sum() / ((counts > 0).sum() * np.maximum(counts, 1)), 1.0)
     else:
         names, weights = data.schema.names(data.classes), np.ones(data.classes)
@@ -47,10 +54,9 @@ def class_weights(text: str, data: Any) -> np.ndarray | None:
     return None if (weights == 1).all() else weights
 
 
-def rare_class(data: Any, weighs: bool = True) -> str | None:
+def rare_class(data: Any, counts: Any, weighs: bool = True) -> str | None:
     """Return advice if a class of the training rows is rare; None: there is none, or the data have no classes.
-    weighs: True if the program has --class-weight."""
-    counts = data.class_counts
+    counts: of these rows by class; weighs: True if the program has --class-weight."""
     if counts is None:
         return None
     there = np.flatnonzero(counts)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hpcdl.data.augment import make_augment
-from hpcdl.data.formats.recipe import Recipe
+from hpcdl.data.formats.recipe import read_recipe
 from hpcdl.data.hdf5 import largest_input
 from hpcdl.data.partition import check_shards, hold_out, parse_partition
 from hpcdl.data.schema import Schema
@@ -71,6 +71,11 @@ class DataOptions:
         if isinstance(given, dict):
             return Standard(given, dtype)
         statistics = measured()
+        mean, deviation = statistics["mean"], statistics["deviation"]
+        recipe = read_recipe(schema.recipe, mean.shape, "the recipe of the data") if schema.recipe else None
+        if recipe is not None:
+            texts = recipe.indicators
+            statistics = statistics | {"mean": np.where(texts, 0.0, mean), "deviation": np.where(texts, 1.0, deviation)}
         for what, names in (("feature", ("mean", "deviation")), ("value to predict", TARGET)):
             if names[0] in statistics:
                 mean, deviation = (statistics[name] for name in names)
@@ -78,7 +83,6 @@ class DataOptions:
                 lost = np.finfo(dtype).eps * abs(mean) / changing
                 if lost.max() > MOST_ROUNDING:
                     k = int(lost.argmax())
-                    recipe = Recipe.read(schema.recipe, "the recipe of the data") if schema.recipe else None
                     name = f" ({recipe.features[k]})" if recipe and what == "feature" else ""
                     far = f"the {what} {k}{name} has mean {mean[k]:g} and deviation {deviation[k]:.3g}"
                     todo = f"take --dtype float64, subtract an offset from the data, or leave the {what} out"

@@ -47,6 +47,12 @@ class Split:
             self.source.gather(index if self.numbers is None else self.numbers[index], x, y)
         return x, y
 
+    @property
+    def labels(self) -> np.ndarray:
+        """The labels of these rows. Local; it reads all of them."""
+        y = self.source.y[()]  # type: ignore[index]
+        return y if self.numbers is None else y[self.numbers]
+
     def class_counts(self, classes: int) -> np.ndarray:
         """Return the number of rows of each class. Local; it reads all labels. A label that is no class counts as the
         nearest one: training refuses it."""

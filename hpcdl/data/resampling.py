@@ -2,7 +2,8 @@
 
     rows        n drawn with replacement from the n training examples, with equal weights (the bootstrap of bagging) or
                 those of boosting; about 1/e of the examples are left out
-                cross-validation: all examples but those of one of K folds, which are drawn at random
+                cross-validation: all examples but those of one of K folds, which are drawn at random; each fold has
+                equal parts of the classes, as far as their examples can be divided by K
     features    a random fraction of them; the others are 0 in all rows
 
 The draws depend on (seed, member) alone. Drawn rows are numbers into the rows in memory: nothing is copied. Features
@@ -30,10 +31,14 @@ class Draw(NamedTuple):
     features: float = 1.0  # the fraction that the member sees
     folds: int = 0  # K: the rows without those of fold `member`; 0: no folds
 
-    def examples(self, count: int) -> np.ndarray:
-        """Return sorted numbers of examples: drawn `count` times from `count`, or outside a fold, or all `count`."""
+    def examples(self, count: int, classes: np.ndarray | None = None) -> np.ndarray:
+        """Return sorted numbers of examples: drawn `count` times from `count`, or outside a fold, or all `count`.
+        classes: of the examples, one each, by which folds are stratified."""
         if self.folds:
-            return np.flatnonzero(Random(self.seed)("folds").permutation(count) % self.folds != self.member)
+            order = Random(self.seed)("folds").permutation(count)
+            if classes is not None and classes.ndim == 1:  # a text has a class for each token
+                order = order[np.argsort(classes[order], kind="stable")]
+            return np.sort(order[np.arange(count) % self.folds != self.member])
         if not self.rows:
             return np.arange(count)
         random = Random(self.seed)("bootstrap", self.member)
@@ -49,7 +54,8 @@ class Draw(NamedTuple):
     def resample(self, data: Data) -> Data:
         """Return the data as the member sees them; UsageError for rows not in memory, or features that cannot be 0."""
         if self.rows or self.folds:
-            data = data.with_rows(self.examples(data.examples))
+            labels = data.train.labels if self.folds and data.classes else None
+            data = data.with_rows(self.examples(data.examples, labels))
         if self.features == 1:
             return data
         if data._reader is None:

@@ -3,9 +3,11 @@
     x <- (x - mean) / deviation            x = scale * raw, mean and deviation (features,)
     mean = 1/n sum of x_i                  deviation = sqrt(1/n sum of (x_i - mean)^2)
 
-over the n training rows (without those held out for validation). A constant feature has deviation 1. Test and
-validation rows are transformed by the same numbers. The targets of a regression (a body's mass in grams, say) are
-standardized, too: a model starts too far from them for any learning rate that its features allow. All is computed in
+over the n training rows (without those held out for validation). A constant feature has deviation 1. A feature that
+says by 1 or 0 whether a row of a table has a text has mean 0 and deviation 1, so it stays: the 1 of a rare text would
+become so large that steps at usual learning rates diverge (data_options.py). Test and validation rows are transformed
+by the same numbers. The targets of a regression (a body's mass in grams, say) are standardized, too: a model starts too
+far from them for any learning rate that its features allow. All is computed in
 float64 in one pass: parts with counts m and n, means a and b, sums of squared deviations s and t have together
 
     m + n        a + (b - a) n / (m + n)        s + t + (b - a)^2 m n / (m + n)        (Chan, Golub, LeVeque, 1979)"""

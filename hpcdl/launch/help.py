@@ -150,6 +150,8 @@ def parser(
     last.add_argument("--trust", action="append", metavar="FILE", help=trusted)
     shows = "show the options that most need, or all" if trains else "show this help"
     last.add_argument(*HELP, *[HELP_ALL] * trains, action=Help, nargs=0, dest="help", help=shows)
+    if not trains:  # --help shows all already
+        last.add_argument(HELP_ALL, action=Help, nargs=0, dest="help", help=argparse.SUPPRESS)
     return made
 
 

@@ -18,7 +18,7 @@ from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.data import Data, open_data
-from hpcdl.data.class_balance import class_weights, rare_class
+from hpcdl.data.class_balance import class_weights, count_classes, rare_class
 from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.sampler import order_name
 from hpcdl.data.scale_warning import scale_warning
@@ -133,12 +133,13 @@ class Training:
             with refuse_together(world):
                 data, options = context.prepare(data, options, len(roles.workers))
         run = Run(comm, options, replace(context, everyone=everyone, workers=len(roles.workers)))
+        counts = count_classes(world, data, roles.workers[0])
         if world.rank == roles.workers[0]:
-            rare = None if options.class_weight else rare_class(data, "class_weight" not in options.unused)
+            rare = None if options.class_weight else rare_class(data, counts, "class_weight" not in options.unused)
             for coming in filter(None, (scale_warning(data.scales), rare)):
                 log.warning("%s", coming)
         with refuse_together(world):
-            weights = class_weights(options.class_weight, data)
+            weights = class_weights(options.class_weight, data, counts)
             model = for_data(options.model, data, options.dtype, everyone.device, options.loss, weights)
             check_scores(options, data, model)
             if options.initial and not options.resume:

@@ -14,7 +14,7 @@ from hpcdl.files import finite
 from hpcdl.formatting import size, spent, table
 from hpcdl.metric_lines import MetricLines, is_evaluation
 from hpcdl.reports.run_reader import Recorded, read_config, read_json
-from hpcdl.reports.watching import SCORES, is_held
+from hpcdl.reports.watching import SCORES, is_held, logged_end
 
 STATES = {True: "running", False: "dead", None: "unknown"}
 TEXTS = ("run", "strategy", "model", "data", "score", "state")  # columns that are aligned to the left
@@ -64,8 +64,15 @@ def read_row(name: str, folder: Path) -> RunRow:
         number(last.get(score)),
         number(summary.get("seconds", last.get("seconds"))),
         number(total),
-        str(summary["stopped"]) if "stopped" in summary else STATES[is_held(folder)],
+        state_of(folder, summary),
     )
+
+
+def state_of(folder: Path, summary: dict[str, Any]) -> str:
+    """Return the state of a run. A run that was resumed has the summary of an earlier leg, if any."""
+    held = is_held(folder)
+    ended = "" if held else logged_end(folder) or str(summary.get("stopped") or "")
+    return ended or STATES[held]
 
 
 def last_evaluation(folder: Path) -> dict[str, Any]:

@@ -230,12 +230,17 @@ class WatchedRun:
             return "ended", str(summary.get("stopped") or "")
         if living is not False:
             return "going", ""
-        with contextlib.suppress(OSError), open(self.folder / "logs" / "rank-0000.log", "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            said = ENDED.findall(b"".join(file.read().splitlines()[-1:]))
-            if said:
-                return "stopped", said[0][1].decode(errors="replace")
-        return "dead", ""
+        reason = logged_end(self.folder)
+        return ("stopped", reason) if reason else ("dead", "")
+
+
+def logged_end(folder: Path) -> str:
+    """Return why a run has ended, as rank 0 has logged it; "" if its last line is another."""
+    with contextlib.suppress(OSError), open(folder / "logs" / "rank-0000.log", "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+        said = ENDED.findall(b"".join(file.read().splitlines()[-1:]))
+        return said[0][1].decode(errors="replace") if said else ""
+    return ""
 
 
 def last_change(folder: Path) -> float | None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
-ALIKE = ("optimizer", "average", "seed", "batch")
-CHANGES = ("optimizer", "batch")  # attributes in which an heir may differ; the optimizer's vectors must fit
+ALIKE = ("optimizer", "average", "seed", "batch", "class_weight")
+CHANGES = ("optimizer", "batch", "class_weight")  # in which an heir may differ; the optimizer's vectors must fit
 
 
 def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
@@ -55,6 +55,7 @@ def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
         "order": setup.order,
         "optimizer": options.optimizer,
         "average": options.average or "none",
+        "class_weight": options.class_weight or "none",
         "seed": options.seed,
         "batch": setup.batch,
         "epoch": progress.step / setup.per_epoch,
@@ -67,11 +68,13 @@ def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
 
 def refuse_another(mine: dict, found: Checkpoint, resume: str, per_epoch: int, heir: bool = False) -> None:
     """Raise UsageError unless the checkpoint fits `mine`, this run's attributes (`position`): model, data, optimizer,
-    seed, batch size, and `fixed` entries. Within an epoch the order of rows must fit, too: else some rows come twice,
-    others never. Attributes that a checkpoint of an older version lacks count as equal. heir: as in RunContext."""
+    seed, batch size, class weights, and `fixed` entries. Within an epoch the order of rows must fit, too: else some
+    rows come twice, others never. Attributes that a checkpoint of an older version lacks count as equal. heir: as in
+    RunContext."""
     check_attributes(found.attributes, f"--resume {resume}")
     refusal = refusal_of(resume)
-    mine, theirs = copy.deepcopy(mine), {"average": "none"} | copy.deepcopy(found.attributes)
+    older = {"average": "none", "class_weight": mine["class_weight"]}
+    mine, theirs = copy.deepcopy(mine), older | copy.deepcopy(found.attributes)
     refuse_another_environment(mine, theirs, resume)
     if mine["layout"] != theirs["layout"]:
         said = []
@@ -92,7 +95,7 @@ def refuse_another(mine: dict, found: Checkpoint, resume: str, per_epoch: int, h
     refuse_other_names(mine, theirs, refusal)
     for name in [each for each in ALIKE if not (heir and each in CHANGES)]:
         if mine[name] != theirs[name]:
-            raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
+            raise UsageError(f"{refusal} {name.replace('_', ' ')} is {theirs[name]}, not {mine[name]}")
     for name, value in mine["fixed"].items():
         before = theirs["fixed"].get(name, value)
         if before != value:

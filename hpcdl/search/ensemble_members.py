@@ -269,13 +269,16 @@ def held_out_of(y: np.ndarray, classes: int, seed: int, validation: float) -> np
 
 
 def out_of_bag_masks(
-    ensemble: Ensemble, specs: dict[int, MemberSpec], held_out: np.ndarray, rows: int
+    ensemble: Ensemble, specs: dict[int, MemberSpec], held_out: np.ndarray, y: np.ndarray, classes: int
 ) -> dict[int, np.ndarray]:
-    """Return a mask (rows,) per member of this rank, by number: True for rows neither held out nor trained on."""
-    training, masks = np.delete(np.arange(rows), held_out), {}
+    """Return a mask (rows,) per member of this rank, by number: True for rows neither held out nor trained on. y: of
+    all rows; classes: 0 for values."""
+    rows, masks = len(y), {}
+    training = np.delete(np.arange(rows), held_out)
     for loaded in ensemble.local_members:
         unseen = np.zeros(rows, bool)
         unseen[training] = True
-        unseen[training[specs[loaded.member.number].draw.examples(len(training))]] = False
+        draw = specs[loaded.member.number].draw
+        unseen[training[draw.examples(len(training), y[training] if classes else None)]] = False
         masks[loaded.member.number] = unseen
     return masks

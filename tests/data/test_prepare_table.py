@@ -479,6 +479,21 @@ def test_other_forms_of_a_table_come_out_the_same(tmp_path, prepare, form):
     np.testing.assert_array_equal(x, [[20 + i, i % 3 == 2, i % 3 == 0, i % 3 == 1, i / 4] for i in range(30)])
 
 
+def test_json_that_mixes_numbers_and_texts(tmp_path, prepare):
+    """A column has the kind of most of its values, in a list that is longer than the engine's sample, too."""
+    rows = [{"title": "xyz"[i % 3], "size": i, "y": i / 3} for i in range(24_000)]
+    for row, change in ((1, {"title": 1776}), (23_000, {"size": "NA"})):
+        rows[row] |= change
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps(rows))
+    with prepare("csv", path) as file:
+        assert recipe_of(file.filename).features == ["title=1776", "title=x", "title=y", "title=z", "size"]
+        assert file["train/x"][:, 0].sum() + file["test/x"][:, 0].sum() == 1
+    assert "1 missing number" in prepare.summary
+    path.write_text(json.dumps([*rows, {"title": ["x"], "size": 1, "y": 1}]))
+    assert "column 'title' holds 'JSON', neither numbers nor texts" in prepare("csv", path, "--force")
+
+
 def test_a_name_with_signs_and_a_gzip_file_that_is_cut_off(tmp_path, prepare):
     as_gzip(tmp_path / "whole", table(tmp_path / "a[1]").read_text())
     (tmp_path / "a1.csv").write_text("x,y\n1,2\n")

@@ -45,6 +45,16 @@ def test_the_same_rows_are_held_out_whatever_the_seed():
     assert made(validation=0.2, seed=1).validation.numbers.tolist() != first.validation.numbers.tolist()
 
 
+def test_folds_are_stratified_and_part_the_rows():
+    labels = np.arange(20) % 7 == 0
+    data = from_arrays(np.arange(20.0)[:, None], labels.astype(int), classes=2)
+    outside = [np.setdiff1d(np.arange(20), np.array(seen(Draw(4, fold, folds=3).resample(data)))) for fold in range(3)]
+    assert sorted(np.concatenate(outside)) == [*range(20)] and [labels[fold].sum() for fold in outside] == [1, 1, 1]
+    assert {len(fold) for fold in outside} == {6, 7}
+    values = from_arrays(np.arange(20.0)[:, None], np.linspace(0, 1, 20))
+    assert sorted(len(seen(Draw(4, fold, folds=3).resample(values))) for fold in range(3)) == [13, 13, 14]
+
+
 def test_weights_say_which_rows_are_drawn():
     weights = np.zeros(20)
     weights[[4, 7]] = 0.75, 0.25

@@ -4,6 +4,7 @@ import h5py
 import numpy as np
 import pytest
 from batches import PLACEMENTS
+from tables import write_csv
 
 from hpcdl.data import from_arrays, hdf5, open_data, opening
 from hpcdl.data.augment import make_augment
@@ -170,3 +171,15 @@ def test_what_has_too_few_digits_is_refused():
     data = from_arrays(np.column_stack([time, constant]), y, standardize=True, dtype="float64")
     assert data.train.rows(0, 200)[0].std(axis=0) == pytest.approx([1, 0], abs=1e-6)
     from_arrays(np.column_stack([x, constant]), y, standardize=True)
+
+
+def test_features_of_texts_stay_0_and_1(prepare, tmp_path):
+    """The 1 of a rare text would be large, and a usual learning rate too large for it."""
+    rows = [(f"{number}.5", "cd"[number % 50 == 0], "a" if number % 2 else "", number % 2) for number in range(100)]
+    path = write_csv(tmp_path / "a.csv", [("size", "kind", "colour", "label"), *rows])
+    prepare("csv", path, "--test-fraction", "0").close()
+    data = open_data(str(tmp_path / "out.h5"), standardize="auto", dtype="float64")
+    x = data.train.rows(0, 100)[0]
+    assert np.std(x[:, 0]) == pytest.approx(1) and np.mean(x[:, 0]) == pytest.approx(0)
+    assert sorted(x[:, 1:].sum(axis=0)) == [2, 50, 98] and set(x[:, 1:].ravel()) == {0, 1}
+    data.close()

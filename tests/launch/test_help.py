@@ -72,6 +72,7 @@ def test_help_has_the_options_that_most_need_and_help_all_the_rest(capsys):
 def test_a_program_that_does_not_train(capsys):
     text = shown(capsys, Placed, "look", word="--help")
     assert text.startswith("usage: hpcdl look RUN [OPTIONS]\n") and "\noptions:\n" in text and "\nrun:" not in text
+    assert shown(capsys, Placed, "look", word="--help-all") == text
 
 
 def test_every_common_option_has_its_group():

@@ -54,6 +54,14 @@ def test_weights_and_scores_are_the_same_on_any_number_of_ranks(train):
     assert one["test_recall"] > plain["test_recall"] and one["train_loss"] > plain["train_loss"]
 
 
+def test_a_resumed_run_keeps_its_weights(train, run_on):
+    train(2, "allreduce", "--model", "logistic", "--class-weight", "yes=5")
+    again = [SCRIPTS / "train_allreduce.py", "--resume", "a", "--epochs", "3"]
+    done = run_on(2, *again, "--class-weight", "balanced", check=2)
+    assert "--resume a: that run's class weight is yes=5, not balanced" in done.stderr
+    run_on(3, *again, check=0)
+
+
 def test_models_that_are_cut_or_kept_elsewhere_have_the_same_scores(train):
     options = ["--model", "mlp:8", "--scores", "f1,roc_auc,calibration_error", "--class-weight", "yes=10"]
     one, *_ = train(1, "allreduce", *options, out="one")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from made_search import settings_of, write_journal
 
+from hpcdl.data import from_arrays
 from hpcdl.data.resampling import Draw
 from hpcdl.errors import UsageError
 from hpcdl.launch.isolated_run import Outcome
@@ -46,10 +47,23 @@ def test_out_of_bag_is_what_was_neither_drawn_nor_held_out():
     draw, held_out = Draw(0, 2, rows=True), np.array([1, 5])
     own = [SimpleNamespace(member=SimpleNamespace(number=2))]
     ensemble, specs = SimpleNamespace(local_members=own), {2: SimpleNamespace(draw=draw)}
-    (found,) = ensemble_members.out_of_bag_masks(ensemble, specs, held_out, 10).values()
+    (found,) = ensemble_members.out_of_bag_masks(ensemble, specs, held_out, np.zeros(10), 0).values()
     kept = np.delete(np.arange(10), held_out)
     seen = set(kept[draw.examples(8)])
     assert set(np.flatnonzero(found)) == set(range(10)) - seen - {1, 5} and found.any()
+
+
+def test_out_of_fold_is_the_fold_of_the_training():
+    """Folds depend on the classes of the rows that are not held out."""
+    y, held_out = np.arange(12) % 3 // 2, np.array([0, 5])
+    kept = np.delete(np.arange(12), held_out)
+    specs = {number: SimpleNamespace(draw=Draw(0, number, folds=2)) for number in range(2)}
+    ensemble = SimpleNamespace(local_members=[SimpleNamespace(member=SimpleNamespace(number=each)) for each in specs])
+    found = ensemble_members.out_of_bag_masks(ensemble, specs, held_out, y, 2)
+    for number, mask in found.items():
+        data = from_arrays(np.arange(12.0)[kept, None], y[kept], classes=2)
+        drawn = specs[number].draw.resample(data).train.rows(0, 5)[0].ravel()
+        assert sorted(np.flatnonzero(mask)) == sorted(set(kept) - set(drawn.astype(int)))
 
 
 def test_the_best_of_a_search(tmp_path):

@@ -88,6 +88,11 @@ class Recipe:
         """Names of the features, in order."""
         return [name for column in self.columns for name in column.features]
 
+    @property
+    def indicators(self) -> list[bool]:
+        """For each feature, True if it says by 1 or 0 whether a row has a text; such features are not standardized."""
+        return [each.values is not None and not each.of for each in self.columns for _ in each.features]
+
     def describe(self) -> dict:
         """Return the recipe as a JSON object. A plain column has the members of older versions alone: the columns of
         two recipes are compared as they were written."""
@@ -133,16 +138,19 @@ class Recipe:
         return recipe
 
 
-def recipe_in(info: Info) -> Recipe | None:
-    """Return the recipe of a data file, None without one; UsageError if malformed, or of another number of features."""
-    if info.schema.recipe is None:
-        return None
-    where = f"{info.path}: the attribute {TABLE}"
-    recipe = Recipe.read(info.schema.recipe, where)
-    if info.features != (len(recipe.features),):
-        problem = f"a recipe of {len(recipe.features)} features, but the rows of the file have shape {info.features}"
+def read_recipe(value: Any, shape: tuple[int, ...], where: str) -> Recipe:
+    """Return the recipe that `describe` gave; UsageError if malformed, or not of features of this shape."""
+    recipe = Recipe.read(value, where)
+    if shape != (len(recipe.features),):
+        problem = f"a recipe of {len(recipe.features)} features, but the rows of the file have shape {shape}"
         raise UsageError(f"{where} is {problem}")
     return recipe
+
+
+def recipe_in(info: Info) -> Recipe | None:
+    """Return the recipe of a data file, None without one; UsageError as of `read_recipe`."""
+    recipe = info.schema.recipe
+    return None if recipe is None else read_recipe(recipe, info.features, f"{info.path}: the attribute {TABLE}")
 
 
 def recipe_of(name_or_path: FilePath) -> Recipe | None:

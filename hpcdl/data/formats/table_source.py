@@ -77,6 +77,7 @@ PART_SQL = {  # of TIME, a timestamp, and FIRST, in seconds
 }
 FEW = 10  # different texts, about, that are not counted exactly
 TOGETHER = 200  # aggregates of a query: the time to plan it grows with their square
+MIXED = "MIXED"  # the type of a column of JSON with numbers and texts
 KINDS = {  # of DuckDB's types
     "number": r"BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL\(.*\)|BIGNUM|\"NULL\"|NULL",
     "text": r"VARCHAR|ENUM\(.*\)|UUID",
@@ -169,7 +170,7 @@ class Source:
         elif start.startswith(b"PAR"):
             self._relation = f"read_parquet({files_of(self.paths)})"
         elif stem.endswith((".json", ".jsonl", ".ndjson")):
-            self._relation = f"read_json({files_of(self.paths)}, convert_strings_to_integers=false)"
+            self._relation = f"read_json({files_of(self.paths)}, convert_strings_to_integers=false, sample_size=-1)"
         else:
             self.csv, self.header, self.header_words = True, False, ("header with a column", "its first line is")
             self._peek(delimiter, stem)
@@ -177,7 +178,18 @@ class Source:
             described = self.query(f"describe select * from {self._relation}").fetchall()
             self.names, self.types = [each[0] for each in described], [each[1] for each in described]
             self.first = [*self.names]
+            self._mix()
         self.width, self.derived = len(self.names), list[str]()  # derived: their SQL
+
+    def _mix(self) -> None:
+        """Take columns that JSON gives as numbers and texts mixed for texts, and type them MIXED."""
+        for at, name in enumerate(self.names):
+            if self.types[at] == "JSON":
+                column = f'"{name.replace(chr(34), 2 * chr(34))}"'
+                nested = f"select bool_or(json_type({column}) in ('ARRAY', 'OBJECT')) from {self._relation}"
+                if self.query(nested).fetchall() == [(False,)]:
+                    texts = f"json_extract_string({column}, '$') as {column}"
+                    self.types[at], self._relation = MIXED, f"(select * replace ({texts}) from {self._relation})"
 
     def _open_arrow(self, start: bytes) -> None:
         try:
@@ -354,10 +366,11 @@ class Source:
         return f"row {row}"
 
     def kind_of(self, column: int) -> str | None:
-        """Return the declared kind of a column, None for a csv: "number", "text" or "time"; UsageError for others."""
+        """Return the declared kind of a column: "number", "text" or "time"; None for a csv, and for numbers and texts
+        mixed; UsageError for others."""
         if column >= self.width:
             return "number"
-        if self.csv:
+        if self.csv or self.types[column] == MIXED:
             return None
         for kind, written in KINDS.items():
             if re.fullmatch(written, self.types[column]):
@@ -372,7 +385,7 @@ class Source:
 
     @cached_property
     def _found(self) -> list[str | None]:
-        """The kinds of a csv's columns: that of most values."""
+        """The kinds of columns that declare none: that of most values."""
         self._load()  # `_cast` needs the character before the decimals
         numbers = self._counts({column: self._cast(column) for column in range(self.width)})
         mixed = [column for column, number in numbers.items() if number < self.rows]
