@@ -80,14 +80,16 @@ def buffers(case: Workload, rank: int) -> float:
 
 def scratch(algorithm: str, length: int, rank: int, size: int) -> float:
     """Return how many elements a rank's receive buffer has for a vector of `length`; auto: like ring; NaN: unknown."""
-    power, own = 1 << (size.bit_length() - 1), float(chunks(length, size)[0].stop)
+    cut = [each.stop - each.start for each in chunks(length, size)]
+    own, halves = float(cut[0]), float(sum([*cut, *cut][rank : rank + size // 2]))
     return {
         "naive": float(length) if rank == 0 else 0.0,
         "direct": float(size * length),
         "ring": own,
         "auto": own,
         "tree": float(length) if rank % 2 == 0 and rank + 1 < size else 0.0,
-        "recursive": float(sum(part.stop - part.start for part in chunks(length, power)[: max(1, power // 2)])),
+        "recursive": halves if size & (size - 1) else float(sum(cut[: size // 2])),
+        "circulant": halves,
         "shared": 0.0,
         "hierarchical": 0.0,
     }.get(algorithm, math.nan)
