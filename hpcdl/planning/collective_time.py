@@ -5,6 +5,8 @@
     ring            2 (N-1) (L + K/N/B) + (N-1) K/N/a
     recursive       2 log2 N L + 2 (N-1)/N K/B + (N-1)/N K/a                 N a power of two; else as circulant
     circulant       2 ceil(log2 N) L + 2 (N-1)/N K/B + (N-1)/N K/a
+    double_tree     h (2 (L + m/B) + m/a) + (s-1) m (1/B + max(1/B, 1/a))    h = floor(log2 N); s segments of a half;
+                                                                             m = K/s; an estimate, to a fifth
     hierarchical    add in a node's memory, recursive between nodes, copy in memory
 
 The ranks of a node share its port: a recursive or circulant exchange between nodes sends up to ranks_per_node times as
@@ -14,10 +16,11 @@ limits of its times without noise, and are tested against it. (Thakur, Rabenseif
 
 import math
 
+from hpcdl.comm.allreduce import double_tree
 from hpcdl.comm.allreduce.circulant import rounds
 from hpcdl.planning.cluster import Cluster
 
-ALGORITHMS = ("naive", "tree", "ring", "recursive", "circulant", "hierarchical")
+ALGORITHMS = ("naive", "tree", "ring", "recursive", "circulant", "double_tree", "hierarchical")
 
 
 def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float:
@@ -28,6 +31,10 @@ def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float
         return hierarchical(cluster, ranks, bytes)
     inside, add = cluster.nodes(ranks) == 1, cluster.add(bytes)
     latency, bandwidth = cluster.link(inside)
+    if algorithm == "double_tree":  # an inner rank of a tree has two children, which share its port
+        children, count = min(2, ranks - 1), double_tree.segment_count(bytes / 2)
+        wire, added = children * bytes / 2 / count / bandwidth, children * cluster.add(bytes / 2 / count)
+        return int(math.log2(ranks)) * (2 * (latency + wire) + added) + (count - 1) * (wire + max(wire, added))
     if algorithm == "naive":
         wire, others = bytes / bandwidth, ranks - 1
         return 2 * latency + others * wire + max(others * wire + add, wire + others * add)

@@ -24,7 +24,7 @@ from hpcdl.planning.machine_sheet import Machine, interpolate
 from hpcdl.strategies.description import Call, Service
 
 BEST_OF = "auto", "mpi"  # take the fastest of several algorithms
-CHOICES = "recursive", "ring", "tree", "circulant", "hierarchical"
+CHOICES = "recursive", "ring", "tree", "circulant", "double_tree", "hierarchical"
 COMPRESSED = "float16", "bfloat16"
 UNSHARED = "elsewhere"  # auto, of vectors outside of the node's shared memory
 

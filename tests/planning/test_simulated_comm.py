@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpcdl.comm.allreduce import circulant, naive, recursive, ring, tree
+from hpcdl.comm.allreduce import circulant, double_tree, naive, recursive, ring, tree
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.collective_time import seconds
 from hpcdl.planning.simulated_comm import Simulation, simulate
@@ -29,6 +29,15 @@ def test_theory_where_ranks_are_no_power_of_two(alone, ranks):
         taken = simulate(MODULES[name].ALGORITHM.steps, QUICK, ranks, 16 * bytes).max()
         assert taken == pytest.approx(seconds(name, QUICK, ranks, 16 * bytes), rel=1e-9)
     assert simulate(tree.ALGORITHM.steps, QUICK, ranks, bytes).max() <= seconds("tree", QUICK, ranks, bytes)
+
+
+@pytest.mark.parametrize("cluster", [SLOW, QUICK], ids=["adding", "sending"])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 33, 64])
+def test_two_trees_fill_all_links(alone, ranks, cluster):
+    """Segments do not wait for the other tree: the time of a long vector hardly grows with the depth."""
+    for bytes in (8, 10_000, 400_000, 40_000_000):
+        taken = simulate(double_tree.ALGORITHM.steps, cluster, ranks, bytes).max()
+        assert seconds("double_tree", cluster, ranks, bytes) == pytest.approx(taken, rel=0.2)
 
 
 def test_what_is_sent_is_what_the_algorithms_say(alone):
