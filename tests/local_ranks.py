@@ -1,7 +1,7 @@
 """Ranks that take turns in this process, with messages that carry values, for any number of them without MPI.
 
-A message passes when both sides are posted, so that an algorithm that needs buffered sends, or changes a vector that it
-is sending, shows here."""
+A message passes when both sides are posted: an algorithm fails here if it needs buffered sends, changes a vector that it
+is sending, or receives into it."""
 
 import math
 from collections import defaultdict, deque
@@ -13,11 +13,12 @@ from hpcdl.comm.operations import SUM
 
 
 class LocalComm:
-    """One rank's communicator, as far as algorithms use it. messages, values: sent so far. most: values in one."""
+    """One rank's communicator, as far as algorithms use it. messages, values: sent so far."""
 
     def __init__(self, rank, size, posted):
         self.rank, self.size, self.posted = rank, size, posted
-        self.messages = self.values = self.most = 0
+        self.messages = self.values = 0
+        self.sending = []
 
     def Get_rank(self):
         return self.rank
@@ -27,12 +28,16 @@ class LocalComm:
 
     def Isend(self, vector, to, tag=0):
         self.messages, self.values = self.messages + 1, self.values + vector.size
-        self.most = max(self.most, vector.size)
-        return self.post("sends", "receives", (self.rank, to, tag), vector)
+        request = self.post("sends", "receives", (self.rank, to, tag), vector)
+        self.sending.append((request, vector))
+        return request
 
     Issend = Isend
 
     def Irecv(self, vector, source, tag=0):
+        self.sending = [(request, sent) for request, sent in self.sending if not request[0]]
+        overlaps = any(np.may_share_memory(sent, vector) for _, sent in self.sending)
+        assert not overlaps, f"rank {self.rank} receives into what it is sending"
         return self.post("receives", "sends", (source, self.rank, tag), vector)
 
     def post(self, mine, others, ends, vector):
