@@ -1,7 +1,7 @@
 """Ranks that take turns in this process, with messages that carry values, for any number of them without MPI.
 
-A message passes when both sides are posted: an algorithm fails here if it needs buffered sends, changes a vector that it
-is sending, or receives into it."""
+A message passes when both sides are posted: an algorithm fails here if it needs buffered sends, changes a vector that
+it is sending, or receives into it."""
 
 import math
 from collections import defaultdict, deque

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunk
+from hpcdl.comm.allreduce.circulant import circulant_all_gather, circulant_reduce_scatter, has_fewer_steps
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
 from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
@@ -180,13 +181,13 @@ class Collectives(CallPath):
             return own
 
         call = "reduce_scatter", vector.dtype, vector.size, name, 0
-        return run(call, ring_reduce_scatter.steps, vector, op, finish=finish)
+        scatter = circulant_reduce_scatter if has_fewer_steps(vector, self.size) else ring_reduce_scatter
+        return run(call, scatter.steps, vector, op, finish=finish)
 
     @staged()
     def iall_gather(self, array: np.ndarray) -> Request:
         """Fill in all chunks of `array`, of which rank r holds chunk r, on all ranks."""
-        vector = flat(array, written=True)
-        return self.irun(("all_gather", vector.dtype, vector.size, "", 0), ring_all_gather.steps, vector)
+        return self._all_gather(self.irun, flat(array, written=True))
 
     def all_gather(self, array: np.ndarray) -> None:
         """The blocking form of `iall_gather`."""
@@ -194,7 +195,11 @@ class Collectives(CallPath):
         if vector is None:
             self.iall_gather(array).wait()
         else:
-            self.run(("all_gather", vector.dtype, vector.size, "", 0), ring_all_gather.steps, vector)
+            self._all_gather(self.run, vector)
+
+    def _all_gather(self, run: Callable, vector: np.ndarray) -> Any:
+        gather = circulant_all_gather if has_fewer_steps(vector, self.size) else ring_all_gather
+        return run(("all_gather", vector.dtype, vector.size, "", 0), gather.steps, vector)
 
     def ibarrier(self) -> Request:
         """Return a request that is complete when all ranks have called this."""
