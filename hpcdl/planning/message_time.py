@@ -96,8 +96,11 @@ class RankGroup:
 
     def chunks(self, bytes: float) -> float:
         """Return the seconds in which each rank receives the chunks of all others, together `bytes` with its own."""
-        steps = math.ceil(math.log2(self.size)) if bytes <= SHORT and self.size > 3 else self.size - 1
-        return steps * self.latency + (bytes - bytes / self.size) / self.bandwidth
+        return self.chunk_steps(bytes) * self.latency + (bytes - bytes / self.size) / self.bandwidth
+
+    def chunk_steps(self, bytes: float) -> int:
+        """Return the number of steps in which they are received: on a circulant graph if short, or around a ring."""
+        return math.ceil(math.log2(self.size)) if bytes <= SHORT and self.size > 3 else self.size - 1
 
     def broadcast(self, bytes: float) -> float:
         return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth)
