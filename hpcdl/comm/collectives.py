@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunk
+from hpcdl.comm.all_to_all import all_to_all
 from hpcdl.comm.allreduce.circulant import circulant_all_gather, circulant_reduce_scatter, has_fewer_steps
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
@@ -22,6 +23,7 @@ from hpcdl.comm.operations import operation
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
+from hpcdl.errors import UsageError
 
 BARRIER: Call = "barrier", None, 0, "", 0
 MOST_CALLS = 1000  # kept in the cache of fast calls: a program may use any number of lengths
@@ -200,6 +202,19 @@ class Collectives(CallPath):
     def _all_gather(self, run: Callable, vector: np.ndarray) -> Any:
         gather = circulant_all_gather if has_fewer_steps(vector, self.size) else ring_all_gather
         return run(("all_gather", vector.dtype, vector.size, "", 0), gather.steps, vector)
+
+    @staged()
+    def iall_to_all(self, array: np.ndarray) -> Request:
+        """Send row s of `array`, one of N equal parts, to rank s; replace it by the row for this rank from rank s."""
+        vector = flat(array, written=True)
+        if vector.size % self.size:
+            what = f"{vector.size} elements are no multiple of {self.size} ranks"
+            raise UsageError(f"all_to_all: {what}; give each rank a row of the same length")
+        return self.irun(("all_to_all", vector.dtype, vector.size, "", 0), all_to_all.steps, vector)
+
+    def all_to_all(self, array: np.ndarray) -> None:
+        """The blocking form of `iall_to_all`."""
+        self.iall_to_all(array).wait()
 
     def ibarrier(self) -> Request:
         """Return a request that is complete when all ranks have called this."""
