@@ -305,7 +305,7 @@ REFUSALS = [
         --goal validation_loss=1 => --goal validation_loss=1 needs rows for validation; add --validation FRACTION
         --data text --class-weight balanced => --class-weight is for classes of rows, and the data have the tokens
         --allreduce rings => \
-            unknown all-reduce algorithm 'rings' (did you mean 'ring'?); known: auto, direct, hierarchical,
+            unknown all-reduce algorithm 'rings' (did you mean 'ring'?); known: auto, circulant, direct,
         --model mlq => unknown model 'mlq' (did you mean 'mlp'?); known: gpt, linear, logistic, mlp, softmax
         --data digit => unknown data set 'digit' (did you mean 'digits'?); known: digits
         --lr -0.1 => --lr must be greater than 0, not -0.1

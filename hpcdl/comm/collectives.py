@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunk
+from hpcdl.comm.all_to_all import all_to_all
+from hpcdl.comm.allreduce.circulant import circulant_all_gather, circulant_reduce_scatter, has_fewer_steps
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
 from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
@@ -23,6 +25,7 @@ from hpcdl.comm.operations import Reduction, operation
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
+from hpcdl.errors import UsageError
 
 BARRIER: Call = "barrier", None, 0, "", 0
 MOST_CALLS = 1000  # kept in the cache of fast calls: a program may use any number of lengths
@@ -197,13 +200,13 @@ class Collectives(CallPath):
             return own
 
         call = "reduce_scatter", vector.dtype, vector.size, name, 0
-        return run(call, ring_reduce_scatter.steps, vector, op, finish=finish)
+        scatter = circulant_reduce_scatter if has_fewer_steps(vector, self.size) else ring_reduce_scatter
+        return run(call, scatter.steps, vector, op, finish=finish)
 
     @staged()
     def iall_gather(self, array: np.ndarray) -> Request:
         """Fill in all chunks of `array`, of which rank r holds chunk r, on all ranks."""
-        vector = flat(array, written=True)
-        return self.irun(("all_gather", vector.dtype, vector.size, "", 0), ring_all_gather.steps, vector)
+        return self._all_gather(self.irun, flat(array, written=True))
 
     def all_gather(self, array: np.ndarray) -> None:
         """The blocking form of `iall_gather`."""
@@ -211,7 +214,24 @@ class Collectives(CallPath):
         if vector is None:
             self.iall_gather(array).wait()
         else:
-            self.run(("all_gather", vector.dtype, vector.size, "", 0), ring_all_gather.steps, vector)
+            self._all_gather(self.run, vector)
+
+    def _all_gather(self, run: Callable, vector: np.ndarray) -> Any:
+        gather = circulant_all_gather if has_fewer_steps(vector, self.size) else ring_all_gather
+        return run(("all_gather", vector.dtype, vector.size, "", 0), gather.steps, vector)
+
+    @staged()
+    def iall_to_all(self, array: np.ndarray) -> Request:
+        """Send row s of `array`, one of N equal parts, to rank s; replace it by the row for this rank from rank s."""
+        vector = flat(array, written=True)
+        if vector.size % self.size:
+            what = f"{vector.size} elements are no multiple of {self.size} ranks"
+            raise UsageError(f"all_to_all: {what}; give each rank a row of the same length")
+        return self.irun(("all_to_all", vector.dtype, vector.size, "", 0), all_to_all.steps, vector)
+
+    def all_to_all(self, array: np.ndarray) -> None:
+        """The blocking form of `iall_to_all`."""
+        self.iall_to_all(array).wait()
 
     def ibarrier(self) -> Request:
         """Return a request that is complete when all ranks have called this."""

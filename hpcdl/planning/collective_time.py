@@ -3,20 +3,24 @@
     naive           2 L + N K/B + (N-1) K/a, or 2 L + 2 (N-1) K/B + K/a      the larger: adding or receiving is slower
     tree            ceil(log2 N) (2 (L + K/B) + K/a)                         N a power of two; else an upper bound
     ring            2 (N-1) (L + K/N/B) + (N-1) K/N/a
-    recursive       2 log2 P L + 2 (P-1)/P K/B + (P-1)/P K/a                 P: the largest power of two up to N;
-                                                                             P < N: 2 (L + K/B) + K/a more
-    hierarchical    add in a node's memory, recursive (2^k nodes) or ring between nodes, copy in memory
+    recursive       2 log2 N L + 2 (N-1)/N K/B + (N-1)/N K/a                 N a power of two; else as circulant
+    circulant       2 ceil(log2 N) L + 2 (N-1)/N K/B + (N-1)/N K/a
+    double_tree     h (2 (L + m/B) + m/a) + (s-1) m (1/B + max(1/B, 1/a))    h = floor(log2 N); s segments of a half;
+                                                                             m = K/s; an estimate, to a fifth
+    hierarchical    add in a node's memory, recursive between nodes, copy in memory
 
-The ranks of a node share its port: a recursive exchange between nodes sends up to ranks_per_node times as much through
-it. The nodes of a switch share the switch's port. On a ring, a node has only two neighbours on other nodes.
+The ranks of a node share its port: a recursive or circulant exchange between nodes sends up to ranks_per_node times as
+much through it. The nodes of a switch share its port. On a ring, a node has only two neighbours on other nodes.
 simulated_comm.py simulates the ports, and segments that are added while the next one is sent. The formulas are the
 limits of its times without noise, and are tested against it. (Thakur, Rabenseifner and Gropp, 2005)"""
 
 import math
 
+from hpcdl.comm.allreduce import double_tree
+from hpcdl.comm.allreduce.circulant import rounds
 from hpcdl.planning.cluster import Cluster
 
-ALGORITHMS = ("naive", "tree", "ring", "recursive", "hierarchical")
+ALGORITHMS = ("naive", "tree", "ring", "recursive", "circulant", "double_tree", "hierarchical")
 
 
 def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float:
@@ -27,6 +31,10 @@ def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float
         return hierarchical(cluster, ranks, bytes)
     inside, add = cluster.nodes(ranks) == 1, cluster.add(bytes)
     latency, bandwidth = cluster.link(inside)
+    if algorithm == "double_tree":  # an inner rank of a tree has two children, which share its port
+        children, count = min(2, ranks - 1), double_tree.segment_count(bytes / 2)
+        wire, added = children * bytes / 2 / count / bandwidth, children * cluster.add(bytes / 2 / count)
+        return int(math.log2(ranks)) * (2 * (latency + wire) + added) + (count - 1) * (wire + max(wire, added))
     if algorithm == "naive":
         wire, others = bytes / bandwidth, ranks - 1
         return 2 * latency + others * wire + max(others * wire + add, wire + others * add)
@@ -39,17 +47,16 @@ def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float
             latency, bandwidth = cluster.link(2**level < cluster.ranks_per_node)
             total += 2 * (latency + bytes / bandwidth) + add
         return total
-    power = 2 ** int(math.log2(ranks))
-    for level in range(int(math.log2(power))):  # halves: the farthest partner, with the longest message, first
-        distance, part = power >> (level + 1), bytes / 2 ** (level + 1)
-        near = inside or distance < cluster.ranks_per_node
+    pairs = algorithm == "recursive" and ranks & (ranks - 1) == 0  # of ranks that exchange, with one node each or none
+    of_switch = cluster.nodes_per_switch * cluster.ranks_per_node
+    for distance, count in rounds(ranks):  # the farthest partner, with the longest message, first
+        near, part = inside or (pairs and distance < cluster.ranks_per_node), count * bytes / ranks
         step_latency, wide = cluster.link(near)
         if not near:
-            far = cluster.nodes_per_switch and distance >= cluster.nodes_per_switch * cluster.ranks_per_node
-            wide = wide / min(ranks, cluster.ranks_per_node) / (cluster.oversubscription if far else 1)
+            leaving = min(ranks if pairs else distance, cluster.ranks_per_node)  # of a node's ranks, beyond the node
+            far = min(1.0, distance // of_switch if pairs else distance / of_switch) if of_switch else 0.0
+            wide = wide / leaving / max(1.0, far * cluster.oversubscription)
         total += 2 * (step_latency + part / wide) + cluster.add(part)
-    if power != ranks:  # the excess ranks first send their vectors to others, and receive the sum at the end
-        total += 2 * (latency + bytes / bandwidth) + add
     return total
 
 
@@ -61,5 +68,4 @@ def hierarchical(cluster: Cluster, ranks: int, bytes: float) -> float:
     if nodes == 1:
         return inside
     alone = Cluster(1, cluster.latency, cluster.bandwidth, cluster.node_latency, cluster.node_bandwidth, cluster.adding)
-    between = "recursive" if nodes & (nodes - 1) == 0 else "ring"
-    return (inside if within > 1 else 0.0) + seconds(between, alone, nodes, bytes)
+    return (inside if within > 1 else 0.0) + seconds("recursive", alone, nodes, bytes)

@@ -13,7 +13,6 @@ Messages that gather layers during computing count in full: few networks progres
 ZeRO's stage 1 are all in flight at once, so their latencies overlap."""
 
 import math
-from collections import Counter
 
 import numpy as np
 
@@ -43,8 +42,10 @@ def sequential_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -
 
 def concurrent_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -> float:
     """Return the seconds of collectives that are all in flight at once: their latencies overlap."""
-    counts = Counter(operation for operation, _ in sent_messages)
-    spared = sum((count - 1) * (group.size - 1) * group.latency for count in counts.values())
+    steps: dict[str, list[int]] = {}
+    for operation, bytes in sent_messages:
+        steps.setdefault(operation, []).append(group.chunk_steps(bytes))
+    spared = sum(sum(each) - max(each) for each in steps.values()) * group.latency
     longest = max((getattr(group, operation)(bytes) for operation, bytes in sent_messages), default=0.0)
     return max(longest, sequential_seconds(group, sent_messages) - spared)
 

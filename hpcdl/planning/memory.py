@@ -19,6 +19,7 @@ import resource
 from typing import NamedTuple
 
 from hpcdl.chunks import chunk, chunks
+from hpcdl.comm.allreduce import double_tree
 from hpcdl.memory import KINDS, Memory
 from hpcdl.planning.dry_run import dry_run_step
 from hpcdl.strategies.workload import Workload
@@ -75,19 +76,25 @@ def buffers(case: Workload, rank: int) -> float:
     if getattr(options, "compress", "none") != "none":  # the codes, and a chunk of them from each other rank
         own = chunk(case.length, size, rank)
         return 2.0 * (case.length + (size - 1) * (own.stop - own.start))
-    return scratch(options.allreduce, case.length, rank, size) * item
+    return scratch(options.allreduce, case.length, rank, size, item) * item
 
 
-def scratch(algorithm: str, length: int, rank: int, size: int) -> float:
+def scratch(algorithm: str, length: int, rank: int, size: int, item: int) -> float:
     """Return how many elements a rank's receive buffer has for a vector of `length`; auto: like ring; NaN: unknown."""
-    power, own = 1 << (size.bit_length() - 1), float(chunks(length, size)[0].stop)
+    cut = [each.stop - each.start for each in chunks(length, size)]
+    half, trees = -(-length // 2), double_tree.double_tree(rank, size)
+    own, halves = float(cut[0]), float(sum([*cut, *cut][rank : rank + size // 2]))
     return {
         "naive": float(length) if rank == 0 else 0.0,
         "direct": float(size * length),
         "ring": own,
         "auto": own,
         "tree": float(length) if rank % 2 == 0 and rank + 1 < size else 0.0,
-        "recursive": float(sum(part.stop - part.start for part in chunks(length, power)[: max(1, power // 2)])),
+        "recursive": halves if size & (size - 1) else float(sum(cut[: size // 2])),
+        "circulant": halves,
+        "double_tree": 2.0
+        * sum(len(tree.children) for tree in trees)
+        * -(-half // double_tree.segment_count(half * item)),
         "shared": 0.0,
         "hierarchical": 0.0,
     }.get(algorithm, math.nan)

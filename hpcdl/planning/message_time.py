@@ -3,8 +3,8 @@
     all-reduce          its algorithm's steps (collective_time.py); direct: (N-1) K/B + L + (N-1) K/a; shared: of one
                         node, as hierarchical; mpi and auto: the fastest algorithm
     compressed          2 (L + (N-1)/N K/2/B), and each chunk added N - 1 times
-    reduce-scatter      (N-1) (L + K/N/B + K/N/a)
-    all-gather          (N-1) (L + K/N/B)
+    reduce-scatter      (N-1) (L + K/N/B + K/N/a)       short, on more than 3 ranks: ceil(log2 N) L instead of (N-1) L
+    all-gather          (N-1) (L + K/N/B)               likewise
     broadcast, reduce   ceil(log2 N) (L + K/B); a reduce adds K/a each time
     message             L + K/B
     exchange            of each rank with k others at once: L + k K/B + k K/a
@@ -18,13 +18,14 @@ import math
 from typing import Any
 
 from hpcdl.comm.allreduce import ALGORITHMS
+from hpcdl.comm.allreduce.circulant import SHORT
 from hpcdl.errors import unknown
 from hpcdl.planning import collective_time
 from hpcdl.planning.machine_sheet import Machine, interpolate
 from hpcdl.strategies.description import Call, Service
 
 BEST_OF = "auto", "mpi"  # take the fastest of several algorithms
-CHOICES = "recursive", "ring", "tree", "hierarchical"
+CHOICES = "recursive", "ring", "tree", "circulant", "double_tree", "hierarchical"
 COMPRESSED = "float16", "bfloat16"
 UNSHARED = "elsewhere"  # auto, of vectors outside of the node's shared memory
 
@@ -87,14 +88,19 @@ class RankGroup:
 
     def reduce_scatter(self, bytes: float) -> float:
         """Return the seconds of a reduce-scatter. bytes: of all ranks' chunks."""
-        part = bytes / self.size
-        step = self.latency + part / self.bandwidth + self.links.add(part)
-        return self.seconds("reduce_scatter", bytes, (self.size - 1) * step)
+        return self.seconds("reduce_scatter", bytes, self.chunks(bytes) + self.links.add(bytes - bytes / self.size))
 
     def all_gather(self, bytes: float) -> float:
         """Return the seconds of an all-gather. bytes: of all ranks' chunks."""
-        step = self.latency + bytes / self.size / self.bandwidth
-        return self.seconds("all_gather", bytes, (self.size - 1) * step)
+        return self.seconds("all_gather", bytes, self.chunks(bytes))
+
+    def chunks(self, bytes: float) -> float:
+        """Return the seconds in which each rank receives the chunks of all others, together `bytes` with its own."""
+        return self.chunk_steps(bytes) * self.latency + (bytes - bytes / self.size) / self.bandwidth
+
+    def chunk_steps(self, bytes: float) -> int:
+        """Return the number of steps in which they are received: on a circulant graph if short, or around a ring."""
+        return math.ceil(math.log2(self.size)) if bytes <= SHORT and self.size > 3 else self.size - 1
 
     def broadcast(self, bytes: float) -> float:
         return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth)

@@ -166,8 +166,8 @@ class Options:
     seed: int = of_run(0, "seed of initial values, order of examples and augmentation")
     allreduce: str = of_run(
         "auto",
-        "all-reduce: naive, direct, ring, tree, recursive, shared, hierarchical, mpi, or your package.module:function; "
-        "auto: the fastest, as measured",
+        "all-reduce: naive, direct, ring, tree, recursive, circulant, double_tree, shared, hierarchical, mpi, or "
+        "your package.module:function; auto: the fastest, as measured",
     )
     out: str = of_run("none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME")
     force: bool = of_run(False, "replace what another run has left in --out; other files there stay")

@@ -23,6 +23,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import Work
 
 from hpcdl.chunks import chunks
+from hpcdl.comm.allreduce.circulant import circulant_all_gather, has_fewer_steps
 from hpcdl.comm.allreduce.ring import ring_all_gather
 from hpcdl.comm.allreduce.tree import tree_broadcast
 from hpcdl.comm.diagnostics.call_signature import Call
@@ -175,7 +176,8 @@ class BackendGroup(CommunicatorGroup):
         vector, back = array_to_fill(output, filled=False)
         np.copyto(vector[chunks(vector.size, self.ranks)[self.me]], array_to_send(source))
         call = call_of("all_gather", output, vector.size)
-        return self._run(opts.asyncOp, call, lambda comm: ring_all_gather.steps(comm, vector), [output], back)
+        gather = circulant_all_gather if has_fewer_steps(vector, self.ranks) else ring_all_gather
+        return self._run(opts.asyncOp, call, lambda comm: gather.steps(comm, vector), [output], back)
 
     _allgather_base = all_gather_single
 

@@ -42,15 +42,12 @@ FINE_TIMERS = 29  # PR_SET_TIMERSLACK
 
 
 def recursive(hosts, n, alpha, beta):
-    power = 1 << (hosts.bit_length() - 1)
-    fold = 0 if power == hosts else 2 * alpha + 2.5 * n * beta  # half a vector of the exchange comes in at once with it
-    return fold + 2 * math.log2(power) * alpha + 2 * (power - 1) / power * n * beta
+    return 2 * math.ceil(math.log2(hosts)) * alpha + 2 * (hosts - 1) / hosts * n * beta
 
 
 def hierarchical(hosts, n, alpha, beta):
-    between = MODELS["recursive" if hosts & (hosts - 1) == 0 else "ring"]  # piece after piece, by one rank of each host
-    whole, rest = divmod(n, PIECE)
-    return whole * between(hosts, PIECE, alpha, beta) + (between(hosts, rest, alpha, beta) if rest else 0)
+    whole, rest = divmod(n, PIECE)  # piece after piece, by one rank of each host
+    return whole * recursive(hosts, PIECE, alpha, beta) + (recursive(hosts, rest, alpha, beta) if rest else 0)
 
 
 MODELS = {
@@ -206,7 +203,7 @@ def model(result: dict, ms: str, name: str, hosts: int, size: int) -> float | No
     if name not in MODELS:
         return None
     if name == "hierarchical" and result["per_host"] == 1:  # which then exchanges whole vectors
-        name = "recursive" if hosts & (hosts - 1) == 0 else "ring"
+        name = "recursive"
     return 1e3 * MODELS[name](hosts, size, result["launches"][ms]["alpha"], 8e-6 / result["mbits"])
 
 

@@ -200,16 +200,16 @@ def messages_of(name, size, per_host):
     """(from, to, values) of the messages of an all-reduce of K values, those between the same two ranks in one."""
     cut = [part.stop - part.start for part in chunks(K, size)]
     if name == "hierarchical":  # the first rank of each host, exchanging
-        inner = "recursive" if size // per_host in (2, 4) else "ring"
-        return [(a * per_host, b * per_host, n) for a, b, n in messages_of(inner, size // per_host, 1)]
+        return [(a * per_host, b * per_host, n) for a, b, n in messages_of("recursive", size // per_host, 1)]
     if name == "naive":
         return [each for rank in range(1, size) for each in ((rank, 0, K), (0, rank, K))]
     if name == "tree":  # to the rank without the lowest bit, and back
         return [each for r in range(1, size) for each in ((r, r & (r - 1), K), (r & (r - 1), r, K))]
     if name == "ring":
         return [(r, (r + 1) % size, 2 * K - cut[(r + 1) % size] - cut[(r + 2) % size]) for r in range(size)]
-    if size == 3:  # recursive; rank 1 folds into rank 0, which exchanges halves with rank 2
-        return [(1, 0, K), (0, 1, K), (0, 2, K), (2, 0, K)]
+    if size == 3:  # recursive, on a circulant graph: chunk r+2 to rank r+2, then r+1 to r+1, and the sums backwards
+        added = [(r, (r + d) % 3, cut[(r + d) % 3]) for r in range(3) for d in (2, 1)]
+        return added + [(to, r, n) for r, to, n in added]
     # halves with the rank at half the distance, quarters with the one at a quarter, ..., and backwards
     return [(r, r ^ d, 2 * K * d // size) for r in range(size) for d in (1, 2, 4) if d < size]
 
@@ -249,6 +249,8 @@ def test_theory_of_what_passes():
         assert sum(sent for sent, _ in passes("tree", count, 1)) == 4 * 2 * (count - 1) * K
         for sent, received in passes("ring", count, 1):
             assert abs(sent - 8 * (count - 1) * K / count) <= 8 and abs(received - 8 * (count - 1) * K / count) <= 8
+        sent, received = zip(*passes("recursive", count, 1), strict=True)
+        assert sum(sent) == sum(received) == 8 * (count - 1) * K
     assert set(passes("recursive", 4, 1)) == {(6 * K,) * 2}
     assert set(passes("hierarchical", 4, 2)) == {(6 * K,) * 2}
     assert set(passes("ring", 4, 2)) == {(7 * K,) * 2}

@@ -29,14 +29,16 @@ def test_measured_once_and_kept(world, cache, caplog, monkeypatch):
         comm = Communicator(world, allreduce="auto")
     assert caplog.text.count(f"all-reduce measured on {world.size} ranks") == (world.rank == 0)
     table = comm.by_length
-    assert len(table) == len(auto.SIZES) and set(table) <= {"shared", "recursive", "ring", "tree", "mpi"}
+    assert len(table) == len(auto.SIZES) and set(table) <= set(auto.CANDIDATES)
     assert world.allgather(table) == [table] * world.size
     comm.free()
     world.Barrier()
     (path,) = cache.iterdir()
     kept = json.loads(path.read_text())
     assert kept["table"] == table
+    halving = "circulant" if world.size & (world.size - 1) else "recursive"
     for medians, name in zip(kept["microseconds"], table, strict=True):
+        assert set(medians) <= {"shared", halving, "ring", "tree", "double_tree", "mpi"}
         assert name in medians and "mpi" in medians
         others = [time for other, time in medians.items() if other != "shared"]
         assert name == "shared" or medians[name] == min(others)
@@ -120,10 +122,11 @@ def test_not_taken_where_it_is_far_behind_in_other_vectors(world, monkeypatch):
     memory = node_memory(own)
     monkeypatch.setattr(memory, "empty", lambda n, dtype: windows.append(np.ones(n, dtype)) or windows[-1])
     timed("shared", lambda vector: 0.001 if np.shares_memory(vector, windows[0]) else 0.03)
-    for name in ("recursive", "ring", "tree", "mpi"):
+    others = set(auto.CANDIDATES) - set(auto.SHARING)
+    for name in others:
         timed(name, lambda vector: 0.005)
     monkeypatch.setattr(auto, "SIZES", [1 << 10])
     table, _ = auto.measure(own)
-    assert table[0] in ("recursive", "ring", "tree", "mpi")
+    assert table[0] in others
     memory.free()
     own.Free()

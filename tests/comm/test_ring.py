@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from local_ranks import circulant_traffic
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.allreduce import ring
+from hpcdl.comm.allreduce import circulant, ring
 
 
 def chunk_length(length, size, index):
@@ -34,8 +35,8 @@ def test_reduce_scatter_gives_rank_r_chunk_r(op, bare):
     assert np.shares_memory(own, mine) and own.size == cut.stop - cut.start
     assert np.allclose(own, getattr(rows, op)(0)[cut], rtol=1e-15, atol=0)
     counted = comm.traffic["reduce_scatter"]
-    assert counted.messages == comm.size - 1
-    assert counted.bytes == 8 * (29 - own.size)
+    messages = comm.size - 1 if comm.size < 4 else circulant_traffic(29, comm.size, comm.rank)[0][1]
+    assert (counted.messages, counted.bytes) == (messages, 8 * (29 - own.size))
 
 
 def test_all_gather_fills_in_all_chunks(bare):
@@ -46,7 +47,23 @@ def test_all_gather_fills_in_all_chunks(bare):
     mine[cut] = whole[cut]
     comm.all_gather(mine)
     assert np.array_equal(mine, whole)
-    assert comm.traffic["all_gather"].messages == comm.size - 1
+    sent = 23 - chunk_length(23, comm.size, comm.rank + 1), comm.size - 1
+    sent = sent if comm.size < 4 else circulant_traffic(23, comm.size, comm.rank)[1]
+    assert (comm.traffic["all_gather"].bytes, comm.traffic["all_gather"].messages) == (8 * sent[0], sent[1])
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_length_decides_whether_the_ring_is_taken(beyond, bare, monkeypatch):
+    monkeypatch.setattr(circulant, "SHORT", 8 * 64)
+    comm, length = Communicator(bare), 64 + beyond
+    rows = np.random.default_rng(2).integers(-50, 50, (comm.size, length)).astype("float64")
+    mine = rows[comm.rank].copy()
+    comm.reduce_scatter(mine)
+    comm.all_gather(mine)
+    assert np.array_equal(mine, rows.sum(0))
+    messages = [comm.traffic[name].messages for name in ("reduce_scatter", "all_gather")]
+    few = [half[1] for half in circulant_traffic(64, comm.size, comm.rank)]
+    assert messages == (few if beyond == 0 and comm.size > 3 else [comm.size - 1] * 2)
 
 
 @pytest.mark.parametrize("length", [200, 1000, 1009, 4001])

@@ -175,7 +175,7 @@ def test_the_stages_of_zero_send_what_they_should():
     assert bytes_of(3, "reduce_scatter") == K
     assert 1.5 * K < bytes_of(3, "all_gather") <= 2 * K  # the last layer is there when backward begins with it
     found = parts("train-fully-sharded --stage 1 --batch-size 8", 4)
-    assert found.messages == pytest.approx(2 * 3 * (L + K / 4 / B) + 3 * K / 4 / A)  # all are under way at once
+    assert found.messages == pytest.approx(2 * (2 * L + 3 * K / 4 / B) + 3 * K / 4 / A)  # all are under way at once
     group, by_layer = RankGroup(machine(), 4), parts("train-fully-sharded --stage 3 --batch-size 8", 4)
     assert by_layer.messages == pytest.approx(sum(getattr(group, name)(n) for name, n in sent(3)))
     assert found.compute == pytest.approx(1e-4 * 2 + UPDATE / 4)

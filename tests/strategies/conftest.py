@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from local_ranks import circulant_traffic
 from mpi4py import MPI
 from paths import places
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
+from hpcdl.comm.allreduce.circulant import SHORT
 from hpcdl.comm.progress import activity
 from hpcdl.data import from_arrays
 from hpcdl.models import for_data
@@ -178,22 +180,24 @@ def cut(follow, references):
 
 @pytest.fixture
 def ring():
-    """Bytes that a rank sends by the ring for so many values of float64: ring.all_reduce(values, rank, size), ..."""
+    """Bytes that a rank sends for so many values of float64: ring.all_reduce(values, rank, size) by the ring, and by it
+    or, for short vectors on 4 ranks or more, on a circulant graph: all_gather and reduce_scatter; messages of both."""
 
-    def without(values, size, *left_out):
+    def on_ring(values, size, *left_out):
         length = [cut.stop - cut.start for cut in chunks(values, size)]
         return 8 * (values - sum(length[c % size] for c in left_out)) if size > 1 else 0
 
-    def all_gather(values, rank, size):
-        return without(values, size, rank + 1)
+    def halves(values, rank, size):
+        if size > 3 and 8 * values <= SHORT:
+            return [(8 * sent, messages) for sent, messages in circulant_traffic(values, size, rank)]
+        return [(on_ring(values, size, left_out), size - 1) for left_out in (rank, rank + 1)]
 
-    def reduce_scatter(values, rank, size):
-        return without(values, size, rank)
-
-    def all_reduce(values, rank, size):
-        return without(values, size, rank + 1) + without(values, size, rank + 2)
-
-    return SimpleNamespace(all_gather=all_gather, reduce_scatter=reduce_scatter, all_reduce=all_reduce)
+    return SimpleNamespace(
+        all_gather=lambda *where: halves(*where)[1][0],
+        reduce_scatter=lambda *where: halves(*where)[0][0],
+        messages=lambda *where: [messages for _, messages in halves(*where)],
+        all_reduce=lambda values, rank, size: sum(on_ring(values, size, rank + i) for i in (1, 2)),
+    )
 
 
 @pytest.fixture

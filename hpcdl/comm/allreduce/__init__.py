@@ -12,7 +12,8 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.errors import UsageError, unknown
 from hpcdl.plugins import load_plugin
 
-FILES = ["naive", "direct", "ring", "tree", "recursive", "shared", "hierarchical", "mpi", "auto"]
+FILES = ["naive", "direct", "ring", "tree", "recursive", "circulant", "double_tree"]
+FILES += ["shared", "hierarchical", "mpi", "auto"]
 ALGORITHMS: dict[str, Algorithm] = {name: import_module(f"{__name__}.{name}").ALGORITHM for name in FILES}
 
 

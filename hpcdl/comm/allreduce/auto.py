@@ -2,7 +2,8 @@
 
     bytes of the vector     up to 2 KiB     up to 16 KiB    up to 128 KiB   up to 1 MiB     longer
     measured at             1 KiB           8 KiB           64 KiB          512 KiB         4 MiB
-    algorithm               the fastest of shared (one node) or hierarchical (several), recursive, ring, tree and mpi
+    algorithm               the fastest of shared (one node) or hierarchical (several), ring, tree, double_tree, mpi,
+                            and recursive (2^h ranks) or circulant
 
 The candidates take turns. A turn's time is that of the slowest rank, and the first quartile of the turns counts,
 because other load only makes turns longer. A candidate, except mpi, is dropped if its best of three trial turns is
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.allreduce import hierarchical, mpi, recursive, ring, shared, tree
+from hpcdl.comm.allreduce import circulant, double_tree, hierarchical, mpi, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.collective_schedule import Step
 from hpcdl.comm.compiled_schedule import ScheduleRunner, compilable, functions, record
@@ -37,7 +38,8 @@ from hpcdl.files import atomic_write, cache_folder, parse_json
 log = logging.getLogger("hpcdl")
 SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
 LIMITS = [2 * size for size in SIZES[:-1]]  # upper limit of the lengths that each size stands for
-CANDIDATES = {each.ALGORITHM.name: each.ALGORITHM for each in (shared, hierarchical, recursive, ring, tree, mpi)}
+FILES = shared, hierarchical, recursive, circulant, ring, tree, double_tree, mpi
+CANDIDATES = {each.ALGORITHM.name: each.ALGORITHM for each in FILES}
 SHARING = ("shared", "hierarchical")  # algorithms in shared memory
 SECONDS = 0.04  # for the turns of a candidate at one size
 TRIAL, MAX_TURNS = 3, 100
@@ -91,6 +93,7 @@ def description(comm: MPI.Intracomm, memory: NodeMemory) -> dict:
     about |= {"cores": os.cpu_count(), "nodes": memory.nodes, "ranks": comm.Get_size()}
     about |= {"ranks_per_node": memory.ranks_per_node, "shared_memory": bool(memory.usable), "sizes": SIZES}
     about["compiled"] = functions() is not None
+    about["candidates"] = list(CANDIDATES)
     return comm.bcast(about)
 
 
@@ -141,10 +144,11 @@ def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
     sharing = ["shared" if memory.nodes == 1 else "hierarchical"] if memory.usable and memory.ranks_per_node > 1 else []
     fastest, microseconds = [], []
     window = None if not sharing else memory.empty(SIZES[-1] // 4, np.dtype(np.float32))
-    plain = np.ones(SIZES[-1] // 4, np.float32)
+    plain, ranks = np.ones(SIZES[-1] // 4, np.float32), comm.Get_size()
+    halving = "circulant" if ranks & (ranks - 1) else "recursive"  # which then takes the same steps
     for size in SIZES:
         length = size // 4
-        vectors = {name: (CANDIDATES[name], plain[:length]) for name in ("recursive", "ring", "tree", "mpi")}
+        vectors = {name: (CANDIDATES[name], plain[:length]) for name in (halving, "ring", "tree", "double_tree", "mpi")}
         for name in sharing:
             vectors["elsewhere"] = (CANDIDATES[name], plain[:length])
             vectors[name] = (CANDIDATES[name], plain[:length] if window is None else window[:length])

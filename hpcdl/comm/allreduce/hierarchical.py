@@ -10,9 +10,9 @@
     leader                        exchange 0     exchange 1     exchange 2
 
 Pieces of 512 KiB are pipelined: while the leaders exchange one, the other ranks add the next. On H nodes a leader sends
-2 (H - 1) K / H values: in 2 h messages for each piece if H = 2^h (recursive halving and doubling), else in 2 (H - 1)
-(ring). A ring over all N ranks sends 2 (N - 1) K / N values over a node's link, in more steps, and a recursive exchange
-of all ranks up to N / H times as many as here. All leaders get the same bits, which their nodes copy."""
+2 (H - 1) K / H values, in 2 ceil(log2 H) steps for each piece (recursive.py). A ring over all N ranks sends
+2 (N - 1) K / N values over a node's link, in more steps, and a recursive exchange of all ranks up to N / H times as
+many as here. All leaders get the same bits, which their nodes copy."""
 
 from collections.abc import Iterator
 
@@ -22,8 +22,7 @@ from mpi4py import MPI
 from hpcdl.comm.allreduce import shared
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
-from hpcdl.comm.allreduce.ring import ring_all_reduce
-from hpcdl.comm.collective_schedule import Collective, Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
 from hpcdl.comm.node_memory import NodeMemory, SubsetCommunicator, call_code, node_memory
 from hpcdl.comm.operations import CODES, SUM, Reduction
 from hpcdl.kernels import shared as kernels
@@ -37,18 +36,10 @@ def hierarchical_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reducti
     memory = node_memory(comm)
     if memory.nodes == 1:
         yield from shared.steps(comm, vector, op)
-    elif not memory.usable:
+    elif not memory.usable or memory.ranks_per_node == 1:
         yield from recursive_all_reduce.steps(comm, vector, op)
-    elif memory.ranks_per_node == 1:
-        yield from between(comm).steps(comm, vector, op)
     else:
         yield from memory.turn(over_nodes(comm, memory, vector, op), vector.dtype)
-
-
-def between(comm: MPI.Intracomm | SubsetCommunicator) -> Collective:
-    """Return the algorithm between the ranks of `comm`, the leaders: recursive for a power of two of them, or ring."""
-    size = comm.Get_size()
-    return recursive_all_reduce if size & (size - 1) == 0 else ring_all_reduce
 
 
 def pieces(first: int, size: int, itemsize: int) -> list[slice]:
@@ -60,10 +51,9 @@ def pieces(first: int, size: int, itemsize: int) -> list[slice]:
 def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: Reduction) -> Iterator[Step]:
     """Yield the steps of an all-reduce over several nodes, at least one of which has several ranks."""
     leaders = SubsetCommunicator(comm, memory.firsts)
-    exchange = between(leaders)
     if memory.size == 1:  # alone on its node: keep step with the other leaders
         for piece in pieces(0, vector.size, vector.itemsize):
-            yield from exchange.steps(leaders, vector[piece], op)
+            yield from recursive_all_reduce.steps(leaders, vector[piece], op)
         return
     start = 0
     memory.words[kernels.CALL] = call_code(vector, op)  # all ranks of the node compare their calls
@@ -77,7 +67,7 @@ def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: 
             for piece in block:
                 kernels.raise_flag(memory.places, memory.state)
                 yield memory.arrived  # all ranks have added this piece
-                yield from exchange.steps(leaders, total[piece.start - start : piece.stop - start], op)
+                yield from recursive_all_reduce.steps(leaders, total[piece.start - start : piece.stop - start], op)
                 kernels.publish(memory.places, memory.state)
             if not np.may_share_memory(total, vector):
                 kernels.copy_from_leader(vector[start : start + size], 0, memory.places, memory.state)
