@@ -259,6 +259,7 @@ CASES = {
     "dropout_mask": KernelCase(dropout.dropout_mask, mask_and_keys, bytes_of(0, 1), "arithmetic"),
     "proximal": KernelCase(updates.proximal, vectors(3, 1e-4), bytes_of(0, 0, 1, 2)),
     "add_bias": KernelCase(activation.add_bias, matrices("mr"), bytes_of(0, 0, 1)),
+    "add_bias_residual": KernelCase(activation.add_bias_residual, matrices("mrm"), bytes_of(0, 0, 1, 2)),
     "add_bias_relu": KernelCase(activation.add_bias_relu, matrices("mr"), bytes_of(0, 0, 1)),
     "add_bias_tanh": KernelCase(activation.add_bias_tanh, matrices("mr"), bytes_of(0, 0, 1), "arithmetic"),
     "add_bias_gelu": KernelCase(activation.add_bias_gelu, matrices("mrm"), bytes_of(0, 1, 2), "arithmetic"),

@@ -47,6 +47,7 @@ COSTS = {
     "proximal": Cost("g + f (w - c)", 3, 4),
     "average": Cost("a + f (w - a)", 3, 3),
     "add_bias": Cost("z + b", 1, 2),
+    "add_bias_residual": Cost("z + b + x", 2, 3),
     "add_bias_relu": Cost("y = z + b; y < 0", 2, 2),
     "add_bias_tanh": Cost("tanh(z + b)", 1 + TANH, 2),
     "add_bias_gelu": Cost("x = z + b; x / (1 + exp(-x (l + c (x x))))", 1 + 4 + EXP + 2, 2),

@@ -89,6 +89,11 @@ def adam(w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, roo
     w -= d
 
 
+def add_bias_residual(z, b, x):
+    z += b
+    z += x
+
+
 def add_bias_relu(z, b):
     z += b
     np.maximum(z, 0, out=z)

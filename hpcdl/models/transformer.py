@@ -136,8 +136,7 @@ class Sublayer(TokenLayer):
         self.give(h, unless=n)
         u, inner_saved = self.inner(z, first_bias.reshape(-1))
         y = group.g(self.matmul(u, second, out=self.pool.take(len(u), self.width)), self.pool)
-        activation.add_bias(y, second_bias)
-        add_into(y.reshape(-1), x.reshape(-1))
+        activation.add_bias_residual(y, second_bias, x)
         return y, (x, n, mean, deviation, *inner_saved, u, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:

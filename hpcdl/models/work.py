@@ -96,8 +96,7 @@ def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, 
     """Return a sublayer's passes, with weights (width, first) and (second, width); inner, back: operations between."""
     tokens, width = rows * layer.length, layer.width
     ahead = [KernelCall("layer_norm", tokens, width), Product(tokens, width, first), *inner]
-    ahead += [Product(tokens, second, width), KernelCall("add_bias", tokens, width)]
-    ahead.append(KernelCall("add_into", tokens * width))
+    ahead += [Product(tokens, second, width), KernelCall("add_bias_residual", tokens, width)]
     behind = [KernelCall("add_rows", tokens, width), *weight(second, tokens, width), Product(tokens, width, second)]
     behind += [*back, *weight(width, tokens, first), Product(tokens, first, width)]
     behind += [KernelCall("layer_norm_backward", tokens, width), KernelCall("add_into", tokens * width)]

@@ -34,7 +34,7 @@ def done(monkeypatch):
         return staticmethod(call)
 
     places = {
-        transformer.activation: ["add_bias", "add_rows"],
+        transformer.activation: ["add_bias", "add_bias_residual", "add_rows"],
         transformer.layer_norm: ["layer_norm", "layer_norm_backward"],
         transformer.embedding: ["embed", "embed_backward", "add_positions", "add_positions_backward"],
         transformer: ["add_into"],
@@ -115,6 +115,13 @@ def test_flops_and_bytes_of_a_dense_layer():
 def test_the_first_layer_has_no_gradient_by_its_input():
     model, _ = made("mlp:7,5")
     assert sum(isinstance(each, Product) for each in operations(model.layers[0], 2)[1]) == 1
+
+
+def test_flops_of_attention():
+    """Two products a score forward, five backward, and only of keys that are not in the future."""
+    forward, backward = (AttentionCall(f"causal_attention{end}", 10, 5, 3, 4) for end in ("", "_backward"))
+    scores = 3 * 2 * (1 + 2 + 3 + 4 + 5)
+    assert (forward.products(), backward.products()) == (2 * 2 * 4 * scores, 5 * 2 * 4 * scores)
 
 
 def test_what_is_not_counted():
