@@ -13,9 +13,9 @@ contiguous. No bounds are checked. (Goto and van de Geijn, "Anatomy of high-perf
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.cgutils import ir
 from numba.extending import intrinsic
 
 ROWS, BYTES = 8, 64  # of a tile of C

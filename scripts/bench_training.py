@@ -77,7 +77,8 @@ def theirs(options: TrainingBenchOptions, folder: Path) -> dict:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     given = asdict(options)
-    del given["epochs" if options.steps else "steps"]
+    for unused in ("json", "epochs" if options.steps else "steps"):
+        del given[unused]
     settings = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     environment = clean_environment() | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     workers = []
