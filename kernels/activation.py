@@ -2,6 +2,7 @@
 
                 forward                          backward                              bias gradient
     none        y = z + b                        dz = dy                               gb += sum over rows of dz
+    residual    y = z + b + x                    the same, and dx = dy                 the same
     relu        y = max(z + b, 0)                dz = dy where y > 0, else 0           the same
     tanh        y = tanh(z + b)                  dz = dy (1 - y^2)                     the same
     gelu        y = x s(x),  x = z + b           dz = dy s (1 + x (1 - s) u'(x))       the same
@@ -25,6 +26,12 @@ CUBIC = 0.044715 * LINEAR
 def add_bias(i, j, z, b):
     """z <- z + b, for every row."""
     z[i, j] += b[j]
+
+
+@rowwise("T[:, ::1], T[::1], T[:, ::1]")
+def add_bias_residual(i, j, z, b, x):
+    """z <- z + b + x, for every row: the end of a residual block whose input is x."""
+    z[i, j] += b[j] + x[i, j]
 
 
 @rowwise("T[:, ::1], T[::1]")

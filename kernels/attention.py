@@ -1,48 +1,242 @@
-"""The softmax of causal attention (Vaswani et al., "Attention is all you need", 2017) and its gradient, in place.
+"""Causal attention in tiles with an online softmax: no array of length x length exists, forward or backward.
 
-    p_j = exp(scale s_j - top) / sum_k exp(scale s_k - top)     for keys j, k <= position, top the largest scale s_k
-    p_j = 0                                                     for keys j > position, which lie in the future
-    ds_j = scale p_j (dp_j - sum_k p_k dp_k)                    0 for j > position
+    forward     s_ij = scale q_i k_j        p_ij = exp(s_ij - lse_i) for j <= i, else 0        a_i = sum_j p_ij v_j
+                lse_i = log sum_j<=i exp(s_ij)
 
-scores is (matrices * length, length): for each sequence and head a matrix (queries, keys), stacked by rows; row i is
-the query at position i mod length. Scores of future keys are never read. NaN or +infinity among the other scores makes
-the row NaN. Per element of b bytes the softmax moves 3b/2 bytes (an exponential for half of the elements bounds it),
-its gradient 2b (memory bandwidth bounds it; half of p and dp are read)."""
+    backward    D_i = sum_d da_id a_id      ds_ij = p_ij (da_i v_j - D_i)          dv_j = sum_i p_ij da_i
+                                            dq_i = scale sum_j ds_ij k_j           dk_j = scale sum_i ds_ij q_i
 
-from hpcdl.kernels.bind import block
+                    keys                i: queries of a sequence, j: its keys, for each head; d: elements of a head
+      queries   0   1   2   3           A tile is TILE x TILE scores; those above the diagonal are never computed.
+         0      #                       Forward goes along a row of tiles. It knows the largest score so far, top_i,
+         1      #   #                   and sums up to there; a larger score in the next tile shrinks both by
+         2      #   #   #               exp(old top - new top) (Milakov and Gimelshein, "Online normalizer calculation
+         3      #   #   #   #           for softmax", 2018). Backward computes p again, from lse, down the columns.
+
+Memory beside the arguments: O(length) numbers for one head. (Dao, Fu, Ermon, Rudra and Re, "FlashAttention", 2022)
+
+qkv and its gradient are (sequences * length, 3 * heads * size): q, k and v of all heads side by side. a and da are
+(sequences * length, heads * size), lse (sequences * length, heads). Per score, forward does 4 size flops and an
+exponential, backward 10 size and an exponential. NaN in k or v of a token makes later outputs NaN, and maybe others of
+its tile."""
+
+import math
+
+import numpy as np
+
+from hpcdl.kernels.bind import block, function
 from hpcdl.kernels.elementary import exp
-from hpcdl.kernels.largest import largest
+from hpcdl.kernels.register_tile import BYTES, ROWS, add_tile, write_tile
+
+TILE = 64  # queries and keys of a tile, a multiple of BYTES
 
 
-@block("T[:, ::1], int64, T")
-def causal_softmax(scores, length, scale):
-    """scores <- the softmax of scale * scores over the keys up to the position i mod length of row i, zeros beyond."""
-    zero, one = scores.dtype.type(0), scores.dtype.type(1)
-    for i in range(scores.shape[0]):
-        count = i % length + 1
-        for j in range(count):
-            scores[i, j] *= scale
-        top, total = largest(scores, i, count), zero
-        for j in range(count):
-            power = exp(scores[i, j] - top)
-            scores[i, j] = power
-            total += power
-        inverse = one / total
-        for j in range(count):
-            scores[i, j] *= inverse
-        for j in range(count, length):
-            scores[i, j] = zero
+@function
+def padded(count, lanes):
+    """Return the count, or the next larger multiple of `lanes`."""
+    return -(-count // lanes) * lanes
 
 
-@block("T[:, ::1], T[:, ::1], int64, T")
-def causal_softmax_backward(p, dp, length, scale):
-    """dp <- scale p (dp - the row's sum of p dp), zeros beyond the position i mod length of row i."""
-    zero = p.dtype.type(0)
-    for i in range(p.shape[0]):
-        count, total = i % length + 1, zero
-        for j in range(count):
-            total += p[i, j] * dp[i, j]
-        for j in range(count):
-            dp[i, j] = scale * p[i, j] * (dp[i, j] - total)
-        for j in range(count, length):
-            dp[i, j] = zero
+@function
+def read_head(x, column, factor, into):
+    """into <- factor times the block of x from its first row and this column on."""
+    for t in range(into.shape[0]):
+        write_row(x[t, column : column + into.shape[1]], factor, into[t])
+
+
+@function
+def transpose(x, into):
+    """into[n, d, t] <- x[n TILE + t, d]; tile by tile, as rows of whole sequences would share few sets of a cache."""
+    for n in range(into.shape[0]):
+        part = x[n * TILE :]
+        for d in range(x.shape[1]):
+            for t in range(min(TILE, part.shape[0])):
+                into[n, d, t] = part[t, d]
+
+
+@function
+def scores(a, b, j0, i0, keys, queries, lanes, size, s):
+    """s[j, i] <- sum_d a[j0 + j, d] b[d, i0 + i]; on the diagonal, only for i from the first full vector below j on."""
+    wide = a.shape[1]
+    for j in range(0, keys, ROWS):
+        for i in range(first_query(j, lanes, i0, j0), queries, lanes):
+            write_tile(a, (j0 + j) * wide, wide, 1, b, i0 * wide + i, TILE, s, j * TILE + i, TILE, size)
+
+
+@function
+def sum_over_keys(s, b, j0, i0, keys, queries, lanes, c):
+    """c[i0 + i, d] += sum_j s[j, i] b[j0 + j, d]."""
+    wide = b.shape[1]
+    for i in range(0, queries, ROWS):
+        count = min(keys, i + ROWS) if i0 == j0 else keys
+        for d in range(0, wide, lanes):
+            add_tile(s, i, 1, TILE, b, j0 * wide + d, wide, c, (i0 + i) * wide + d, wide, count)
+
+
+@function
+def sum_over_queries(s, b, j0, i0, keys, queries, lanes, c):
+    """c[j0 + j, d] += sum_i s[j, i] b[i0 + i, d]."""
+    wide = b.shape[1]
+    for j in range(0, keys, ROWS):
+        first = first_query(j, lanes, i0, j0)
+        for d in range(0, wide, lanes):
+            add_tile(
+                s,
+                j * TILE + first,
+                TILE,
+                1,
+                b,
+                (i0 + first) * wide + d,
+                wide,
+                c,
+                (j0 + j) * wide + d,
+                wide,
+                queries - first,
+            )
+
+
+@function
+def first_query(j, lanes, i0, j0):
+    """Return the first query for which `scores` computes key j of a tile."""
+    return j // ROWS * ROWS // lanes * lanes if i0 == j0 else 0
+
+
+# The loops below go over whole tiles, also where `queries` is less: the compiler knows how long they are.
+
+
+@function
+def raise_tops(s, keys, top):
+    """top[i] <- the largest of top[i] and column i of s; NaN is ignored."""
+    for j in range(keys):
+        for i in range(TILE):
+            top[i] = s[j, i] if s[j, i] > top[i] else top[i]
+
+
+@function
+def shrink(factor, top, norm, total):
+    """factor[i] <- exp(factor[i] - top[i]), the factor for norm[i] and row i of total."""
+    for i in range(TILE):
+        factor[i] = exp(factor[i] - top[i])
+        norm[i] *= factor[i]
+    for i in range(min(TILE, total.shape[0])):
+        for d in range(total.shape[1]):
+            total[i, d] *= factor[i]
+
+
+@function
+def exponentials(s, keys, top, norm):
+    """s[j, i] <- exp(s[j, i] - top[i]), which is added to norm[i]."""
+    for j in range(keys):
+        for i in range(TILE):
+            p = exp(s[j, i] - top[i])
+            s[j, i] = p
+            norm[i] += p
+
+
+@function
+def scores_backward(s, ds, keys, lse, along):
+    """s[j, i] <- p = exp(s[j, i] - lse[i]); ds[j, i] <- p (ds[j, i] - along[i])."""
+    for j in range(keys):
+        for i in range(TILE):
+            p = exp(s[j, i] - lse[i])
+            s[j, i] = p
+            ds[j, i] = p * (ds[j, i] - along[i])
+
+
+@function
+def clear_above(s, keys, value):
+    """Write this value where query i, on the diagonal, comes before key j."""
+    for j in range(keys):
+        s[j, :j] = value
+
+
+@function
+def dot(x, y):
+    """Return the sum of x[d] y[d]."""
+    total = x.dtype.type(0)
+    for d in range(x.size):
+        total += x[d] * y[d]
+    return total
+
+
+@function
+def write_row(x, factor, into):
+    """into <- factor x."""
+    for d in range(into.size):
+        into[d] = factor * x[d]
+
+
+@block("T[:, ::1], int64, int64, T, T[:, ::1], T[:, ::1]")
+def causal_attention(qkv, length, size, scale, a, lse):
+    """Write a, and lse for backward."""
+    kind, lanes, width = qkv.dtype.type, BYTES // qkv.itemsize, a.shape[1]
+    one, lowest = kind(1), kind(np.finfo(qkv.dtype).min)
+    tall, wide, tiles = padded(length, lanes), padded(size, lanes), -(-length // TILE)
+    q, k = np.zeros((tall, wide), qkv.dtype), np.zeros((tall, wide), qkv.dtype)
+    v, total = np.zeros((tall, wide), qkv.dtype), np.zeros((tall, wide), qkv.dtype)
+    q_t, s = np.zeros((tiles, wide, TILE), qkv.dtype), np.zeros((TILE, TILE), qkv.dtype)
+    top, factor, norm = np.empty(TILE, qkv.dtype), np.empty(TILE, qkv.dtype), np.empty(TILE, qkv.dtype)
+    for row in range(0, qkv.shape[0], length):
+        for at in range(0, width, size):
+            read_head(qkv[row:], at, scale, q[:length, :size])
+            transpose(q, q_t)
+            read_head(qkv[row:], width + at, one, k[:length, :size])
+            read_head(qkv[row:], 2 * width + at, one, v[:length, :size])
+            total[:] = 0
+            for i0 in range(0, length, TILE):
+                queries = min(TILE, tall - i0)
+                top[:], norm[:] = lowest, 0
+                for j0 in range(0, i0 + 1, TILE):
+                    keys = min(TILE, tall - j0)
+                    scores(k, q_t, j0, i0, keys, queries, lanes, size, s)
+                    factor[:] = top
+                    if i0 == j0:
+                        clear_above(s, keys, -np.inf)
+                    raise_tops(s, keys, top)
+                    if j0 > 0:
+                        shrink(factor, top, norm, total[i0:])
+                    exponentials(s, keys, top, norm)
+                    sum_over_keys(s, v, j0, i0, keys, queries, lanes, total)
+                for i in range(min(TILE, length - i0)):
+                    write_row(total[i0 + i], one / norm[i], a[row + i0 + i, at : at + size])
+                    lse[row + i0 + i, at // size] = top[i] + math.log(norm[i])
+
+
+@block("T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, T, T[:, ::1]")
+def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
+    """Write dqkv, the gradient by qkv, from da, the gradient by a."""
+    kind, lanes, width = qkv.dtype.type, BYTES // qkv.itemsize, a.shape[1]
+    one, tall, wide, tiles = kind(1), padded(length, lanes), padded(size, lanes), -(-length // TILE)
+    inputs, results = np.zeros((4, tall, wide), qkv.dtype), np.zeros((3, tall, wide), qkv.dtype)
+    q, k, v, g, dq, dk, dv = inputs[0], inputs[1], inputs[2], inputs[3], results[0], results[1], results[2]
+    q_t, g_t = np.zeros((tiles, wide, TILE), qkv.dtype), np.zeros((tiles, wide, TILE), qkv.dtype)
+    along, offset = np.zeros(tiles * TILE, qkv.dtype), np.zeros(tiles * TILE, qkv.dtype)
+    s, ds = np.zeros((TILE, TILE), qkv.dtype), np.zeros((TILE, TILE), qkv.dtype)
+    for row in range(0, qkv.shape[0], length):
+        for at in range(0, width, size):
+            read_head(qkv[row:], at, scale, q[:length, :size])
+            transpose(q, q_t)
+            read_head(qkv[row:], width + at, one, k[:length, :size])
+            read_head(qkv[row:], 2 * width + at, one, v[:length, :size])
+            read_head(da[row:], at, one, g[:length, :size])
+            transpose(g, g_t)
+            for i in range(length):
+                along[i], offset[i] = dot(a[row + i, at : at + size], g[i]), lse[row + i, at // size]
+            results[:] = 0
+            for j0 in range(0, length, TILE):
+                keys = min(TILE, tall - j0)
+                for i0 in range(j0, length, TILE):
+                    queries = min(TILE, tall - i0)
+                    scores(k, q_t, j0, i0, keys, queries, lanes, size, s)
+                    scores(v, g_t, j0, i0, keys, queries, lanes, size, ds)
+                    scores_backward(s, ds, keys, offset[i0:], along[i0:])
+                    if i0 == j0:
+                        clear_above(s, keys, 0)
+                        clear_above(ds, keys, 0)
+                    sum_over_queries(s, g, j0, i0, keys, queries, lanes, dv)
+                    sum_over_queries(ds, q, j0, i0, keys, queries, lanes, dk)
+                    sum_over_keys(ds, k, j0, i0, keys, queries, lanes, dq)
+            for i in range(length):
+                write_row(dq[i], scale, dqkv[row + i, at : at + size])
+                write_row(dk[i], one, dqkv[row + i, width + at : width + at + size])
+                write_row(dv[i], one, dqkv[row + i, 2 * width + at : 2 * width + at + size])

@@ -172,16 +172,19 @@ def normalized_backward(rows, columns, dtype, random):
     return dy, x, gain, mean, rstd, dx, dgain, dbias
 
 
-def scores(rows, columns, dtype, random):
-    """Make arguments: scores (rows, columns), the length of a sequence (columns), a scale."""
-    return *matrices("m")(rows, columns, dtype, random), columns, 1.5
+def attended(rows, columns, dtype, random):
+    """Make arguments: qkv of up to 4 heads in sequences of up to 64 tokens, length, size, scale; to write: a, lse."""
+    heads = max(n for n in (1, 2, 3, 4) if columns % n == 0)
+    length = max(n for n in range(1, 65) if rows % n == 0)
+    qkv, a = (2 * signed(random, (rows, n), dtype) for n in (3 * columns, columns))
+    return qkv, length, columns // heads, 0.5, a, np.empty((rows, heads), dtype)
 
 
-def probabilities(rows, columns, dtype, random):
-    """Make arguments: p, dp, length, scale; p is 0 or 1 / scale, so that dp neither grows nor vanishes over calls."""
-    scale = 2.0 ** np.ceil(np.log2(columns))
-    p = (random.integers(0, 2, (rows, columns)) / scale).astype(dtype)
-    return p, *matrices("m")(rows, columns, dtype, random), columns, scale
+def attended_backward(rows, columns, dtype, random):
+    """Make arguments: qkv, a, da, lse, length, size, scale; to write: dqkv."""
+    qkv, length, size, scale, a, lse = attended(rows, columns, dtype, random)
+    references.causal_attention(qkv, length, size, scale, a, lse)
+    return qkv, a, signed(random, a.shape, dtype), lse, length, size, scale, np.empty_like(qkv)
 
 
 def shard(rows, columns, dtype, random):
@@ -256,6 +259,7 @@ CASES = {
     "dropout_mask": KernelCase(dropout.dropout_mask, mask_and_keys, bytes_of(0, 1), "arithmetic"),
     "proximal": KernelCase(updates.proximal, vectors(3, 1e-4), bytes_of(0, 0, 1, 2)),
     "add_bias": KernelCase(activation.add_bias, matrices("mr"), bytes_of(0, 0, 1)),
+    "add_bias_residual": KernelCase(activation.add_bias_residual, matrices("mrm"), bytes_of(0, 0, 1, 2)),
     "add_bias_relu": KernelCase(activation.add_bias_relu, matrices("mr"), bytes_of(0, 0, 1)),
     "add_bias_tanh": KernelCase(activation.add_bias_tanh, matrices("mr"), bytes_of(0, 0, 1), "arithmetic"),
     "add_bias_gelu": KernelCase(activation.add_bias_gelu, matrices("mrm"), bytes_of(0, 1, 2), "arithmetic"),
@@ -275,8 +279,12 @@ CASES = {
     "add_positions_backward": KernelCase(embedding.add_positions_backward, positions(3), bytes_of(0)),
     "layer_norm": KernelCase(layer_norm.layer_norm, normalized, bytes_of(0, 3, 4, 5)),
     "layer_norm_backward": KernelCase(layer_norm.layer_norm_backward, normalized_backward, bytes_of(0, 1, 3, 4, 5)),
-    "causal_softmax": KernelCase(attention.causal_softmax, scores, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64),
-    "causal_softmax_backward": KernelCase(attention.causal_softmax_backward, probabilities, bytes_of(0, 1), columns=64),
+    "causal_attention": KernelCase(
+        attention.causal_attention, attended, bytes_of(0, 4, 5), "arithmetic", 128, nan=False
+    ),
+    "causal_attention_backward": KernelCase(
+        attention.causal_attention_backward, attended_backward, bytes_of(0, 1, 2, 3, 7), "arithmetic", 128, nan=False
+    ),
     "logistic": KernelCase(loss.logistic, binary_labels, bytes_of(0, 1, 2), "arithmetic", 1),
     "hinge": KernelCase(loss.hinge, binary_labels, bytes_of(0, 1, 2), columns=1),
     "squared": KernelCase(loss.squared, regression_targets, bytes_of(0, 1, 2), columns=1),

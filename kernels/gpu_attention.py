@@ -1,46 +1,210 @@
-"""CUDA twins of attention.py; each row belongs to a group of neighbouring threads."""
+"""CUDA twins of attention.py: a block has a tile of queries, or of keys, and goes along the other tiles.
+
+    forward, dq      block: TILE queries        for each tile of keys up to the diagonal
+    dk, dv           block: TILE keys           for each tile of queries from the diagonal on
+
+A block's threads form a square; each computes 2 x 2 scores, from parts of q and k, DEPTH elements deep, in shared
+memory. Results grow in the arrays themselves, in rows that no other block has: the sums need no atomics, and a call
+gives the same bits each time. dq and dk, dv are two kernels, which both compute the scores again."""
 
 import math
 
 from hpcdl.kernels import attention
 from hpcdl.kernels.elementary import exp
-from hpcdl.kernels.gpu import THREADS, cuda, group_max, group_sum, rows_twin
+from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, group_max, group_sum
+
+SIDE = math.isqrt(THREADS)
+DEPTH, TILE = SIDE, 2 * SIDE
+WIDE, DEEP = TILE + 1, DEPTH + 1  # of rows in shared memory: neighbouring rows begin in other banks
 
 
-@rows_twin(attention.causal_softmax)
-def softmax_rows(scores, length, scale, lanes):
-    """Compute the causal softmax of each row by `lanes` neighbouring threads."""
-    thread, rows = cuda.threadIdx.x, scores.shape[0]
-    lane, groups = thread % lanes, THREADS // lanes
-    for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
-        i, top, total = start + thread // lanes, -math.inf, T(0)  # noqa: F821 - see cuda_kernel
-        count = i % length + 1 if i < rows else 0
-        for j in range(lane, count, lanes):
-            value = float(scale * scores[i, j])
-            if value > top:
-                top = value
-        top = T(group_max(top, lanes))  # noqa: F821
-        for j in range(lane, count, lanes):
-            power = exp(scale * scores[i, j] - top)
-            scores[i, j] = power
-            total += power
-        inverse = T(1.0 / group_sum(float(total), lanes))  # noqa: F821
-        if i < rows:
-            for j in range(lane, length, lanes):
-                scores[i, j] = scores[i, j] * inverse if j < count else T(0)  # noqa: F821
+def least(a, b):
+    """Return the smaller number: the built-in function does not compile here."""
+    return a if a < b else b
 
 
-@rows_twin(attention.causal_softmax_backward)
-def backward_rows(p, dp, length, scale, lanes):
-    """Compute the gradient by the scores of each row, with `lanes` neighbouring threads for a row."""
-    thread, rows = cuda.threadIdx.x, p.shape[0]
-    lane, groups = thread % lanes, THREADS // lanes
-    for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
-        i, total = start + thread // lanes, T(0)  # noqa: F821
-        count = i % length + 1 if i < rows else 0
-        for j in range(lane, count, lanes):
-            total += p[i, j] * dp[i, j]
-        total = T(group_sum(float(total), lanes))  # noqa: F821
-        if i < rows:
-            for j in range(lane, length, lanes):
-                dp[i, j] = scale * p[i, j] * (dp[i, j] - total) if j < count else T(0)  # noqa: F821
+def load(x, row, column, rows, columns, into):
+    """into[r, d] <- x[row + r, column + d], zero from `rows` and `columns` on."""
+    for n in range(cuda.threadIdx.x, TILE * DEPTH, THREADS):
+        r, d = n // DEPTH, n % DEPTH
+        into[r, d] = x[row + r, column + d] if r < rows and d < columns else x.dtype.type(0)
+
+
+def scores(x, row, column, rows, y, y_row, y_column, y_rows, size, factor, parts, s):
+    """s[r, c] <- factor times the sum over d of x[row + r, column + d] y[y_row + c, y_column + d]."""
+    thread, n = cuda.threadIdx.x, SIDE
+    r, c, a00 = thread // n, thread % n, x.dtype.type(0)
+    a01 = a10 = a11 = a00
+    for d0 in range(0, size, DEPTH):
+        cuda.syncthreads()
+        load(x, row, column + d0, rows, size - d0, parts[0])
+        load(y, y_row, y_column + d0, y_rows, size - d0, parts[1])
+        cuda.syncthreads()
+        for d in range(DEPTH):
+            x0, x1, y0, y1 = parts[0, r, d], parts[0, r + n, d], parts[1, c, d], parts[1, c + n, d]
+            a00 += x0 * y0
+            a01 += x0 * y1
+            a10 += x1 * y0
+            a11 += x1 * y1
+    s[r, c], s[r, c + n], s[r + n, c], s[r + n, c + n] = factor * a00, factor * a01, factor * a10, factor * a11
+    cuda.syncthreads()
+
+
+def add_product(s, along, y, y_row, y_column, y_rows, size, factor, into, row, column, rows, parts):
+    """into[row + r, column + d] += factor times the sum over c of s[r, c] y[y_row + c, y_column + d].
+    along: 1 for s[r, c], 0 for s[c, r] in its place."""
+    for d0 in range(0, size, DEPTH):
+        cuda.syncthreads()
+        load(y, y_row, y_column + d0, y_rows, size - d0, parts[0])
+        cuda.syncthreads()
+        for n in range(cuda.threadIdx.x, TILE * DEPTH, THREADS):
+            r, d = n // DEPTH, n % DEPTH
+            if r < rows and d0 + d < size:
+                total = y.dtype.type(0)
+                for c in range(y_rows):
+                    total += (s[r, c] if along else s[c, r]) * parts[0, c, d]
+                into[row + r, column + d0 + d] += factor * total
+
+
+def clear(into, row, column, rows, size, factors, many):
+    """Multiply the block of `into` by factors[r] in row r, or write zeros if not `many`."""
+    for n in range(cuda.threadIdx.x, rows * size, THREADS):
+        r, d = n // size, n % size
+        if many:
+            into[row + r, column + d] *= factors[r]
+        else:
+            into[row + r, column + d] = 0
+    cuda.syncthreads()
+
+
+@cuda_kernel("T[:, ::1], int64, int64, T, T[:, ::1], T[:, ::1]")
+def forward_tiles(qkv, length, size, scale, a, lse):
+    """Write a and lse; a block takes one tile of queries of one head at a time."""
+    s = cuda.shared.array((TILE, WIDE), T)  # noqa: F821 - see cuda_kernel
+    parts = cuda.shared.array((2, TILE, DEEP), T)  # noqa: F821
+    top = cuda.shared.array(TILE, T)  # noqa: F821
+    norm = cuda.shared.array(TILE, T)  # noqa: F821
+    factor = cuda.shared.array(TILE, T)  # noqa: F821
+    thread, width, tiles = cuda.threadIdx.x, a.shape[1], (length + TILE - 1) // TILE
+    heads, lanes = width // size, THREADS // TILE
+    for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
+        row, head, i0 = block // tiles // heads * length, block // tiles % heads, block % tiles * TILE
+        at, queries = head * size, least(TILE, length - i0)
+        clear(a, row + i0, at, queries, size, factor, 0)
+        for j0 in range(0, i0 + 1, TILE):
+            keys = least(TILE, length - j0)
+            scores(qkv, row + i0, at, queries, qkv, row + j0, width + at, keys, size, scale, parts, s)
+            r = thread // lanes  # `lanes` neighbouring threads for a query
+            count = least(keys, i0 + r - j0 + 1)
+            highest = -math.inf
+            for c in range(thread % lanes, count, lanes):
+                if s[r, c] > highest:
+                    highest = float(s[r, c])
+            highest = group_max(highest, lanes)
+            total = 0.0
+            if j0 > 0 and top[r] > highest:
+                highest = float(top[r])
+            shift = T(highest)  # noqa: F821
+            for c in range(thread % lanes, TILE, lanes):
+                p = exp(s[r, c] - shift) if c < count else T(0)  # noqa: F821
+                s[r, c] = p
+                total += float(p)
+            total = group_sum(total, lanes)
+            if thread % lanes == 0:
+                factor[r] = exp(top[r] - shift) if j0 > 0 else T(0)  # noqa: F821
+                norm[r] = T(total) + (norm[r] * factor[r] if j0 > 0 else T(0))  # noqa: F821
+                top[r] = shift
+            cuda.syncthreads()
+            if j0 > 0:
+                clear(a, row + i0, at, queries, size, factor, 1)
+            add_product(s, 1, qkv, row + j0, 2 * width + at, keys, size, T(1), a, row + i0, at, queries, parts)  # noqa: F821
+            cuda.syncthreads()
+        if thread < queries:
+            lse[row + i0 + thread, head] = top[thread] + T(math.log(float(norm[thread])))  # noqa: F821
+            factor[thread] = T(1) / norm[thread]  # noqa: F821
+        cuda.syncthreads()
+        clear(a, row + i0, at, queries, size, factor, 1)
+
+
+def tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, size, scale, along, parts, s, ds):
+    """s <- p, ds <- its gradient's product with p, for a tile; along[r]: D of its queries."""
+    width, head = a.shape[1], at // size
+    scores(qkv, row + i0, at, queries, qkv, row + j0, width + at, keys, size, scale, parts, s)
+    scores(da, row + i0, at, queries, qkv, row + j0, 2 * width + at, keys, size, scale / scale, parts, ds)
+    for r in range(cuda.threadIdx.x, queries, THREADS):
+        total = s.dtype.type(0)
+        for d in range(size):
+            total += a[row + i0 + r, at + d] * da[row + i0 + r, at + d]
+        along[r] = total
+    cuda.syncthreads()
+    for n in range(cuda.threadIdx.x, TILE * TILE, THREADS):
+        r, c = n // TILE, n % TILE
+        if r < queries and c < keys and j0 + c <= i0 + r:
+            p = exp(s[r, c] - lse[row + i0 + r, head])
+            s[r, c], ds[r, c] = p, p * (ds[r, c] - along[r])
+        else:
+            s[r, c] = ds[r, c] = 0
+    cuda.syncthreads()
+
+
+BACKWARD = "T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, T, T[:, ::1]"
+
+
+@cuda_kernel(BACKWARD)
+def query_tiles(qkv, a, da, lse, length, size, scale, dqkv):
+    """Write dq; a block takes one tile of queries of one head at a time."""
+    s = cuda.shared.array((TILE, WIDE), T)  # noqa: F821
+    ds = cuda.shared.array((TILE, WIDE), T)  # noqa: F821
+    parts = cuda.shared.array((2, TILE, DEEP), T)  # noqa: F821
+    along = cuda.shared.array(TILE, T)  # noqa: F821
+    width, tiles = a.shape[1], (length + TILE - 1) // TILE
+    heads = width // size
+    for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
+        row, at, i0 = block // tiles // heads * length, block // tiles % heads * size, block % tiles * TILE
+        queries = least(TILE, length - i0)
+        clear(dqkv, row + i0, at, queries, size, along, 0)
+        for j0 in range(0, i0 + 1, TILE):
+            keys = least(TILE, length - j0)
+            tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, size, scale, along, parts, s, ds)
+            add_product(ds, 1, qkv, row + j0, width + at, keys, size, scale, dqkv, row + i0, at, queries, parts)
+            cuda.syncthreads()
+
+
+@cuda_kernel(BACKWARD)
+def key_tiles(qkv, a, da, lse, length, size, scale, dqkv):
+    """Write dk and dv; a block takes one tile of keys of one head at a time."""
+    s = cuda.shared.array((TILE, WIDE), T)  # noqa: F821
+    ds = cuda.shared.array((TILE, WIDE), T)  # noqa: F821
+    parts = cuda.shared.array((2, TILE, DEEP), T)  # noqa: F821
+    along = cuda.shared.array(TILE, T)  # noqa: F821
+    width, tiles = a.shape[1], (length + TILE - 1) // TILE
+    heads = width // size
+    for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
+        row, at, j0 = block // tiles // heads * length, block // tiles % heads * size, block % tiles * TILE
+        keys = least(TILE, length - j0)
+        clear(dqkv, row + j0, width + at, keys, size, along, 0)
+        clear(dqkv, row + j0, 2 * width + at, keys, size, along, 0)
+        for i0 in range(j0, length, TILE):
+            queries = least(TILE, length - i0)
+            tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, size, scale, along, parts, s, ds)
+            add_product(ds, 0, qkv, row + i0, at, queries, size, scale, dqkv, row + j0, width + at, keys, parts)
+            add_product(s, 0, da, row + i0, at, queries, size, T(1), dqkv, row + j0, 2 * width + at, keys, parts)  # noqa: F821
+            cuda.syncthreads()
+
+
+def blocks(rows: int, heads: int, length: int) -> int:
+    """Return the number of tiles of queries, or of keys, of all heads."""
+    return rows // length * heads * -(-length // TILE)
+
+
+@attention.causal_attention.device(forward_tiles)
+def causal_attention(qkv, length, size, scale, a, lse):
+    """Write a and lse."""
+    forward_tiles(qkv.dtype, blocks(len(qkv), a.shape[1] // size, length), qkv, length, size, scale, a, lse)
+
+
+@attention.causal_attention_backward.device(query_tiles, key_tiles)
+def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
+    """Write dqkv."""
+    for kernel in (query_tiles, key_tiles):
+        kernel(qkv.dtype, blocks(len(qkv), a.shape[1] // size, length), qkv, a, da, lse, length, size, scale, dqkv)

@@ -5,7 +5,7 @@
 One flop: an addition, subtraction, multiplication, division, comparison, square root or logarithm in the kernel's text;
 changes of sign, conversions and integer arithmetic count nothing. An exponential counts 26 flops, a hyperbolic tangent
 21, as in elementary.py for float32. passes: how often an element is read or written, without vectors of a row's or a
-column's length. A causal kernel computes, on average, with (length + 1) / 2 of `length` elements."""
+column's length."""
 
 from typing import NamedTuple
 
@@ -13,18 +13,16 @@ EXP, TANH = 26, 21  # flops, float32
 
 
 class Cost(NamedTuple):
-    """Flops and passes of a kernel. formula: its operations, in order. causal: True if it computes half a matrix."""
+    """Flops and passes of a kernel. formula: its operations, in order."""
 
     formula: str
     per_element: float
     passes: float
     per_row: float = 0.0
-    causal: bool = False
 
     def flops(self, rows: int, columns: int = 1) -> float:
         """Return the flops for a matrix (rows, columns), or for a vector of `rows` elements."""
-        elements = rows * (columns + 1) / 2 if self.causal else rows * columns
-        return self.per_element * elements + self.per_row * rows
+        return self.per_element * rows * columns + self.per_row * rows
 
     def moved(self, rows: int, columns: int = 1, itemsize: int = 4) -> float:
         """Return the bytes moved for a matrix (rows, columns) of elements of `itemsize` bytes."""
@@ -49,6 +47,7 @@ COSTS = {
     "proximal": Cost("g + f (w - c)", 3, 4),
     "average": Cost("a + f (w - a)", 3, 3),
     "add_bias": Cost("z + b", 1, 2),
+    "add_bias_residual": Cost("z + b + x", 2, 3),
     "add_bias_relu": Cost("y = z + b; y < 0", 2, 2),
     "add_bias_tanh": Cost("tanh(z + b)", 1 + TANH, 2),
     "add_bias_gelu": Cost("x = z + b; x / (1 + exp(-x (l + c (x x))))", 1 + 4 + EXP + 2, 2),
@@ -75,8 +74,6 @@ COSTS = {
         2,
         6 - 1,  # no comparison for the first element
     ),
-    "causal_softmax": Cost("c s; top; e = exp(s - top); total + e; e / total", 1 + 1 + 1 + EXP + 2, 1.5, 1, True),
-    "causal_softmax_backward": Cost("t + p dp; c p (dp - t)", 2 + 3, 2, 0, True),
     "squared": Cost("d = z - y; total + d d", 3, 3),
     "add_float16": Cost("x + y", 1, 2.5),
     "add_bfloat16": Cost("x + y", 1, 2.5),

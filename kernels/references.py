@@ -89,6 +89,11 @@ def adam(w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, roo
     w -= d
 
 
+def add_bias_residual(z, b, x):
+    z += b
+    z += x
+
+
 def add_bias_relu(z, b):
     z += b
     np.maximum(z, 0, out=z)
@@ -365,23 +370,33 @@ def layer_norm_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
     dx *= rstd[:, None]
 
 
-def past(rows, length):
-    return np.arange(length) <= (np.arange(rows) % length)[:, None]
+def by_heads(x, length, heads):
+    """Return a view (sequences, heads, length, size) of rows of tokens."""
+    return x.reshape(len(x) // length, length, heads, x.shape[1] // heads).swapaxes(1, 2)
 
 
-def causal_softmax(scores, length, scale):
-    scores *= scale
-    scores[~past(len(scores), length)] = -np.inf
-    scores -= scores.max(axis=1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=1, keepdims=True)
-    scores[~past(len(scores), length)] = 0  # where they have become NaN
+def attention_scores(q, k, scale):
+    """Return the scaled scores of queries and keys (sequences, heads, length, size), -infinity for future keys."""
+    s = scale * (q @ k.swapaxes(2, 3))
+    s[..., np.triu(np.ones(s.shape[2:], bool), 1)] = -np.inf
+    return s
 
 
-def causal_softmax_backward(p, dp, length, scale):
-    mask = past(len(p), length)
-    dp[~mask] = 0
-    dp -= np.einsum("ij,ij->i", np.where(mask, p, 0), dp)[:, None]
-    dp *= p
-    dp *= scale
-    dp[~mask] = 0
+def causal_attention(qkv, length, size, scale, a, lse):
+    heads = a.shape[1] // size
+    q, k, v = (by_heads(each, length, heads) for each in np.split(qkv, 3, axis=1))
+    s = attention_scores(q, k, scale)
+    top = s.max(axis=3, keepdims=True)
+    p = np.exp(s - top)
+    total = p.sum(axis=3, keepdims=True)
+    by_heads(a, length, heads)[...] = (p / total) @ v
+    by_heads(lse, length, heads)[...] = top + np.log(total)
+
+
+def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
+    heads = a.shape[1] // size
+    q, k, v = (by_heads(each, length, heads) for each in np.split(qkv, 3, axis=1))
+    dq, dk, dv = (by_heads(each, length, heads) for each in np.split(dqkv, 3, axis=1))
+    p, g = np.exp(attention_scores(q, k, scale) - by_heads(lse, length, heads)), by_heads(da, length, heads)
+    ds = p * (g @ v.swapaxes(2, 3) - (g * by_heads(a, length, heads)).sum(axis=3, keepdims=True))
+    dq[...], dk[...], dv[...] = scale * (ds @ k), scale * (ds.swapaxes(2, 3) @ q), p.swapaxes(2, 3) @ g

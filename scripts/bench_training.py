@@ -2,9 +2,10 @@
 
 Runs the same model, batch, optimizer and number of epochs with hpcdl (mpiexec) and with PyTorch's
 DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread
-and the ratio of each pair. Both hold the data in memory and time their training loops only: no start-up, no
-evaluation. PyTorch's data is a tensor that each rank indexes by its share of the epoch's permutation, which is
-faster than a DataLoader. Needs the extra `torch`."""
+and the ratio of each pair. Each turn also times the model's matrix products by themselves, on one core; the last line
+says which part of their speed hpcdl's steps reach. Both programs hold the data in memory and time their training loops
+only: no start-up, no evaluation. PyTorch's data is a tensor that each rank indexes by its share of the epoch's
+permutation, which is faster than a DataLoader. Needs the extra `torch`."""
 
 import itertools
 import json
@@ -60,6 +61,14 @@ def ours(options: TrainingBenchOptions, folder: Path) -> dict:
     return {"examples_per_second": summary["examples_per_second"], "test_accuracy": summary["test_accuracy"]}
 
 
+def products(options: TrainingBenchOptions) -> tuple[float, float]:
+    """Return the GFLOP of the products of a rank's step, and their GFLOP/s by themselves on one core."""
+    from hpcdl.reports import roofline
+
+    *_, counted = roofline.prepare(options.model, options.data, options.batch_per_rank)
+    return 1e-9 * roofline.product_flops(counted), roofline.product_gflops(counted)
+
+
 def theirs(options: TrainingBenchOptions, folder: Path) -> dict:
     """Run PyTorch DDP over gloo once, each rank a process of this program with --worker; return the same as `ours`."""
     import socket
@@ -68,7 +77,8 @@ def theirs(options: TrainingBenchOptions, folder: Path) -> dict:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     given = asdict(options)
-    del given["epochs" if options.steps else "steps"]
+    for unused in ("json", "epochs" if options.steps else "steps"):
+        del given[unused]
     settings = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     environment = clean_environment() | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     workers = []
@@ -193,7 +203,9 @@ def compare(options: TrainingBenchOptions) -> None:
     check_files(options, 0)
     with tempfile.TemporaryDirectory() as folder:
         ways = {"hpcdl": lambda turn: ours(options, Path(folder)), "torch": lambda turn: theirs(options, Path(folder))}
+        ways["products"] = lambda turn: products(options)
         results = in_turns(options.repeats, ways)
+    peaks = results.pop("products")
     speeds = {name: [run["examples_per_second"] for run in runs] for name, runs in results.items()}
     ratios = [mine / other for mine, other in zip(speeds["hpcdl"], speeds["torch"], strict=True)]
     about = environment() | {"torch": torch.__version__}
@@ -215,8 +227,15 @@ def compare(options: TrainingBenchOptions) -> None:
     )
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {counted(len(ratios), 'pair')}"
     print(f"\nhpcdl / PyTorch: {statistics.median(ratios):.2f} ({spread})")
+    steps = [speed / options.ranks / options.batch_per_rank for speed in speeds["hpcdl"]]  # a second
+    reached = [gflop * step / peak for (gflop, peak), step in zip(peaks, steps, strict=True)]
+    print(
+        f"matrix products: {statistics.median(peak for _, peak in peaks):,.0f} GFLOP/s on one core by themselves; "
+        f"hpcdl's steps reach {statistics.median(reached):.0%} ({min(reached):.0%} to {max(reached):.0%})"
+    )
     rows = [
         {"ranks": options.ranks, "repeat": repeat, "examples_per_second_ratio": ratio}
+        | {"products_gflops": peaks[repeat][1], "hpcdl_part_of_products": reached[repeat]}
         | {f"{name}_{key}": value for name, runs in results.items() for key, value in runs[repeat].items()}
         for repeat, ratio in enumerate(ratios)
     ]

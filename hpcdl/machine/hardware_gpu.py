@@ -22,7 +22,7 @@ from hpcdl.kernels.cases import CASES
 
 REPEATS = 11
 SIZE, COPIED = 8192, 256 << 20  # size of a product; bytes of a copy
-KERNELS = ("add_into", "momentum", "adam", "add_bias_relu", "softmax_cross_entropy", "layer_norm", "causal_softmax")
+KERNELS = ("add_into", "momentum", "adam", "add_bias_relu", "softmax_cross_entropy", "layer_norm", "causal_attention")
 # cudaDataType and cublasComputeType_t: (type of the factors, bytes of an element, type of the sums)
 R_32F, R_16BF = 0, 14
 COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77

@@ -95,6 +95,8 @@ class CachedAttention(Attention):
         q, k, v = qkv.reshape(new, 3, self.heads, self.size).transpose(1, 2, 0, 3)
         end = self.first + new
         self.keys[:, self.first : end], self.values[:, self.first : end] = k, v
+        if self.first == 0:
+            return self.attend(qkv, new)
         scores = self.matmul(q, self.keys[:, :end].swapaxes(1, 2)) / math.sqrt(self.size)
         scores = xp.where(xp.arange(end) <= self.first + xp.arange(new)[:, None], scores, -math.inf)
         p = xp.exp(scores - scores.max(axis=2, keepdims=True))

@@ -136,8 +136,7 @@ class Sublayer(TokenLayer):
         self.give(h, unless=n)
         u, inner_saved = self.inner(z, first_bias.reshape(-1))
         y = group.g(self.matmul(u, second, out=self.pool.take(len(u), self.width)), self.pool)
-        activation.add_bias(y, second_bias)
-        add_into(y.reshape(-1), x.reshape(-1))
+        activation.add_bias_residual(y, second_bias, x)
         return y, (x, n, mean, deviation, *inner_saved, u, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
@@ -175,33 +174,21 @@ class Attention(Sublayer):
     def check_cut(self, parts: int) -> None:
         check_width("heads", self.heads, parts)
 
-    def by_heads(self, array: Array, count: int) -> Array:
-        """Return `count` views (rows, own heads, length, size) of an array (tokens, count * own heads * size)."""
-        own = self.heads // self.parts
-        split = array.reshape(len(array) // self.length, self.length, count, own, self.size)
-        return split.transpose(2, 0, 3, 1, 4)
-
     def inner(self, qkv: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
         activation.add_bias(qkv, b)
-        q, k, v = self.by_heads(qkv, 3)
-        p = self.pool.take(*q.shape[:3], self.length)
-        self.matmul(q, k.swapaxes(2, 3), out=p)
-        attention.causal_softmax(p.reshape(-1, self.length), self.length, 1 / math.sqrt(self.size))
+        return self.attend(qkv, self.length)
+
+    def attend(self, qkv: Array, length: int) -> tuple[Array, tuple[Array, ...]]:
+        """Return the attention of q, k and v in sequences of `length` tokens, and what backward needs."""
         a = self.pool.take(len(qkv), qkv.shape[1] // 3)
-        self.matmul(p, v, out=self.by_heads(a, 1)[0])
-        return a, (qkv, p)
+        lse = self.pool.take(len(qkv), self.heads // self.parts)
+        attention.causal_attention(qkv, length, self.size, 1 / math.sqrt(self.size), a, lse)
+        return a, (qkv, lse)
 
     def inner_backward(self, inner_saved: Sequence[Array], a: Array, b: Array, da: Array, gb: Array) -> Array:
-        qkv, p = inner_saved
-        dqkv, dp = self.pool.take(*qkv.shape), self.pool.take(*p.shape)
-        (q, k, v), (dq, dk, dv), (da_by_heads,) = self.by_heads(qkv, 3), self.by_heads(dqkv, 3), self.by_heads(da, 1)
-        self.matmul(p.swapaxes(2, 3), da_by_heads, out=dv)
-        self.matmul(da_by_heads, v.swapaxes(2, 3), out=dp)
-        rows = -1, self.length
-        attention.causal_softmax_backward(p.reshape(rows), dp.reshape(rows), self.length, 1 / math.sqrt(self.size))
-        self.matmul(dp, k, out=dq)
-        self.matmul(dp.swapaxes(2, 3), q, out=dk)
-        self.give(dp)
+        qkv, lse = inner_saved
+        dqkv, scale = self.pool.take(*qkv.shape), 1 / math.sqrt(self.size)
+        attention.causal_attention_backward(qkv, a, da, lse, self.length, self.size, scale, dqkv)
         activation.add_rows(dqkv, gb)
         return dqkv
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
-from hpcdl.kernels.intensity import COSTS
+from hpcdl.kernels.intensity import COSTS, EXP
 from hpcdl.models.layers import Dense
 from hpcdl.models.losses import SoftmaxCrossEntropy, Squared
 from hpcdl.models.transformer import Attention, Embedding, FeedForward, Head, Norm
@@ -43,11 +43,37 @@ class KernelCall(NamedTuple):
         return COSTS[self.name].moved(self.rows, self.columns, itemsize)
 
 
-Operations = Sequence[Product | KernelCall]
+class AttentionCall(NamedTuple):
+    """Attention in tiles, forward or backward, for scores of keys that are not in the future."""
+
+    name: str
+    tokens: int
+    length: int
+    heads: int
+    size: int
+
+    def products(self) -> float:
+        """Return the flops of the products."""
+        return (10.0 if self.name.endswith("backward") else 4.0) * self.size * self.scores()
+
+    def scores(self) -> float:
+        return self.heads * self.tokens * (self.length + 1) / 2
+
+    def flops(self) -> float:
+        """Return the flops of products, exponentials and sums or differences."""
+        return self.products() + (EXP + 3) * self.scores()
+
+    def moved(self, itemsize: int) -> float:
+        """Return the bytes of q, k, v, a and lse, and backward also of their gradients, each moved once."""
+        width = self.heads * self.size
+        return float(itemsize * self.tokens * ((8 if self.name.endswith("backward") else 4) * width + self.heads))
+
+
+Operations = Sequence[Product | KernelCall | AttentionCall]
 Passes = tuple[Operations, Operations]  # of a layer, for some number of examples: forward, then backward
 
 
-def weight(inputs: int, rows: int, outputs: int) -> list[Product | KernelCall]:
+def weight(inputs: int, rows: int, outputs: int) -> list[Product | KernelCall | AttentionCall]:
     """Return the operations that add the gradient of a weight (inputs, outputs), for `rows` matrix rows."""
     return [Product(inputs, rows, outputs), KernelCall("add_into", inputs * outputs)]
 
@@ -70,8 +96,7 @@ def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, 
     """Return a sublayer's passes, with weights (width, first) and (second, width); inner, back: operations between."""
     tokens, width = rows * layer.length, layer.width
     ahead = [KernelCall("layer_norm", tokens, width), Product(tokens, width, first), *inner]
-    ahead += [Product(tokens, second, width), KernelCall("add_bias", tokens, width)]
-    ahead.append(KernelCall("add_into", tokens * width))
+    ahead += [Product(tokens, second, width), KernelCall("add_bias_residual", tokens, width)]
     behind = [KernelCall("add_rows", tokens, width), *weight(second, tokens, width), Product(tokens, width, second)]
     behind += [*back, *weight(width, tokens, first), Product(tokens, first, width)]
     behind += [KernelCall("layer_norm_backward", tokens, width), KernelCall("add_into", tokens * width)]
@@ -79,13 +104,11 @@ def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, 
 
 
 def attention(layer: Attention, rows: int) -> Passes:
-    length, width, size, batch = layer.length, layer.width, layer.size, rows * layer.heads
-    tall, wide = Product(length, size, length, batch), Product(length, length, size, batch)
-    scores = batch * length, length
-    qkv = rows * length, 3 * width
-    inner: Operations = [KernelCall("add_bias", *qkv), tall, KernelCall("causal_softmax", *scores), wide]
-    back: Operations = [wide, tall, KernelCall("causal_softmax_backward", *scores), wide, wide]
-    return sublayer(layer, rows, 3 * width, width, inner, [*back, KernelCall("add_rows", *qkv)])
+    sizes = rows * layer.length, layer.length, layer.heads, layer.size
+    qkv = rows * layer.length, 3 * layer.width
+    inner: Operations = [KernelCall("add_bias", *qkv), AttentionCall("causal_attention", *sizes)]
+    back: Operations = [AttentionCall("causal_attention_backward", *sizes), KernelCall("add_rows", *qkv)]
+    return sublayer(layer, rows, 3 * layer.width, layer.width, inner, back)
 
 
 def feed_forward(layer: FeedForward, rows: int) -> Passes:

@@ -13,6 +13,7 @@ times counts, as for the roofs. A layer whose operands are in a cache may lie ab
 per sent byte, beside the machine's flops per copied byte, show if computing or sending takes longer."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from hpcdl.kernels.intensity import COSTS
 from hpcdl.models import for_data
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.losses import Loss
-from hpcdl.models.work import Operations, flops, moved, operations
+from hpcdl.models.work import AttentionCall, Operations, Product, flops, moved, operations
 from hpcdl.planning.summaries import summary_of
 from hpcdl.random import Random
 from hpcdl.reports import figures
@@ -87,6 +88,33 @@ def shortest(call: Callable[[], Any], seconds: float) -> float:
 
     call()
     return min(timed() for _ in range(int(min(1000, max(REPEATS, seconds / max(timed(), 1e-9))))))
+
+
+def product_flops(counted: list[tuple[Operations, Operations]]) -> float:
+    """Return the flops of all products of a step, those within attention among them."""
+    every = [each for layer in counted for done in layer for each in done]
+    inner = sum(each.products() for each in every if isinstance(each, AttentionCall))
+    return inner + sum(each.flops() for each in every if isinstance(each, Product))
+
+
+def product_gflops(
+    counted: list[tuple[Operations, Operations]], dtype: str = "float32", repeats: int = REPEATS
+) -> float:
+    """Return the GFLOP/s of a step's BLAS products, each by itself on one thread, with contiguous operands.
+    The shortest of `repeats` times counts: the model's step is no faster than that."""
+    every = [each for layer in counted for done in layer for each in done if isinstance(each, Product)]
+    random, seconds = np.random.default_rng(0), 0.0
+    with threadpool_limits(1):
+        for product, times in Counter(every).items():
+            m, k, n, batch = product
+            a, b = (random.random((batch, *shape)).astype(dtype) for shape in ((m, k), (k, n)))
+            call, span = partial(np.matmul, a, b, np.empty((batch, m, n), dtype)), []
+            for _ in range(1 + repeats):
+                start = time.perf_counter()
+                call()
+                span.append(time.perf_counter() - start)
+            seconds += times * min(span[1:])
+    return 1e-9 * flops(every) / seconds
 
 
 # A model with a batch, and for each layer what it does forward and backward with it.

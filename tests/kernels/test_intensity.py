@@ -170,8 +170,3 @@ def test_an_exponential_and_a_hyperbolic_tangent():
     parts = elementary.exponential(np.float32, np.int32, 23, 0.7, 0.0, -86.9, 89.0, elementary.series32)[1]
     assert operations(elementary.exp32, parts, elementary.series32) - integer == EXP
     assert operations(elementary.tanh32) == TANH
-
-
-def test_a_causal_kernel_does_half_and_one_more():
-    cost = COSTS["causal_softmax"]
-    assert cost.flops(4, 4) == cost.per_element * (1 + 2 + 3 + 4) + 4 * cost.per_row

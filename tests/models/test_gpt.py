@@ -174,6 +174,19 @@ def test_initial_spread():
             assert view.std() == pytest.approx(expected, rel=0.05) and abs(view.mean()) < 0.05 * expected, name
 
 
+def test_memory_grows_with_the_context_not_with_its_square():
+    """No buffer of a step, of a score and of a prediction has an element for each pair of tokens."""
+    length = 600
+    model = make_model(f"gpt:layers=1,width=4,heads=2,context={length}", (length,), 5)
+    parameters = model.initialize(Random(0))
+    batch = reference.make_batch(1, length, 5, "float32", tokens=True)
+    gradient_of(model, parameters, batch)
+    model.evaluate(parameters, batch)
+    model.predict(parameters, batch.x)
+    model.generate(parameters, [1] * length, 2, Random(0)("sample"))
+    assert 0 < max(whole.size for whole in model.pool.bases.values()) <= 2 * length * 16  # 4 x width columns
+
+
 def test_rows_that_are_scored_at_once():
     assert make_model("gpt:layers=1,width=4,heads=1,context=2000", (2000,), 9).rows_at_once == 2
     assert make_model("gpt:layers=1,width=4,heads=1,context=5000", (5000,), 9).rows_at_once == 1

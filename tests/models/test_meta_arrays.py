@@ -67,4 +67,4 @@ def test_the_largest_model_is_gone_through():
     model.pool.memory = memory = Memory()
     w, x = MetaArray(model.size, "float32"), MetaArray((1, 2048), "float32")
     model.loss_and_gradient(w, Batch(x, MetaArray(1, np.int64), 1, 0, 0, np.arange(1)), w)
-    assert model.size == 174_604_259_328 and memory.peak["activations"] > 300e9
+    assert model.size == 174_604_259_328 and 200e9 < memory.peak["activations"] < 250e9

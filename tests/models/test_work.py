@@ -9,7 +9,7 @@ from hpcdl.data.batch import Batch
 from hpcdl.errors import UsageError
 from hpcdl.models import losses, make_model, transformer
 from hpcdl.models.layers import ACTIVATIONS
-from hpcdl.models.work import KernelCall, Product, flops, moved, operations
+from hpcdl.models.work import AttentionCall, KernelCall, Product, flops, moved, operations
 from hpcdl.random import Random
 
 ROWS = 3
@@ -34,8 +34,7 @@ def done(monkeypatch):
         return staticmethod(call)
 
     places = {
-        transformer.activation: ["add_bias", "add_rows"],
-        transformer.attention: ["causal_softmax", "causal_softmax_backward"],
+        transformer.activation: ["add_bias", "add_bias_residual", "add_rows"],
         transformer.layer_norm: ["layer_norm", "layer_norm_backward"],
         transformer.embedding: ["embed", "embed_backward", "add_positions", "add_positions_backward"],
         transformer: ["add_into"],
@@ -44,6 +43,18 @@ def done(monkeypatch):
     for module, names in places.items():
         for name in names:
             monkeypatch.setattr(module, name, watched(name, getattr(module, name)).__func__)
+
+    def watched_attention(name, kernel):
+        def call(qkv, *rest):
+            length, size = (each for each in rest if isinstance(each, int))
+            found.append(AttentionCall(name, len(qkv), length, qkv.shape[1] // 3 // size, size))
+            return kernel(qkv, *rest)
+
+        return call
+
+    for name in ("causal_attention", "causal_attention_backward"):
+        kernel = getattr(transformer.attention, name)
+        monkeypatch.setattr(transformer.attention, name, watched_attention(name, kernel))
     for kind in ACTIVATIONS.values():
         for name in ("add_bias", "slope"):
             kernel = getattr(kind, name)
@@ -104,6 +115,13 @@ def test_flops_and_bytes_of_a_dense_layer():
 def test_the_first_layer_has_no_gradient_by_its_input():
     model, _ = made("mlp:7,5")
     assert sum(isinstance(each, Product) for each in operations(model.layers[0], 2)[1]) == 1
+
+
+def test_flops_of_attention():
+    """Two products a score forward, five backward, and only of keys that are not in the future."""
+    forward, backward = (AttentionCall(f"causal_attention{end}", 10, 5, 3, 4) for end in ("", "_backward"))
+    scores = 3 * 2 * (1 + 2 + 3 + 4 + 5)
+    assert (forward.products(), backward.products()) == (2 * 2 * 4 * scores, 5 * 2 * 4 * scores)
 
 
 def test_what_is_not_counted():
