@@ -20,10 +20,8 @@ Compiled code is cached on disk beside the module (or in NUMBA_CACHE_DIR). Numba
 compile different types of one function at once: both pick the same file number. And N ranks with an empty cache would
 each compile every kernel. So a kernel has a lock on this machine: one process compiles it, then all others load it."""
 
-import ast
 import contextlib
 import fcntl
-import inspect
 import os
 import stat
 import tempfile
@@ -35,7 +33,9 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core.caching import FunctionCache
 from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 from numba.np.numpy_support import as_dtype
 from numpy.typing import DTypeLike
 
@@ -137,18 +137,22 @@ def exact(body: Callable) -> Any:
     return numba.njit(fastmath=False, forceinline=True, **OPTIONS)(body)
 
 
+def arguments_of(kind: str, body: Callable) -> list[str]:
+    """Return the names of the body's arguments after its indices. kind: a key of INDICES."""
+    return list(body.__code__.co_varnames[INDICES[kind] : body.__code__.co_argcount])
+
+
 def generate(kind: str, text: str, body: Callable, more: tuple[str, ...] = (), /, **names: Any) -> Callable:
     """Return a function of the body's arguments that runs the loop `text` around the body. kind: a key of INDICES.
     more: names of further arguments. names: the text's globals. The function has the body's file and name, so Numba's
     cache lies beside that file. Its closure, a part of Numba's cache key, holds STAMP, which stands for all files."""
-    arguments = list(inspect.signature(body).parameters)[INDICES[kind] :]
+    arguments = arguments_of(kind, body)
     text = text.format(first=arguments[0], last=arguments[-1], names=", ".join(arguments))
     lines = "\n".join(f"  {line}" for line in ["stamp", *text.split("\n")])
-    tree = ast.parse(f"def make(stamp):\n def loop({', '.join([*arguments, *more])}):\n{lines}\n return loop")
-    (make,) = tree.body
-    ast.increment_lineno(tree, body.__code__.co_firstlineno - make.body[0].lineno)  # type: ignore[attr-defined]
+    above = "\n" * (body.__code__.co_firstlineno - 1)  # so that line numbers are those of the file
+    source = f"{above}def make(stamp):\n def loop({', '.join([*arguments, *more])}):\n{lines}\n return loop"
     space: dict[str, Any] = {"__name__": body.__module__, **names}
-    exec(compile(tree, body.__code__.co_filename, "exec"), space)
+    exec(compile(source, body.__code__.co_filename, "exec"), space)
     generated = space["make"](STAMP)
     generated.__name__, generated.__qualname__, generated.__doc__ = body.__name__, body.__qualname__, body.__doc__
     generated.__module__ = body.__module__
@@ -168,7 +172,7 @@ def converted(arg: Any, wanted: Any) -> Any:
 def narrowing_lines(kind: str, body: Callable, signature: str) -> str:
     """Return lines of code that narrow to T the float64 numbers that the signature declares as T.
     Callers pass Python's numbers, which are float64, and Numba is fastest if no argument needs a conversion."""
-    names = list(inspect.signature(body).parameters)[INDICES[kind] :]
+    names = arguments_of(kind, body)
     pairs = zip(names, numba_types(signature, "float32"), numba_types(signature, "float64"), strict=True)
     numbers = [name for name, a, b in pairs if a != b and not isinstance(a, numba.types.Array)]
     return "".join(f"{name} = {names[0]}.dtype.type({name})\n" for name in numbers)
@@ -177,12 +181,25 @@ def narrowing_lines(kind: str, body: Callable, signature: str) -> str:
 KERNELS: list["Kernel"] = []  # all kernels of the process
 
 
+class LoopCache(FunctionCache):
+    """Numba's cache of a function; it loads code without the tables of all functions that Numba can compile.
+    Only compiling needs the tables. Filling them takes a third of a start, and imports scipy.linalg."""
+
+    def load_overload(self, types: Any, target: Any) -> Any:
+        rtsys.initialize(target)  # the functions of Numba's runtime, to which loaded code is linked
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(types, target)
+            if found is not None:
+                return found
+        return super().load_overload(types, target)
+
+
 class Loop(CPUDispatcher):
     """A compiled loop, cached on disk; a dispatcher of Numba's, whose call costs as little as a numpy function's."""
 
     def __init__(self, loop: Callable, **flags: Any):
         super().__init__(loop, targetoptions={"nopython": True, "boundscheck": None, **OPTIONS, **flags})
-        self.enable_caching()
+        self._cache = LoopCache(self.py_func)  # as enable_caching() sets Numba's own
 
     def compile(self, types: Any) -> Any:
         """Compile the version for these Numba types, or load it; Numba replaces the cache's index atomically."""

@@ -1,9 +1,10 @@
 """PyTorch over hpcdl's backend beside gloo: mpiexec -n 2 hpcdl bench-torch --json torch.json
 
-Two tables. The first has microseconds of `torch.distributed.all_reduce` (float32, one tensor, blocking) by size. The
-second has microseconds of a training step of three PyTorch models, an MLP, a small ResNet and a GPT, with a batch of
-random rows on each rank: under DistributedDataParallel over both backends; by door 1 (`TorchModel` with
-`Communicator.all_reduce`, as train-allreduce has it); and `alone`, without any exchange of gradients.
+Two tables. The first has microseconds of `torch.distributed.all_reduce` (float32, one tensor, blocking) by size, and
+of `Communicator.all_reduce` in the same memory. The second has microseconds of a training step of three PyTorch models,
+an MLP, a small ResNet and a GPT, with a batch of random rows on each rank: under DistributedDataParallel over both
+backends, and with a hook that exchanges nothing (`DDP alone`: what the reducer itself costs); by door 1 (`TorchModel`
+with `Communicator.all_reduce`, as train-allreduce has it); and `alone`, without DDP and without any exchange.
 
 All are in the same processes and take turns, in an order drawn by lot; a turn's time is that of the slowest rank.
 Printed are medians, and quartiles of each time divided by that of hpcdl's backend in the same turn. Needs the extra
@@ -54,6 +55,7 @@ def run(world, options: TorchBenchOptions, torch) -> None:
         size = bench.bytes_of(text)
         calls = max(1, min(20, (64 << 10) // max(1, size)))
         found = {name: all_reduce(torch, group, size) for name, group in groups.items()}
+        found["communicator"] = by_communicator(torch, groups["hpcdl"].comm, size)
         tables["all_reduce", text] = bench.race(world, found, options.seconds / len(found), size, calls)
     for name in chosen(options.models):
         rows = options.batch_per_rank if name == "mlp" else max(1, options.batch_per_rank // 4)
@@ -77,6 +79,20 @@ def all_reduce(torch, group, size: int) -> bench.Contender:
     """Return a contender that reduces a tensor of `size` bytes over the ranks of `group`."""
     tensor = torch.ones(max(1, size // 4))
     return bench.Contender(lambda: torch.distributed.all_reduce(tensor, group=group), lambda: tensor.fill_(1))
+
+
+def by_communicator(torch, comm, size: int) -> bench.Contender:
+    """Return a contender that reduces the memory of such a tensor by the communicator of the process group itself."""
+    tensor = torch.ones(max(1, size // 4))
+    vector = tensor.numpy()
+    return bench.Contender(lambda: comm.all_reduce(vector), lambda: tensor.fill_(1))
+
+
+def no_exchange(torch, bucket):
+    """Return the bucket at once, as a hook of DDP that exchanges nothing."""
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def network(torch, name: str):
@@ -133,10 +149,12 @@ def steps(torch, groups: dict, world, name: str, rows: int) -> dict[str, bench.C
     values = random.integers(0, 65, (rows, *shape)) if name == "gpt" else random.standard_normal((rows, *shape))
     x, y = values.astype(np.float32), random.integers(0, classes, rows)
 
-    def by_torch(group) -> bench.Contender:
+    def by_torch(group, exchange=True) -> bench.Contender:
         model = network(torch, name)
         if group is not None:
             model = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+        if not exchange:
+            model.register_comm_hook(torch, no_exchange)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
 
@@ -148,6 +166,7 @@ def steps(torch, groups: dict, world, name: str, rows: int) -> dict[str, bench.C
         return bench.Contender(step)
 
     found = {f"DDP over {backend}": by_torch(group) for backend, group in groups.items()}
+    found["DDP alone"] = by_torch(groups["hpcdl"], exchange=False)
     return found | {"door 1": by_us(torch, world, name, x, y), "alone": by_torch(None)}
 
 

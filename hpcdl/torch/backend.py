@@ -50,8 +50,9 @@ class Refused(UsageError, ValueError):
 
 
 @functools.cache
-def reduction_of(op: Any, kind: torch.dtype) -> tuple[str, bool]:
-    """Return a reduction's name, and True if `Communicator` has it for type `kind`. Raises Refused for unfit types."""
+def reduction_of(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
+    """Return a reduction's name, True if `Communicator` has it for type `kind`, and True if values are multiplied by a
+    factor first. Raises Refused for unfit types."""
     name = NAMES[op]
     if name == "mean" and not (kind.is_floating_point or kind.is_complex):
         raise Refused(f"ReduceOp.AVG is for floating-point tensors, not for {kind}; take SUM")
@@ -61,7 +62,7 @@ def reduction_of(op: Any, kind: torch.dtype) -> tuple[str, bool]:
         raise Refused(f"ReduceOp.{name.upper()} is for tensors of numbers that have an order, not for {kind}")
     if (kind.is_floating_point and kind.itemsize == 1) or kind is torch.complex32:
         raise Refused(f"tensors of {kind} cannot be reduced; convert them first")
-    return name, name in DIRECT and kind in KNOWN
+    return name, name in DIRECT and kind in KNOWN, op == Op.PREMUL_SUM
 
 
 def only(tensors: Sequence[Tensor]) -> Tensor:
@@ -78,8 +79,8 @@ class BackendGroup(CommunicatorGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = OPTIONS) -> Work:
         tensor = only(tensors)
-        name, direct = reduction_of(opts.reduceOp.op, tensor.dtype)
-        if opts.reduceOp.op == Op.PREMUL_SUM:
+        name, direct, scaled = reduction_of(opts.reduceOp.op, tensor.dtype)
+        if scaled:
             tensor.detach().mul_(opts.reduceOp.factor)
         if direct:
             vector: Any = memory_of(tensor) if tensor.is_cpu else self._on_gpu(tensor)
@@ -110,8 +111,8 @@ class BackendGroup(CommunicatorGroup):
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         tensor, root = only(tensors), opts.rootRank
-        name, direct = reduction_of(opts.reduceOp.op, tensor.dtype)
-        if opts.reduceOp.op == Op.PREMUL_SUM:
+        name, direct, scaled = reduction_of(opts.reduceOp.op, tensor.dtype)
+        if scaled:
             tensor.detach().mul_(opts.reduceOp.factor)
         vector, back = array_to_fill(tensor)
         if self.me != root:
@@ -135,10 +136,10 @@ class BackendGroup(CommunicatorGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, output: Tensor, parts: list[np.ndarray], opts: Any) -> Work:
-        reduction_of(opts.reduceOp.op, output.dtype)
+        *_, scaled = reduction_of(opts.reduceOp.op, output.dtype)
         if len(parts) != self.ranks or parts[self.me].size != output.numel():
             raise Refused(f"rank {self.me}: a reduce-scatter needs a tensor for each rank, as long as its output")
-        if opts.reduceOp.op == Op.PREMUL_SUM:
+        if scaled:
             parts = [each * opts.reduceOp.factor for each in parts]
         into, back = array_to_fill(output, filled=False)
         steps = partial(folded_reduce_scatter.steps, parts=parts, into=into)

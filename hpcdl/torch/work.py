@@ -69,6 +69,7 @@ class Pending(Work):  # type: ignore[misc]
             except Exception as failed:
                 error = failed
         self.error, self.done, self.finish = error, True, None
+        self.requests = []  # they refer to this operation: without the cycle, tensors are freed when the caller is done
         engine.live.pop(id(self), None)
         engine.finished.append(self)
 
@@ -124,20 +125,22 @@ class Awaited(Future[Any]):
     def __init__(self, work: Pending):
         devices = {each.device for each in work.outputs if each.is_cuda}
         super().__init__(devices=sorted(devices, key=str)) if devices else super().__init__()
-        self.work = work
-        self.settled = False
+        self.work: Pending | None = work  # None: settled
 
     def wait(self) -> Any:
-        engine.wait(self.work)
+        work = self.work
+        if work is not None:
+            engine.wait(work)
         return super().wait()
 
     def settle(self) -> None:
-        if not self.settled:
-            self.settled = True
-            if self.work.error is None:
-                self.set_result(self.work.outputs)
-            else:
-                self.set_exception(self.work.error)
+        work, self.work = self.work, None
+        if work is None:
+            return
+        if work.error is None:
+            self.set_result(work.outputs)
+        else:
+            self.set_exception(work.error)
 
 
 class Engine:
@@ -155,8 +158,11 @@ class Engine:
         self.process = os.getpid()
 
     def alone(self) -> bool:
-        """Note that this thread calls the backend; return True if no other thread has called it."""
-        self.users.add(threading.get_ident())
+        """Note that this thread calls the backend; return True if no other thread that still runs has called it."""
+        if threading.get_ident() not in self.users:
+            self.users.add(threading.current_thread().ident or 0)  # registers a thread of PyTorch with Python, too
+        if len(self.users) > 1:
+            self.users.intersection_update([each.ident for each in threading.enumerate()])
         return len(self.users) == 1
 
     @contextlib.contextmanager
@@ -172,8 +178,7 @@ class Engine:
         """Start the operation whose requests make() returns. limit: seconds after which a wait raises; 0: never."""
         self.alone()
         with self.lock:
-            for each in list(self.live.values()):
-                each.advance()
+            self.advance_all()
             work = Pending(make(), outputs, finish, limit)
             if not work.done:
                 self.live[id(work)] = work
@@ -181,6 +186,11 @@ class Engine:
         if self.spare and not work.done and sum(each.nbytes for each in outputs) >= MANY:
             self.wake()
         return work
+
+    def advance_all(self) -> None:
+        """Advance all operations in flight; the caller holds the lock."""
+        for each in list(self.live.values()):
+            each.advance()
 
     def settle(self) -> None:
         """Complete the futures of completed operations; the caller must not hold the lock."""
@@ -220,8 +230,7 @@ class Engine:
                     with contextlib.suppress(Exception):  # the request stores it
                         request.test()
                 work.advance()
-                for each in list(self.live.values()):
-                    each.advance()
+                self.advance_all()
             self.settle()
             waited = time.monotonic() - begun
             if work.done:
@@ -280,8 +289,7 @@ class Engine:
                 before = len(self.live)
                 if self.lock.acquire(blocking=False):
                     try:
-                        for each in list(self.live.values()):
-                            each.advance()
+                        self.advance_all()
                     finally:
                         self.lock.release()
                     self.settle()

@@ -3,13 +3,15 @@
 import fcntl
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
 import pytest
 from agreement import OnDevice
 
-from hpcdl.kernels import bind, updates
+from hpcdl.kernels import bind, reduce, updates
 from hpcdl.kernels.bind import block, elementwise, rowwise
 
 
@@ -186,3 +188,18 @@ def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(lock_file):
     os.mkfifo(lock_file)
     with bind.compile_lock("pick"):
         pass
+
+
+def test_cached_code_is_loaded_without_what_only_compiling_needs():
+    """Numba's tables of functions, whose filling imports scipy.linalg; code that is not cached still finds them."""
+    reduce.add_into.compile("float32")  # now in the cache
+    program = """
+import sys
+import numpy as np
+from hpcdl.kernels import reduce
+total = np.ones(3, np.float32)
+reduce.add_into(total, total.copy())
+print(total.tolist(), "numba.np.arraymath" in sys.modules, "scipy.linalg" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[2.0, 2.0, 2.0] False False\n"

@@ -21,12 +21,15 @@ ROOT = Path(__file__).parents[2]
 
 # MODULE:NAME, and the file that needs it.
 CPU = {
-    "numba.core.registry:CPUDispatcher.enable_caching": "kernels/bind.py, Loop",
+    "numba.core.registry:CPUDispatcher.enable_caching": "kernels/bind.py, Loop: sets _cache, as this does",
     "numba.core.registry:CPUDispatcher.compile": "kernels/bind.py, Loop.compile",
     "numba.core.registry:CPUDispatcher._compile_for_args": "kernels/bind.py, Kernel: what to call if no version fits",
     "numba.core.registry:CPUDispatcher.typeof_pyval": "kernels/bind.py, Kernel: arrays on a GPU fit none",
     "numba.core.registry:cpu_target.target_context.codegen": "kernels/convert.py, has_float16",
     "numba.core.caching:FunctionCache._index_key": "kernels/bind.py, Loop.compile",
+    "numba.core.caching:FunctionCache._load_overload": "kernels/bind.py, LoopCache",
+    "numba.core.caching:FunctionCache._guard_against_spurious_io_errors": "kernels/bind.py, LoopCache",
+    "numba.core.runtime:rtsys.initialize": "kernels/bind.py, LoopCache",
     "numba.core.caching:FunctionCache.cache_path": "hpcdl/machine/facts.py, compile_cache",
     "numba.core.caching:IndexDataCacheFile._load_index": "kernels/bind.py, Loop.compile",
     "numba.core.cgutils:ir.HalfType": "kernels/convert.py, narrow and widen",

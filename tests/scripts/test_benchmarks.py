@@ -261,11 +261,11 @@ def test_bench_training(bench, launch):
 def test_bench_torch(bench, launch):
     pytest.importorskip("torch")
     rows, cells, out = bench("torch", 2, "--sizes 4KiB --models mlp --batch-per-rank 2 --seconds 0.001", launch)
-    ways = ["DDP over hpcdl", "DDP over gloo", "door 1", "alone"]
+    ways = ["DDP over hpcdl", "DDP over gloo", "DDP alone", "door 1", "alone"]
     kinds = {kind: [row["way"] for row in rows if row["kind"] == kind] for kind in ("all_reduce", "step")}
-    assert kinds == {"all_reduce": ["hpcdl", "gloo"], "step": ways} and len(rows) == 6
+    assert kinds == {"all_reduce": ["hpcdl", "gloo", "communicator"], "step": ways} and len(rows) == 8
     assert all(len(row["microseconds_per_turn"]) >= 5 for row in rows)
-    assert cells[0] == ["all_reduce", "hpcdl", "gloo"] and "| step | " + " | ".join(ways) in out
+    assert cells[0] == ["all_reduce", "hpcdl", "gloo", "communicator"] and "| step | " + " | ".join(ways) in out
 
 
 @pytest.mark.long
