@@ -404,6 +404,9 @@ def sparse_round(
             for e in range(first, last, np.uintp(16)):
                 prefetch(data_at + e * np.uintp(data.itemsize))
                 prefetch(indices_at + e * np.uintp(4))
+            if first < last:  # a row seldom ends where a step of the loop does, and has one more cache line then
+                prefetch(data_at + (last - np.uintp(1)) * np.uintp(data.itemsize))
+                prefetch(indices_at + (last - np.uintp(1)) * np.uintp(4))
         sampled = updates % SAMPLE == 0
         if quick and not sampled:
             row = index[start]

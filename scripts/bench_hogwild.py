@@ -2,16 +2,20 @@
 
 Trains a linear model on rows of RCV1's shape, or on other data. These ways take turns: each number of --threads under
 each --locking; several threads with replicas, which exchange their changes after --exchange-every updates; on several
-ranks, one thread of each on one shared vector, and on a vector each, which shows what cores do that share nothing; and
-scikit-learn's SGDClassifier, if that is installed. Prints examples per second, collisions and the test loss, which
-should be equal for all ways but that with a vector each. --plot draws the test loss against the epochs. A dense case:
+ranks, one thread of each on one shared vector, and on a vector each, which shows what cores do that share nothing; for
+logistic loss on sparse rows, a plain kernel, the shortest loop that does the same without locks and counts; and
+scikit-learn's SGDClassifier, if that is installed. Prints examples per second, the gain over the fewest threads of the
+same kind in the same turn, collisions and the test loss, which should be equal for all ways but that with a vector
+each. --plot draws the test loss against the epochs. A dense case:
 --data digits --model softmax --lr 0.05."""
 
+import functools
 import json
 import logging
 import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hpcdl.chunks import chunks
 from hpcdl.csr import CSR
 from hpcdl.data import Data
 from hpcdl.data.synthetic import draw_or_open_data
@@ -28,7 +33,7 @@ from hpcdl.launch import benchmark_table as bench
 from hpcdl.runs.options import not_negative, option, positive
 from hpcdl.strategies import hogwild
 
-SKLEARN = "scikit-learn"
+SKLEARN, PLAIN = "scikit-learn", "plain kernel"
 NEVER = 10**9  # rounds
 
 
@@ -89,7 +94,7 @@ def rows_to_train(options: HogwildBenchOptions, ranks: int) -> Data:
 
 def run(world, options: HogwildBenchOptions, data: Data) -> tuple | None:
     logging.getLogger("hpcdl").setLevel(logging.ERROR)  # more threads than cores: the table shows it
-    variants = {each.name: each for each in variants_of(options, world.size)}
+    variants = {each.name: each for each in variants_of(options, world.size, data.rows_in_memory.sparse)}
     ways = {name: lambda turn, each=each: measure(world, options, data, each) for name, each in variants.items()}
     found = bench.in_turns(1 + options.turns, ways)
     if world.rank > 0:
@@ -97,7 +102,7 @@ def run(world, options: HogwildBenchOptions, data: Data) -> tuple | None:
     return tabulated(options, data, {variants[name]: turns[1:] for name, turns in found.items()})  # without warm-up
 
 
-def variants_of(options: HogwildBenchOptions, ranks: int) -> list[Variant]:
+def variants_of(options: HogwildBenchOptions, ranks: int, sparse: bool) -> list[Variant]:
     """Return the ways to train on up to `ranks` ranks. One thread with locks shows what locks cost."""
     found = [
         Variant(f"{threads} x {locking}", 1, threads, locking)
@@ -113,8 +118,12 @@ def variants_of(options: HogwildBenchOptions, ranks: int) -> list[Variant]:
     if ranks > 1:
         found += [Variant(f"{ranks} ranks x 1 {each}", ranks, 1, each) for each in options.locking[:1]]
         found += [Variant(f"{ranks} ranks, a vector each", ranks, 1, options.locking[0], shared=False)]
-    fits = find_spec("sklearn") and options.model == "logistic" and options.schedule == "constant"
-    return [*found, Variant(SKLEARN, 1, 1, "")] if fits else found
+    if options.model == "logistic" and options.schedule == "constant":
+        if sparse:
+            found += [Variant(f"{threads} x {PLAIN}", 1, threads, PLAIN) for threads in options.threads]
+        if find_spec("sklearn"):
+            found.append(Variant(SKLEARN, 1, 1, ""))
+    return found
 
 
 def measure(world, options: HogwildBenchOptions, data: Data, variant: Variant) -> HogwildMeasurement | None:
@@ -124,7 +133,12 @@ def measure(world, options: HogwildBenchOptions, data: Data, variant: Variant) -
     group = world.Split(0 if world.rank < variant.ranks else MPI.UNDEFINED, world.rank)
     found = None
     if group != MPI.COMM_NULL:
-        found = beside(options, data) if variant.name == SKLEARN else by_threads(group, options, data, variant)
+        if variant.name == SKLEARN:
+            found = beside(options, data)
+        elif variant.locking == PLAIN:
+            found = by_plain_kernel(options, data, variant.threads)
+        else:
+            found = by_threads(group, options, data, variant)
         group.Free()
     come = world.Ibarrier()
     while not come.Test():
@@ -151,6 +165,51 @@ def by_threads(group, options: HogwildBenchOptions, data: Data, variant: Variant
     return HogwildMeasurement(run.seconds, losses, summary["collisions"], summary["update_staleness"]["mean"])
 
 
+def by_plain_kernel(options: HogwildBenchOptions, data: Data, threads: int) -> HogwildMeasurement:
+    """Train by `plain_kernel` on threads that share w; seconds are those of all epochs and of drawing their orders."""
+    loop, random = plain_kernel(), np.random.default_rng(options.seed)
+    x, y = data.train.rows(0, data.examples)
+    w = np.zeros(x.shape[1] + 1, np.float32)
+    rate, values = np.float32(options.lr), np.asarray(x.data, np.float32)
+    loop(values, x.indices, x.indptr, y, np.empty(0, np.int64), w, rate)  # compiles
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(options.epochs):
+            order = random.permutation(data.examples)
+            parts = [order[part] for part in chunks(data.examples, threads)]
+            list(pool.map(lambda part: loop(values, x.indices, x.indptr, y, part, w, rate), parts))
+    seconds = time.perf_counter() - begun
+    x, y = data.test.rows(0, data.test.examples)
+    rows = np.repeat(np.arange(len(y)), np.diff(x.indptr))
+    margin = w[-1] + np.bincount(rows, x.data * w[x.indices], len(y))
+    return HogwildMeasurement(seconds, [logistic_loss(margin, y)])
+
+
+@functools.cache
+def plain_kernel():
+    """Return HOGWILD! as the paper states it, for logistic loss: plain loads and stores, nothing counted or checked."""
+    import numba
+
+    @numba.njit(nogil=True, fastmath={"reassoc", "contract", "arcp", "nsz", "afn"})
+    def loop(data, indices, indptr, y, order, w, rate):
+        bias, one = w.size - 1, np.float32(1)
+        for row in order:
+            first, last = np.uintp(indptr[row]), np.uintp(indptr[row + 1])
+            z = w[bias]
+            for e in range(first, last):
+                z += data[e] * w[np.uintp(indices[e])]
+            change = rate * (one / (one + np.exp(-z)) - np.float32(y[row]))
+            for e in range(first, last):
+                w[np.uintp(indices[e])] -= change * data[e]
+            w[bias] -= change
+
+    return loop
+
+
+def logistic_loss(margin: np.ndarray, y: np.ndarray) -> float:
+    return float(np.logaddexp(0, np.where(y == 1, -margin, margin)).mean())
+
+
 def beside(options: HogwildBenchOptions, data: Data) -> HogwildMeasurement:
     """Train by scikit-learn, without penalty, at the same rate, for as many epochs."""
     from sklearn.linear_model import SGDClassifier
@@ -164,8 +223,7 @@ def beside(options: HogwildBenchOptions, data: Data) -> HogwildMeasurement:
     made.fit(x, y)
     seconds = time.perf_counter() - begun
     x, y = rows_of(data.test)
-    margin = np.where(y == 1, 1, -1) * made.decision_function(x).astype(np.float64)
-    return HogwildMeasurement(seconds, [float(np.logaddexp(0, -margin).mean())])
+    return HogwildMeasurement(seconds, [logistic_loss(made.decision_function(x).astype(np.float64), y)])
 
 
 def rows_of(split):
@@ -184,9 +242,11 @@ def tabulated(
     examples = options.epochs * data.examples
     speeds = {variant: [examples / each.seconds for each in some] for variant, some in columns.items()}
     first, base = next(iter(speeds.items()))
+    fewest = {each.locking: speed for each, speed in reversed(speeds.items()) if each.ranks == 1}  # the first of each
     rows, records = [], []
     for variant, some in columns.items():
         ratios = [one / other for one, other in zip(speeds[variant], base, strict=True)]
+        gains = [one / other for one, other in zip(speeds[variant], fewest[variant.locking], strict=True)]
         loss = statistics.median(each.losses[-1] for each in some)
         shares = [[each[k] for each in some if each[k] is not None] for k in (2, 3)]
         collisions, staleness = (statistics.median(share) if share else None for share in shares)
@@ -195,6 +255,7 @@ def tabulated(
                 "": variant.name,
                 "M examples/s": bench.spread([speed / 1e6 for speed in speeds[variant]], ".3f"),
                 f"against {first.name}": bench.spread(ratios, ".2f"),
+                "gain": bench.spread(gains, ".2f"),
                 "collisions": "" if collisions is None else f"{collisions:.2%}",
                 "staleness": "" if staleness is None else f"{staleness:.2f}",
                 "test loss": f"{loss:.5f}",
@@ -203,6 +264,7 @@ def tabulated(
         record = variant._asdict()
         del record["shared"]
         record |= bench.quartiles("examples_per_second", speeds[variant]) | bench.quartiles("ratio", ratios)
+        record |= bench.quartiles("gain", gains)
         middle = np.median([each.losses for each in some], axis=0).tolist()
         records.append(record | {"collisions": collisions, "staleness": staleness, "test_loss_per_evaluation": middle})
     about = f"{data.name}, {data.examples} rows of {int(np.prod(data.features))} features, {options.model}"
@@ -210,7 +272,7 @@ def tabulated(
         axes = bench.subplot(xlabel="epochs", ylabel="test loss")
         for record in records:
             losses = record["test_loss_per_evaluation"]
-            if record["name"] != SKLEARN:
+            if record["name"] != SKLEARN and record["locking"] != PLAIN:
                 axes.plot(range(1, len(losses) + 1), losses, marker="o", markersize=3, label=record["name"])
         axes.legend()
         bench.save(axes, options.plot)

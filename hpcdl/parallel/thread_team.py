@@ -12,6 +12,7 @@ from concurrent.futures import TimeoutError as Late
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunk, chunks
 from hpcdl.csr import CSR
@@ -57,7 +58,7 @@ class ThreadTeam:
         check_exchange(exchange_every, locking)
         rows = data.rows_in_memory
         self.threads, self.batch, self.count, self.turns = threads, batch, count or threads, turns
-        self.stop = np.zeros(kernels.LINE, np.int64)
+        self.stop = on_own_lines(kernels.LINE, np.int64)
         self.numbers = np.zeros(kernels.NUMBERS, w.dtype)
         self.numbers[kernels.EPS] = getattr(optimizer, "eps", 0.0)
         self.numbers[kernels.DECAY], self.numbers[kernels.SCALE] = optimizer.weight_decay, rows.scale
@@ -69,7 +70,7 @@ class ThreadTeam:
         how[:, [kernels.THREADS, kernels.SPINS]] = self.count, 1 if crowded else SPINS
         how[:, [kernels.SHIFT, kernels.EXCHANGE]] = kernels.shift_for(form.features), self.exchange_every
         how[:, kernels.ADAGRAD] = bool(optimizer.state)
-        self.counts = [np.zeros(kernels.COUNTS, np.int64) for _ in range(threads)]
+        self.counts = [on_own_lines(kernels.COUNTS, np.int64) for _ in range(threads)]
         state = next(iter(optimizer.state.values()), np.empty(0, w.dtype))
         labels, targets = answers(rows, form, w.dtype)
         before: tuple  # arguments common to all threads
@@ -160,6 +161,14 @@ def words_for(threads: int) -> np.ndarray:
     return np.zeros(kernels.words_for(threads), np.int64)
 
 
+def on_own_lines(shape: int | tuple[int, int], dtype: DTypeLike) -> np.ndarray:
+    """Return zeros in cache lines that hold nothing else: a write to a line delays other threads that read it."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    room = np.zeros(size + 2 * kernels.BYTES, np.uint8)
+    begin = -room.ctypes.data % kernels.BYTES
+    return room[begin : begin + size].view(dtype).reshape(shape)
+
+
 def answers(rows: MemoryRows, form: LinearForm, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return labels (rows,) and regression targets (rows, outputs), one of them empty."""
     if rows.y_kind == np.int64:
@@ -183,7 +192,7 @@ def scratch(rows: MemoryRows, form: LinearForm, w: np.ndarray, batch: int) -> li
     """Return one thread's private buffers, in the order of the loops' arguments."""
     features, outputs, dtype = form.features, form.outputs, w.dtype
     stripes = np.zeros((features >> kernels.shift_for(features)) + 1, np.uint8)
-    outs = [np.empty((1, outputs), dtype) for _ in range(2)]
+    outs = [on_own_lines((1, outputs), dtype) for _ in range(2)]  # every update writes them
     if rows.sparse:
         longest = int(np.diff(rows.x.indptr).max(initial=0))
         most = min(features, batch * longest) + 1

@@ -49,6 +49,17 @@ def test_one_update_by_hand(sparse, locking):
     team.close()
 
 
+@pytest.mark.parametrize("sparse", [True, False])
+def test_what_a_thread_writes_at_each_update_shares_no_cache_line(sparse):
+    teams = [team_of(few(sparse), threads=2) for _ in range(4)]
+    z = 8 if sparse else 7  # its place among a loop's last arguments; then comes dz, and at the end counts
+    written = [each for team, _ in teams for _, last in team.arguments for each in (last[z], last[z + 1], last[-1])]
+    assert {each.ctypes.data % kernels.BYTES for each in written} == {0}
+    assert {each.shape for each in written} == {(1, 3), (kernels.COUNTS,)}
+    for team, _ in teams:
+        team.close()
+
+
 @pytest.mark.parametrize("locking", list(kernels.LOCKINGS))
 @pytest.mark.parametrize("sparse", [True, False])
 def test_the_same_bits_under_every_locking(sparse, locking):

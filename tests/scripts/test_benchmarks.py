@@ -116,11 +116,16 @@ def test_bench_hogwild(ranks, bench, tmp_path):
     rows, cells, _ = bench("hogwild", ranks, options)
     names = ["1 x none", "2 x none", "1 x global", "2 x global", "2 x none, exchange 1", "2 x none, exchange 50"]
     names += ["2 ranks x 1 none", "2 ranks, a vector each"] * (ranks == 2)
+    names += ["1 x plain kernel", "2 x plain kernel"]
     assert [row["name"] for row in rows if row["name"] != "scikit-learn"] == names
     for row in rows:
         assert len(row["examples_per_second_per_turn"]) == 2 and min(row["examples_per_second_per_turn"]) > 0
     assert rows[0]["test_loss_per_evaluation"] == rows[2]["test_loss_per_evaluation"]  # one thread: the same bits
     assert rows[0]["collisions"] == rows[2]["collisions"] == rows[3]["collisions"] == 0
+    plain, two = (row for row in rows if "plain" in row["name"])
+    assert plain["test_loss_per_evaluation"][-1] == pytest.approx(rows[0]["test_loss_per_evaluation"][-1], rel=0.1)
+    speeds = np.array([row["examples_per_second_per_turn"] for row in (two, plain)])
+    assert two["gain_per_turn"] == (speeds[0] / speeds[1]).tolist() and plain["gain_median"] == 1
     assert [row["exchange_every"] for row in rows[:6]] == [0, 0, 0, 0, 1, 50] and rows[4]["collisions"] is None
     assert len(rows[0]["test_loss_per_evaluation"]) == 2 and (tmp_path / "h.png").stat().st_size > 0
     assert len(cells) == 2 + len(rows)
