@@ -2,14 +2,17 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from printed import shell
 from tables import write_csv
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own_data.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own_data.md").read_text()
 COMMANDS = {
     name: command
     for name, command in re.findall(r"^\| (\w+) \|.*\| `(hpcdl prepare-data [^`]*)` \|$", PAGE, re.MULTILINE)
@@ -69,22 +72,58 @@ def written(path, rows, delimiter):
     write_csv(path, [[*rows[0]], *texts], delimiter=delimiter)
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_from_a_table_to_predictions(environment, tmp_path, name):
+def write_tables(folder, name):
+    """Write the made table of this name to its file, and 7 rows without a label; return the new rows' file."""
     source, label = re.search(r"csv (\S+) .* --label (\w+|\"[^\"]*\")", COMMANDS[name]).groups()
     rows, delimiter = [*rows_of(name)], {"wine": ";", "diabetes": "\t"}.get(name, ",")
     new = [{key: row[key] for key in reversed(row) if key != label.strip('"')} for row in rows[:7]]
     if name == "cars":
         rows[:4] = [row | {"Miles_per_Gallon": None} for row in rows[:4]]
-    written(tmp_path / source, rows, delimiter)
-    written(tmp_path / f"new{Path(source).suffix}", new, delimiter)
-    train = f"hpcdl train-allreduce --data {name}.h5 --model mlp:32 --out runs/{name}"
-    for command in (COMMANDS[name], train, f"hpcdl predict runs/{name} new{Path(source).suffix} --out p.csv"):
-        done = shell(command, tmp_path, environment)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        if command is COMMANDS[name]:
-            assert SAID[name] in done.stdout
+    written(folder / source, rows, delimiter)
+    written(folder / f"new{Path(source).suffix}", new, delimiter)
+    return f"new{Path(source).suffix}"
+
+
+def run(command, folder, environment):
+    done = shell(command, folder, environment)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_from_a_table_to_predictions(environment, tmp_path, name):
+    new = write_tables(tmp_path, name)
+    assert SAID[name] in run(COMMANDS[name], tmp_path, environment)
+    run(f"hpcdl train-allreduce --data {name}.h5 --model mlp:32 --out runs/{name}", tmp_path, environment)
+    run(f"hpcdl predict runs/{name} {new} --out p.csv", tmp_path, environment)
     summary = json.loads((tmp_path / f"runs/{name}/summary.json").read_text())
     assert summary["test_loss"] < 3 and summary["stopped"] == "finished"
     lines = (tmp_path / "p.csv").read_text().splitlines()
     assert len(lines) == 8 and all(line.endswith(",") and line.count(",") == lines[0].count(",") for line in lines[1:])
+
+
+def penguins(folder, environment):
+    """Make penguins.h5 by the page's first command."""
+    (folder / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "penguins.csv", folder / "docs")
+    run(re.search(r"\$ (hpcdl prepare-data csv docs/penguins.csv .*)", PAGE)[1], folder, environment)
+
+
+def test_another_table_of_the_same_columns(environment, tmp_path):
+    penguins(tmp_path, environment)
+    lines = (tmp_path / "docs" / "penguins.csv").read_text().splitlines()
+    (tmp_path / "other.csv").write_text("\n".join(lines[:20]))
+    run("hpcdl " + re.search(r"`(prepare-data csv other.csv [^`]*)`", PAGE)[1], tmp_path, environment)
+    with h5py.File(tmp_path / "other.h5") as file:
+        assert len(file["test/y"]) == 19
+
+
+def test_beside_scikit_learn(environment, tmp_path):
+    pytest.importorskip("sklearn")
+    penguins(tmp_path, environment)
+    for name in SAID:
+        write_tables(tmp_path, name)
+        run(COMMANDS[name], tmp_path, environment)
+    said = run(re.search(r"^    (hpcdl bench-sklearn --data .*)$", PAGE, re.MULTILINE)[1], tmp_path, environment)
+    tables = [name for name in ["penguins", *SAID] if re.search(rf"^\W*{name}\b", said, re.MULTILINE)]
+    assert tables == ["penguins", *SAID]
