@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.data import open_data
 from hpcdl.formatting import counted
 from hpcdl.launch.one_process import one_process
 from hpcdl.launch.option_parser import parse
+from hpcdl.machine.launcher import clean_environment, mpiexec
 from hpcdl.models import parse_model
 from hpcdl.runs.options import option
 

@@ -45,9 +45,9 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import auto
-from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.comm.progress import activity
 from hpcdl.kernels import bind, device, shared
+from hpcdl.machine.launcher import clean_environment, mpiexec
 
 STANDIN = Path(__file__).parent / "standin"
 TOGETHER = {"world", "mpi_tmpdir", "mpi_tmp_path", "mpi_file_name"}  # fixtures that all ranks ask for

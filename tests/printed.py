@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ready_ranks
 
-from hpcdl.comm.launcher import clean_environment
+from hpcdl.machine.launcher import clean_environment
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
 NEAR = 0.02  # digits depend on the processor's arithmetic, and its sums' order

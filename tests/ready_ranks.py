@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.machine.launcher import clean_environment, mpiexec
 
 RANK = Path(__file__).parent / "standin/rank.py"
 MOST = 20  # ranks that are up at once

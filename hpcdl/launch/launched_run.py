@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.comm.launcher import OVERSUBSCRIBED, clean_environment, mpiexec
 from hpcdl.errors import LoneError, UsageError, unknown
 from hpcdl.files import parse_json
 from hpcdl.formatting import dashed
+from hpcdl.machine.launcher import OVERSUBSCRIBED, clean_environment, mpiexec
 from hpcdl.metric_lines import MetricLines, is_evaluation
 from hpcdl.programs import TRAINS, files, writes_folder
 

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hpcdl.comm.launcher import OVERSUBSCRIBED, clean_environment, mpiexec
 from hpcdl.errors import AgreedExit, LoneError, UsageError, line
 from hpcdl.launch.start import start_mpi
+from hpcdl.machine.launcher import OVERSUBSCRIBED, clean_environment, mpiexec
 from hpcdl.runs import signals
 
 POLL_SECONDS = 0.2  # seconds between two checks for a signal

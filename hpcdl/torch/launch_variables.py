@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
-from hpcdl.comm.launcher import TORCH_VARIABLES
+from hpcdl.machine.launcher import TORCH_VARIABLES
 from hpcdl.machine.world import exit_process, in_step, launch, number_on_host, ranks_on_host
 
 ALONE = "torchrun starts processes that MPI does not connect: start the script by mpiexec -n N python SCRIPT, or srun"

@@ -60,7 +60,7 @@ class Workers:
 @contextlib.contextmanager
 def _surroundings(main: bool) -> Iterator[None]:
     """Context that gives processes spawned in it their environment. main: True if they import the program's file."""
-    from hpcdl.comm.launcher import clean_environment  # not above: it starts MPI, which workers do not need
+    from hpcdl.machine.launcher import clean_environment  # not above: it starts MPI, which workers do not need
 
     before, program = dict(os.environ), sys.modules["__main__"]
     replace_contents(os.environ, clean_environment() | {"OMP_NUM_THREADS": "1"})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.comm.launcher import clean_environment
+from hpcdl.machine.launcher import clean_environment
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for the modules in this folder, which is no package

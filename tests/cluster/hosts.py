@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.machine.launcher import clean_environment, mpiexec
 
 HERE = Path(__file__).parent
 SSH = """#!/bin/sh

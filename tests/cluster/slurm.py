@@ -19,7 +19,7 @@ import time
 import uuid
 from pathlib import Path
 
-from hpcdl.comm.launcher import clean_environment
+from hpcdl.machine.launcher import clean_environment
 
 PACKAGES = ("slurmctld", "slurmd", "libpmix2")
 PATIENCE = 180  # seconds; where kernels are compiled first, on a machine with much else to do, it takes many

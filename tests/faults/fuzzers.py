@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from hpcdl.comm.launcher import clean_environment
+from hpcdl.machine.launcher import clean_environment
 
 STORE = "tests/parameter_server/test_fuzz_servers.py"
 FUZZERS = [  # file, tests of it, how many times as many cases as in a run of the tests, and how many these are

@@ -27,9 +27,9 @@ from faults.cases import ANEW, BY_CHANCE, FLIPS, FOUND, HARMLESS, SEVERAL, Case,
 from few import write_few
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.errors import UsageError
 from hpcdl.launch.isolated_run import PATIENCE
+from hpcdl.machine.launcher import clean_environment, mpiexec
 
 HERE = Path(__file__).parent
 ASLEEP = 1.0  # seconds for which a process is stopped that goes on

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.comm.launcher import clean_environment
 from hpcdl.kernels.cases import CASES
+from hpcdl.machine.launcher import clean_environment
 
 
 @pytest.fixture(scope="module")

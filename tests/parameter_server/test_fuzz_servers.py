@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.comm.point_to_point import Arrival
 from hpcdl.comm.trace import Traffic
 from hpcdl.data import open_data
 from hpcdl.data_server import data_messages
 from hpcdl.data_server.batch_server import BatchServer
 from hpcdl.errors import UsageError
+from hpcdl.machine.launcher import clean_environment, mpiexec
 from hpcdl.parameter_server.clocks import Clocks
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.parameter_store import add

@@ -7,8 +7,8 @@ import sys
 import pytest
 from written_runs import lines
 
-from hpcdl.comm.launcher import clean_environment
 from hpcdl.errors import UsageError
+from hpcdl.machine.launcher import clean_environment
 from hpcdl.runs import Options
 from hpcdl.runs.folder import Folder, remove_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.launcher import clean_environment
+from hpcdl.machine.launcher import clean_environment
 from hpcdl.machine.world import FLAVOURS, library
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

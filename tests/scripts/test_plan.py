@@ -25,7 +25,7 @@ def test_the_list_and_the_help(capsys):
 
 def test_16_bits_fit_where_32_do_not(capsys):
     for bits, count in ("16", 1), ("32", 0):
-        words = ["--model", "gpt2-xl", "--ranks", "1", "--batch-size", "1", "--fit", "33GiB"]
+        words = ["--model", "gpt2-xl", "--ranks", "1", "--batch-size", "1", "--fit", "28GiB"]
         main(["memory", *words, "--bits", bits])
         assert ("the first grid: mpiexec -n 1 hpcdl train-grid" in capsys.readouterr().out) == bool(count)
 

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.machine.launcher import clean_environment, mpiexec
 
 GPT = ["--model", "gpt:layers=4,width=128,heads=4,context=64", "--data", "text", "--batch-size", "32"]
 MLP = ["--model", "mlp:256,128", "--data", "digits", "--batch-size", "128", "--epochs", "30", "--evaluate-every", "99"]

@@ -17,7 +17,7 @@ import uuid
 from pathlib import Path
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.machine.launcher import clean_environment, mpiexec
 from hpcdl.runs.signals import STATUS
 
 JOBS = (  # program, what it tries, how many of these in a job, and of each number of ranks how many

@@ -38,8 +38,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from smaller_world import Gossip, LocalSGD
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.data import open_data
+from hpcdl.machine.launcher import clean_environment, mpiexec
 from hpcdl.models import for_data
 from hpcdl.runs.options import Options
 
