@@ -32,7 +32,8 @@ def load(x, row, column, rows, columns, into):
 
 def scores(x, row, column, rows, y, y_row, y_column, y_rows, size, factor, parts, s):
     """s[r, c] <- factor times the sum over d of x[row + r, column + d] y[y_row + c, y_column + d]."""
-    thread, n = cuda.threadIdx.x, SIDE
+    n = SIDE
+    thread = cuda.threadIdx.x % (n * n)  # if THREADS is no square, some compute the same twice
     r, c, a00 = thread // n, thread % n, x.dtype.type(0)
     a01 = a10 = a11 = a00
     for d0 in range(0, size, DEPTH):
