@@ -383,7 +383,7 @@ def test_pytorch_over_hpcdl_and_gloo_is_measured(possible):
     assert done.returncode == 0, done.stderr
     assert "1,000 Mbit/s" in done.stdout and "on 2 ranks" in done.stdout
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith(("| 1KiB", "| 256KiB"))]
-    assert len(rows) == 2 and all(len(row) == 3 for row in rows)
+    assert len(rows) == 2 and all(len(row) == 4 for row in rows)
     assert float(rows[1][1].replace(",", "")) >= 0.5 * 1e6 * (256 << 10) * 8 / 1e9  # microseconds, as the link allows
 
 
