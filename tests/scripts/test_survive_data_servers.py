@@ -47,7 +47,8 @@ def test_a_server_or_a_worker_is_gone(ranks, servers, rank, more, launch, whole,
     assert summary["workers"] == ranks - 1 - left and summary["options"]["data_servers"] == left
     assert sum(leg["steps"] for leg in summary["legs"]) == summary["steps"] == STEPS
     assert ("read the rows themselves" in done.stdout) == (left == 0)
-    assert done.stderr.count("\n") == 1  # what --inject says, and no traceback
+    ours = [line for line in done.stderr.splitlines() if "pmix_" not in line]  # Open MPI's launcher misses the rank
+    assert len(ours) == 1  # what --inject says, and no traceback
     if not more:  # streamed, rows come in another order
         found = Checkpoint.read(tmp_path / "a").vectors["parameters"]
         assert np.abs(found - whole).max() <= 1e-12
