@@ -2,9 +2,10 @@
 
 A rank that waits yields its core between two polls. A yield reaches the other ranks of its job, but not a process of
 another session, as Linux shares out the core among sessions first (autogroups). That process then keeps the core for
-its whole slice, 3 ms by default, while a message has long arrived. The scheduler EEVDF runs next, among those that have
-had less than their share, whoever asked for the shortest slice (Stoica and Abdel-Wahab, "Earliest eligible virtual
-deadline first", 1995). A shorter slice changes the order of turns, not a process's share of the core.
+its whole slice, 1.4 ms by default on 2 cores and more on several, while a message has long arrived. The scheduler EEVDF
+runs next, among those that have had less than their share, whoever asked for the shortest slice (Stoica and
+Abdel-Wahab, "Earliest eligible virtual deadline first", 1995). A shorter slice changes the order of turns, not a
+process's share of the core.
 
 Linux 6.12 and later take such a wish from any process. Where it cannot be had, waits sleep after a preemption instead
 (progress.py)."""

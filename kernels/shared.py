@@ -41,9 +41,9 @@ BYTES = SCRATCH + BLOCK  # of the memory of a rank
 # slices (hpcdl/time_slice.py); CLOCK two words of the clock.
 COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, MOST_SPINS, WAITED, CALL, NAPS, SLICED, CLOCK = range(14)
 WORDS = CLOCK + 2
-SHARED = 1_000  # nanoseconds of a yield from which on another process has run: a yield to nobody takes some 300
+SHARED = 1_000  # nanoseconds of a yield from which on another process has run: a yield to nobody takes some 500
 NAP = 20  # microseconds
-NAPPING = 1000  # polls that sleep first, after another process has taken the core
+NAPPING = 1000  # yields that sleep instead, after another process has taken the core
 TAKEN = 500_000  # nanoseconds of a yield from which on another process has taken the core
 MONOTONIC = 1  # CLOCK_MONOTONIC of Linux
 BEGIN, OFFERED, ADDED = range(3)  # phases

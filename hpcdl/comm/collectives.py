@@ -16,12 +16,12 @@ from hpcdl.comm.barrier import dissemination_barrier
 from hpcdl.comm.call_matching import CallComparison, number
 from hpcdl.comm.call_path import CallPath, flat
 from hpcdl.comm.collective_schedule import Step, complete
-from hpcdl.comm.compiled_schedule import ScheduleRunner, compilable, record
+from hpcdl.comm.compiled_schedule import ScheduleRunner, compilable, compile_for, record
 from hpcdl.comm.compressed import Compressed, compressed_all_reduce
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.node_memory import NodeMemory
-from hpcdl.comm.operations import Reduction, operation
+from hpcdl.comm.operations import SUM, Reduction, operation
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
@@ -52,6 +52,12 @@ class Collectives(CallPath):
         self._begin_call(call)
         vector = array if array.ndim == 1 else array.reshape(-1)
         self._fast_path("all_reduce", self.traffic["all_reduce"], run, vector)
+
+    def compile_for(self, dtype: np.dtype) -> None:
+        """Compile, or load, what reductions of this type execute: the first one would take seconds else. Local."""
+        SUM(np.empty(0, dtype), np.empty(0, dtype))
+        if self.size > 1 and (self.algorithm.fixed or self.algorithm.choose is not None):
+            compile_for(dtype)
 
     @staged()
     def iall_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> Request:

@@ -2,7 +2,7 @@
 
 `record` runs an algorithm's generator (collective_schedule.py) once for a vector's length and type, with a communicator
 that sends nothing and notes its calls. kernels/schedule.py then executes the notes for each vector like it: the same
-messages with the same tags, and the same additions in the same order. A step costs 0.2 us there, and 4 us in Python.
+messages with the same tags, and the same additions in the same order. Python takes some 3 us more for each step.
 
 An algorithm allows it by `Algorithm.fixed`. Its generator stays the reference, and the way to run it beside operations
 in flight, on a GPU, in fault drills, after `survive`, and where MPI's functions are not found."""
@@ -26,7 +26,7 @@ from hpcdl.kernels import shared
 from hpcdl.time_slice import request_short_slice
 
 LONGEST = 1 << 20  # bytes of the longest vector: for longer ones Python's time does not count
-SPINS = 64  # polls between two yields, at most: some 8 us
+SPINS = 64  # polls between two yields, at most
 ALIGNED = 64  # bytes: scratch arrays begin at a cache line
 NAMES = "MPI_Irecv", "MPI_Isend", "MPI_Issend", "MPI_Test"  # in the order of kernels.FUNCTIONS, kernels.TEST
 
@@ -126,6 +126,12 @@ def compilable(algorithm: Algorithm, vector: np.ndarray) -> bool:
     return algorithm.fixed and vector.nbytes <= LONGEST and functions() is not None
 
 
+def compile_for(dtype: np.dtype) -> None:
+    """Compile, or load from the cache, what executes schedules for vectors of this type."""
+    if dtype not in kernels.run.compiled:
+        kernels.run.compile(dtype)
+
+
 class ScheduleRunner:
     """Executes schedules on a communicator, one at a time."""
 
@@ -159,8 +165,7 @@ class ScheduleRunner:
     def bind(self, schedule: Schedule, like: np.ndarray, op: Reduction) -> Callable[[np.ndarray], int]:
         """Return the function that executes this schedule for a vector; it returns nanoseconds waited."""
         self.make_room(schedule.slots * self.words[kernels.REQUEST], schedule.scratch)
-        if like.dtype not in kernels.run.compiled:
-            kernels.run.compile(like.dtype)
+        compile_for(like.dtype)
         loop, state, words, code = kernels.run.version(like.dtype), self.state, self.words, CODES[op.name]
         rows, waited, done, failed = schedule.rows, shared.WAITED, shared.DONE, kernels.FAILED
 

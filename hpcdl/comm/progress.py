@@ -34,9 +34,9 @@ from hpcdl.comm.diagnostics.call_site import refuse
 from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 
 POLLS = 50  # polls between two yields, at most
-SHARED = 3_000  # nanoseconds of a yield from which on another process has run: a yield to nobody takes some 500
+SHARED = 3_000  # nanoseconds of a yield from which on another process has run: a yield to nobody takes some 700
 PREEMPTED = 500_000  # nanoseconds of a yield from which on the core counts as preempted
-NAP, NAPS = 2e-5, 1000  # seconds of a nap after a preemption, and the polls that nap
+NAP, NAPS = 2e-5, 1000  # seconds of a nap after a preemption, and the yields that nap
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: polling before the first nap; the longest nap
 SPINS = 2000  # polls of a node's flags between two yields, at most
 YIELDS = 50  # before MPI and signal handlers get a turn; each yield may cost a time slice of some ms

@@ -29,7 +29,6 @@ import numpy as np
 from hpcdl.checkpoint.buffers import average, extra_of, share, tracked
 from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
-from hpcdl.comm.operations import SUM
 from hpcdl.comm.trace import Traffic
 from hpcdl.csr import on
 from hpcdl.data import Batch
@@ -248,19 +247,19 @@ def averaged(held: Ownership, over: Callable[[], bool]) -> Iterator[None]:
         held.average_shown = False
 
 
-def warm_up(held: Ownership, scored: Scored, data: Any, make_optimizer: Callable, uncounted: Any) -> None:
+def warm_up(held: Ownership, scored: Scored, data: Any, make_optimizer: Callable, comm: Any) -> None:
     """Compile, or load from the cache, what a step needs, before any clock runs. make_optimizer: `Run.make_optimizer`.
-    uncounted: context for the step, whose messages are not counted; but a row from a data server is counted."""
+    comm: the run's; messages of the step are not counted, but a row from a data server is."""
     device, dtype = held.device, held.model.layout.dtype
     least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
     if held.parameters is not None:
         x, y = (on(device, each[:least]) for each in data.train.rows(0, 1))
-        with uncounted:
+        with comm.traffic.uncounted():
             scored.warm_up(Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)))
     optimizer = make_optimizer(held.model, data, least)
     optimizer.step = optimizer.average_from or 0
     optimizer.update(device.zeros(least, dtype), device.zeros(least, dtype))
-    SUM(np.empty(0, dtype), np.empty(0, dtype))
+    comm.compile_for(dtype)
 
 
 def fingerprint(vector: np.ndarray) -> int:

@@ -172,7 +172,7 @@ class Run:
         self.agreement = Agreement(held.peers, self.step)
         self.replicas = AgreeingReplicas(held, self.options.checks.replicas, strategy, self.step)
         with self.memory.paused():
-            warm_up(held, self.scored, data, self.make_optimizer, self.comm.traffic.uncounted())
+            warm_up(held, self.scored, data, self.make_optimizer, self.comm)
         self.bounded = self._progress
         self.bookkeeping.barrier()
         if self.survivor is not None:

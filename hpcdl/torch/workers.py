@@ -18,6 +18,7 @@ from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
 from hpcdl.errors import UsageError, blamed_on, reason
+from hpcdl.machine.launcher import clean_environment
 
 
 class Workers:
@@ -60,8 +61,6 @@ class Workers:
 @contextlib.contextmanager
 def _surroundings(main: bool) -> Iterator[None]:
     """Context that gives processes spawned in it their environment. main: True if they import the program's file."""
-    from hpcdl.machine.launcher import clean_environment  # not above: it starts MPI, which workers do not need
-
     before, program = dict(os.environ), sys.modules["__main__"]
     replace_contents(os.environ, clean_environment() | {"OMP_NUM_THREADS": "1"})
     if not main:

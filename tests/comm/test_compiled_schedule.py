@@ -56,6 +56,14 @@ def test_one_rank_may_take_it_and_another_the_generator(name, world):
         assert np.array_equal(vector, world.size * np.arange(50.0))
 
 
+@pytest.mark.parametrize(("name", "compiles"), [("ring", True), ("auto", True), ("mpi", False)])
+def test_it_is_compiled_before_the_first_all_reduce(name, compiles, world, monkeypatch):
+    comm, asked = Communicator(world, allreduce=name), []
+    monkeypatch.setattr("hpcdl.comm.collectives.compile_for", asked.append)
+    comm.compile_for(np.dtype("float64"))
+    assert asked == [np.dtype("float64")] * (compiles and world.size > 1)
+
+
 @pytest.mark.parametrize("case", ["long", "survive", "drill", "no functions"])
 def test_it_gives_way_to_the_generator(case, world, monkeypatch):
     class Drill(CountingIntracomm):
