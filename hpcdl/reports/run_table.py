@@ -1,6 +1,6 @@
 """A table of runs, a row for each: what it trained, its score, its cost, and how it has ended (`hpcdl runs`).
 
-state        ended: its reason to stop (finished, patience, signal, ...)      running: a process holds its folder
+state        ended: its reason to stop (finished, signal, failed, ...)        running: a process holds its folder
              dead: no process holds it, and no end is recorded                unknown: where locks are not seen"""
 
 import contextlib
@@ -72,7 +72,7 @@ def state_of(folder: Path, summary: dict[str, Any]) -> str:
     """Return the state of a run. A run that was resumed has the summary of an earlier leg, if any."""
     held = is_held(folder)
     ended = "" if held else logged_end(folder) or str(summary.get("stopped") or "")
-    return ended or STATES[held]
+    return ended.partition(": ")[0] or STATES[held]  # without the error of a run that failed
 
 
 def last_evaluation(folder: Path) -> dict[str, Any]:

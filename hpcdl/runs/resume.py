@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
-ALIKE = ("optimizer", "average", "seed", "batch", "class_weight")
-CHANGES = ("optimizer", "batch", "class_weight")  # in which an heir may differ; the optimizer's vectors must fit
+ALIKE = ("loss", "optimizer", "average", "seed", "batch", "class_weight")
+CHANGES = ("loss", "optimizer", "batch", "class_weight")  # an heir may differ in them; the optimizer's vectors must fit
 
 
 def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
@@ -67,13 +67,13 @@ def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
 
 
 def refuse_another(mine: dict, found: Checkpoint, resume: str, per_epoch: int, heir: bool = False) -> None:
-    """Raise UsageError unless the checkpoint fits `mine`, this run's attributes (`position`): model, data, optimizer,
-    seed, batch size, class weights, and `fixed` entries. Within an epoch the order of rows must fit, too: else some
-    rows come twice, others never. Attributes that a checkpoint of an older version lacks count as equal. heir: as in
-    RunContext."""
+    """Raise UsageError unless the checkpoint fits `mine`, this run's attributes (`position`): model, data, loss,
+    optimizer, seed, batch size, class weights, and `fixed` entries. Within an epoch the order of rows must fit, too:
+    else some rows come twice, others never. Attributes that a checkpoint of an older version lacks count as equal.
+    heir: as in RunContext."""
     check_attributes(found.attributes, f"--resume {resume}")
     refusal = refusal_of(resume)
-    older = {"average": "none", "class_weight": mine["class_weight"]}
+    older = {"average": "none", **{name: mine[name] for name in ("class_weight", "loss")}}
     mine, theirs = copy.deepcopy(mine), older | copy.deepcopy(found.attributes)
     refuse_another_environment(mine, theirs, resume)
     if mine["layout"] != theirs["layout"]:

@@ -14,6 +14,7 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.faults.straggler import with_stragglers
 from hpcdl.models import make_model
+from hpcdl.reports.watching import logged_end
 from hpcdl.runs import Options, Whole, signals
 
 pytestmark = pytest.mark.four
@@ -200,6 +201,7 @@ def test_what_does_not_fit_is_not_resumed(run, world, mpi_tmp_path):
         ({"model": "mlp:7"}, "that run's model is mlp:6 with 51 parameters of float64, not mlp:7 with 59"),
         ({"optimizer": "adam"}, "optimizer is momentum, not adam"),
         ({"seed": 5}, "seed is 0, not 5"),
+        ({"loss": "huber:delta=1"}, "loss is squared, not huber:delta=1"),
         ({"batch_size": 8}, "batch is 7, not 8"),
         ({"dtype": "float64", "model": "softmax"}, "model"),
     ]:
@@ -230,6 +232,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rank(run, wor
     kept = Checkpoint.read(out)
     assert kept.attributes["step"] == 8 and np.isfinite(kept.vectors["parameters"]).all()
     assert not (out / "summary.json").exists()
+    assert logged_end(out).startswith("failed: the loss of step 11 is not finite")
 
 
 def test_a_signal_on_one_rank_stops_all_after_the_same_step_with_a_checkpoint(run, world, mpi_tmp_path, monkeypatch):

@@ -63,13 +63,13 @@ def test_a_row_for_each_in_any_order(folder, capsys):
 
 def test_a_run_that_was_stopped_is_not_dead(folder, capsys):
     """Its log has the reason; a run that goes on is running, whatever its first leg has summed up."""
-    for name, said in (("dead", "signal"), ("c/1-a", "time limit")):
+    for name, said in (("dead", "signal"), ("c/1-a", "failed: the loss of step 2: nan")):
         (folder / name / "logs").mkdir()
         log = f"2026-01-01 00:00:00,000 INFO gossip\n2026-01-01 00:00:01,000 INFO ended after step 8: {said}\n"
         (folder / name / "logs/rank-0000.log").write_text(log)
     (folder / "now/summary.json").write_text('{"stopped": "finished"}')
     runs.main([".", "--json"])
-    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["time limit", "signal", "running"]
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["failed", "signal", "running"]
 
 
 def test_refused(folder):
