@@ -16,7 +16,7 @@ from hpcdl.comm.barrier import dissemination_barrier
 from hpcdl.comm.call_matching import CallComparison, number
 from hpcdl.comm.call_path import CallPath, flat
 from hpcdl.comm.collective_schedule import Step, complete
-from hpcdl.comm.compiled_schedule import ScheduleRunner, compilable, compile_for, record
+from hpcdl.comm.compiled_schedule import ScheduleRunner, compile_for, schedule_of
 from hpcdl.comm.compressed import Compressed, compressed_all_reduce
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.diagnostics.call_signature import Call
@@ -145,12 +145,13 @@ class Collectives(CallPath):
         self, algorithm: Algorithm, vector: np.ndarray, op: Reduction
     ) -> Callable[[np.ndarray, CountingIntracomm], int] | None:
         """Return the algorithm's schedule for vectors like this one in compiled code; None if it runs step by step."""
-        drilled = self._intracomm is not CountingIntracomm
-        if algorithm.steps is None or self.size == 1 or drilled or not compilable(algorithm, vector):
+        if self.size == 1 or self._intracomm is not CountingIntracomm:  # another class: a fault drill
             return None
-        if self._runner is None:
-            self._runner = ScheduleRunner(self._collective)
-        return self._runner.counted(record(algorithm.steps, self._collective, vector, op), vector, op)
+        schedule = schedule_of(algorithm, self._collective, vector, op)
+        if schedule is None:
+            return None
+        self._runner = self._runner or ScheduleRunner(self._collective)
+        return self._runner.counted(schedule, vector, op)
 
     @staged()
     def ireduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> Request:
