@@ -70,7 +70,7 @@ def test_only_leaders_send_and_what_theory_says(layout, bare, monkeypatch):
 
 @pytest.mark.mpi(min_size=3)
 def test_pieces_are_in_flight_on_both_levels(monkeypatch, world):
-    """While the leaders exchange piece i, the other ranks copy piece i - 1 and add piece i + 1; then nothing is left."""
+    """While the leaders exchange piece i, the other ranks copy piece i - 1 and add piece i + 1."""
     monkeypatch.setattr(node_memory, "ranks_of_node", lambda comm: comm.Split(comm.rank // 2, comm.rank))
     monkeypatch.setattr(hierarchical, "PIECE", 4096)
     comm, done = Communicator(world, allreduce="hierarchical"), []
