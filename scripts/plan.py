@@ -9,6 +9,7 @@
     plan.py check                                 how far such forecasts are off: runs a matrix of lines
     plan.py scaling runs/1 runs/2 runs/4          speed-up, serial fraction, what more ranks would bring, what is lost
     plan.py simulate allreduce gossip             steps on up to 100,000 ranks with stragglers, by strategy
+    plan.py simulate --fastest                    the fastest all-reduce by number of ranks and bytes
 
 `plan.py NAME --help` lists the options. One process is enough, and MPI is not needed."""
 
@@ -125,7 +126,12 @@ class SimulateOptions:
     """Options of `plan simulate`."""
 
     strategies: list[str] = option(list, "as allreduce:algorithm=tree, gossip, servers:consistency=async,count=8")
-    ranks: str = option("100,1000,10000,100000", "numbers of ranks, with commas between")
+    ranks: str = option("", "numbers of ranks, with commas between; default: 100,1000,10000,100000")
+    fastest: bool = option(
+        False,
+        "the fastest all-reduce by ranks (default: 2, 4, ..., 65536) and bytes instead; one rank on each node. Times "
+        "are closed forms, which tests compare with simulations of up to 64 ranks",
+    )
     steps: int = option(100, "steps to simulate; the table shows means over these steps")
     parameters: float = option(25e6, "parameters of the model, 4 bytes each")
     compute: float = option(0.1, "seconds that a rank computes in a step, in the mean")
@@ -136,16 +142,19 @@ class SimulateOptions:
     checkpoint: float = option(60.0, "with --fails-after: seconds that a checkpoint takes")
     restart: float = option(300.0, "with --fails-after: seconds until a job that failed is at work again")
     hours: float = option(240.0, "with --fails-after: hours of work of the job that is simulated")
-    picture: str = option("", "write seconds against ranks to this file, .png or .svg")
+    picture: str = option("", "write seconds against ranks, or with --fastest the map, to this file, .png or .svg")
     json: str = option("", "write all numbers to this file")
 
     def __post_init__(self):
-        numbers = [each.strip() for each in self.ranks.split(",")]
+        default = ",".join(str(2**k) for k in range(1, 17)) if self.fastest else "100,1000,10000,100000"
+        numbers = [each.strip() for each in (self.ranks or default).split(",")]
         if not all(each.isdecimal() and 0 < int(each) <= 10**6 for each in numbers):
             raise UsageError(f"--ranks {self.ranks}: numbers from 1 to 1,000,000, with commas between")
         self.sizes = [int(each) for each in numbers]
         positive(self, "steps", "parameters", "compute", "checkpoint", "hours")
         not_negative(self, "fails_after", "restart")
+        if self.fastest and (self.strategies or self.fails_after or self.json):
+            raise UsageError("--fastest compares all-reduces only: leave out strategies, --fails-after and --json")
 
 
 def simulate(options: SimulateOptions, trust: tuple[str, ...]) -> list[str]:
@@ -159,6 +168,13 @@ def simulate(options: SimulateOptions, trust: tuple[str, ...]) -> list[str]:
         scaling_pictures.check(Path(options.picture))
 
     cluster = Cluster.read(options.cluster) if options.cluster else Cluster()
+    if options.fastest:
+        if cluster.ranks_per_node > 1:
+            raise UsageError("--fastest has no exact times for several ranks on a node: give a cluster with one")
+        said, names = scale_report.fastest_table(cluster, options.sizes)
+        if options.picture:
+            scaling_pictures.write_fastest(Path(options.picture), options.sizes, [*scale_report.LENGTHS], names)
+        return said
     work = StepWork(options.compute, 4 * options.parameters, Noise.read(options.straggler), options.seed)
     strategies = options.strategies or ["allreduce"]
     found = scale_report.simulate_all(strategies, cluster, work, options.sizes, options.steps)

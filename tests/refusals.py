@@ -191,6 +191,7 @@ REFUSALS = [
         memory '-n 1: train-dqn' => model 'mlp:64,64,dueling': the width of a hidden layer is a positive whole
         simulate star => unknown strategy 'star'; known: allreduce, gossip, local, pipeline, servers
         simulate --ranks ten => --ranks ten: numbers from 1 to 1,000,000, with commas between
+        simulate allreduce --fastest => --fastest compares all-reduces only: leave out strategies, --fails-after and
         simulate --steps 0 => --steps must be greater than 0, not 0
         simulate pipeline:stages=3 --ranks 4 => pipeline:stages=3: 4 ranks are not a multiple of 3 stages
         simulate --picture a.pdf => --picture a.pdf: the name must end in .png or .svg

@@ -18,6 +18,8 @@ from hpcdl.comm.progress import activity
 class Until:
     """A step that waits for a condition. block(), if given, waits for the condition faster than polling does."""
 
+    block: Callable[[], None] | None = None
+
     def __init__(self, condition: Callable[[], bool], block: Callable[[], None] | None = None):
         self.condition, self.block = condition, block
 
@@ -27,11 +29,10 @@ class Delivery(Until):
     for each receive; its status is None if the message is longer than its buffer (MPI gives no status then)."""
 
     def __init__(self, requests: list[MPI.Request], receives: int, check: Callable[[int, MPI.Status | None], object]):
-        super().__init__(self.arrived)
         self.requests, self.receives, self.check = requests, receives, check
         self.statuses: list[MPI.Status] = []
 
-    def arrived(self) -> bool:
+    def condition(self) -> bool:  # a method: kept in an attribute, it would keep the step, and its buffers, alive
         """True if all messages have arrived. Raises what `check` raises."""
         try:
             with keep_requests(self.requests):

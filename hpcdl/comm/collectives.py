@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunk
-from hpcdl.comm.all_to_all import all_to_all
 from hpcdl.comm.allreduce.circulant import circulant_all_gather, circulant_reduce_scatter, has_fewer_steps
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
-from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
-from hpcdl.comm.barrier import dissemination_barrier
 from hpcdl.comm.call_matching import CallComparison, number
 from hpcdl.comm.call_path import CallPath, flat
 from hpcdl.comm.collective_schedule import Step, complete
-from hpcdl.comm.compiled_schedule import ScheduleRunner, compilable, compile_for, record
+from hpcdl.comm.compiled_schedule import ScheduleRunner, compile_for, schedule_of
 from hpcdl.comm.compressed import Compressed, compressed_all_reduce
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.node_memory import NodeMemory
 from hpcdl.comm.operations import SUM, Reduction, operation
+from hpcdl.comm.primitives import chain
+from hpcdl.comm.primitives.all_to_all import all_to_all
+from hpcdl.comm.primitives.barrier import dissemination_barrier
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
@@ -36,6 +36,7 @@ class Collectives(CallPath):
 
     algorithm: Algorithm
     node_memory: NodeMemory | None  # of the algorithm, if it uses shared memory
+    several_nodes: bool  # True if the ranks are on several nodes
     _runner: ScheduleRunner | None = None  # of compiled schedules
 
     def iall_reduce(self, array: np.ndarray, op: str = "sum") -> Request:
@@ -145,12 +146,13 @@ class Collectives(CallPath):
         self, algorithm: Algorithm, vector: np.ndarray, op: Reduction
     ) -> Callable[[np.ndarray, CountingIntracomm], int] | None:
         """Return the algorithm's schedule for vectors like this one in compiled code; None if it runs step by step."""
-        drilled = self._intracomm is not CountingIntracomm
-        if algorithm.steps is None or self.size == 1 or drilled or not compilable(algorithm, vector):
+        if self.size == 1 or self._intracomm is not CountingIntracomm:  # another class: a fault drill
             return None
-        if self._runner is None:
-            self._runner = ScheduleRunner(self._collective)
-        return self._runner.counted(record(algorithm.steps, self._collective, vector, op), vector, op)
+        schedule = schedule_of(algorithm, self._collective, vector, op)
+        if schedule is None:
+            return None
+        self._runner = self._runner or ScheduleRunner(self._collective)
+        return self._runner.counted(schedule, vector, op)
 
     @staged()
     def ireduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> Request:
@@ -167,16 +169,15 @@ class Collectives(CallPath):
 
     def _reduce(self, run: Callable, vector: np.ndarray, root: int, name: str) -> Any:
         op = operation(name, vector.dtype)
-        total = vector if self.rank == root else vector.copy()  # the tree overwrites it
+        total = vector if self.rank == root else vector.copy()  # the schedule overwrites it
         finish = (lambda: op.finish(vector, self.size)) if op.divides and self.rank == root else None
         call = "reduce", vector.dtype, vector.size, name, root
-        return run(call, tree_reduce.steps, total, op, root, True, finish=finish)
+        return run(call, chain.reduce.steps, total, self.several_nodes, op, root, True, finish=finish)
 
     @staged()
     def ibroadcast(self, array: np.ndarray, root: int = 0) -> Request:
         """Replace every rank's `array` by that of rank `root`."""
-        vector = flat(array, written=self.rank != root)
-        return self.irun(("broadcast", vector.dtype, vector.size, "", root), tree_broadcast.steps, vector, root, True)
+        return self._broadcast(self.irun, flat(array, written=self.rank != root), root)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         """The blocking form of `ibroadcast`."""
@@ -184,7 +185,11 @@ class Collectives(CallPath):
         if vector is None:
             self.ibroadcast(array, root).wait()
         else:
-            self.run(("broadcast", vector.dtype, vector.size, "", root), tree_broadcast.steps, vector, root, True)
+            self._broadcast(self.run, vector, root)
+
+    def _broadcast(self, run: Callable, vector: np.ndarray, root: int) -> Any:
+        call = "broadcast", vector.dtype, vector.size, "", root
+        return run(call, chain.broadcast.steps, vector, self.several_nodes, root, True)
 
     @staged()
     def ireduce_scatter(self, array: np.ndarray, op: str = "sum") -> Request:

@@ -20,7 +20,7 @@ from hpcdl.comm.diagnostics.call_signature import describe_call
 from hpcdl.comm.diagnostics.call_site import refuse
 from hpcdl.comm.diagnostics.collective_checker import CollectiveChecker, enabled_by_environment
 from hpcdl.comm.diagnostics.watchdog import Watchdog
-from hpcdl.comm.node_memory import known_memory
+from hpcdl.comm.node_memory import known_memory, spans_nodes
 from hpcdl.comm.point_to_point import PointToPoint
 from hpcdl.comm.progress import activity, meet
 from hpcdl.comm.rma_window import ExposedArray
@@ -89,6 +89,7 @@ class Communicator(PointToPoint, Collectives):
         self._exposed_arrays: list[ExposedArray] = []
         self._parent: Communicator | None = None
         self._derived: list[Communicator] = []  # not freed yet
+        self.several_nodes = self.size > 1 and spans_nodes(comm)
         self._open_call_path(comm.Dup())
         activity.short_slices = request_short_slice()
         self.use(allreduce)

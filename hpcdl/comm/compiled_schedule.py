@@ -121,9 +121,11 @@ def record(steps: Callable[..., Iterator[Step]], comm: MPI.Intracomm, vector: np
     return Schedule(rows, made.slots, made.bytes, made.sent.total(), total, sent)
 
 
-def compilable(algorithm: Algorithm, vector: np.ndarray) -> bool:
-    """True if the algorithm's schedule for vectors like this one may run in compiled code."""
-    return algorithm.fixed and vector.nbytes <= LONGEST and functions() is not None
+def schedule_of(algorithm: Algorithm, comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Schedule | None:
+    """Return the schedule of the algorithm for vectors like this one; None if compiled code cannot run it."""
+    if algorithm.steps is None or not algorithm.fixed or vector.nbytes > LONGEST or functions() is None:
+        return None
+    return record(algorithm.steps, comm, vector, op)
 
 
 def compile_for(dtype: np.dtype) -> None:

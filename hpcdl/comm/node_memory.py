@@ -206,6 +206,15 @@ def ranks_of_node(comm: MPI.Intracomm) -> MPI.Intracomm:
     return comm.Split_type(MPI.COMM_TYPE_SHARED)  # type: ignore[return-value]
 
 
+def spans_nodes(comm: MPI.Intracomm) -> bool:
+    """Return True if the ranks of `comm` are on several nodes; collective."""
+    with activity.inside("ranks of the node"):
+        here = ranks_of_node(comm)
+    several = here.Get_size() < comm.Get_size()
+    here.Free()
+    return several
+
+
 def cores(comm: MPI.Intracomm) -> int:
     """Return the number of cores that the ranks of a node may use together; collective."""
     return len(set().union(*comm.allgather(os.sched_getaffinity(0))))

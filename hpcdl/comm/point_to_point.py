@@ -7,10 +7,10 @@ import numpy as np
 from mpi4py import MPI
 from mpi4py.util.dtlib import from_numpy_dtype
 
-from hpcdl.comm.barrier import EMPTY
 from hpcdl.comm.call_path import CallPath, flat
 from hpcdl.comm.collective_schedule import Delivery, Step
 from hpcdl.comm.diagnostics.call_signature import SOME
+from hpcdl.comm.primitives.barrier import EMPTY
 from hpcdl.comm.progress import activity, clock, nap_until
 from hpcdl.comm.requests import Request
 from hpcdl.comm.rma_window import ExposedArray

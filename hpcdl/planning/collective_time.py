@@ -7,20 +7,25 @@
     circulant       2 ceil(log2 N) L + 2 (N-1)/N K/B + (N-1)/N K/a
     double_tree     h (2 (L + m/B) + m/a) + (s-1) m (1/B + max(1/B, 1/a))    h = floor(log2 N); s segments of a half;
                                                                              m = K/s; an estimate, to a fifth
-    hierarchical    add in a node's memory, recursive between nodes, copy in memory
+    hierarchical    p + e + (q-1) max(e, p + c) + c                          q pieces: p to add one in a node's memory,
+                                                                             e recursive between nodes, c to copy
 
 The ranks of a node share its port: a recursive or circulant exchange between nodes sends up to ranks_per_node times as
 much through it. The nodes of a switch share its port. On a ring, a node has only two neighbours on other nodes.
 simulated_comm.py simulates the ports, and segments that are added while the next one is sent. The formulas are the
 limits of its times without noise, and are tested against it. (Thakur, Rabenseifner and Gropp, 2005)"""
 
+import dataclasses
 import math
 
 from hpcdl.comm.allreduce import double_tree
 from hpcdl.comm.allreduce.circulant import rounds
+from hpcdl.comm.allreduce.hierarchical import PIECE
 from hpcdl.planning.cluster import Cluster
 
 ALGORITHMS = ("naive", "tree", "ring", "recursive", "circulant", "double_tree", "hierarchical")
+COMPARED = ("recursive", "ring", "tree", "naive", "double_tree")  # by `fastest`; equal ones: the first
+EQUAL = 1.01  # ratio of times up to which they count as equal
 
 
 def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float:
@@ -60,12 +65,21 @@ def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float
     return total
 
 
+def fastest(cluster: Cluster, ranks: int, bytes: float) -> str:
+    """Return the fastest of COMPARED for an all-reduce of `bytes` bytes."""
+    times = {name: seconds(name, cluster, ranks, bytes) for name in COMPARED}
+    return next(name for name in COMPARED if times[name] <= EQUAL * min(times.values()))
+
+
 def hierarchical(cluster: Cluster, ranks: int, bytes: float) -> float:
-    """Return the seconds of an all-reduce: ranks of a node add in its memory, one per node exchanges, and all copy."""
+    """Return the seconds of an all-reduce: ranks of a node add in its memory, one per node exchanges, and all copy,
+    piece after piece."""
     nodes, within = cluster.nodes(ranks), min(ranks, cluster.ranks_per_node)
-    added, copied = (within - 1) * bytes / within / cluster.node_bandwidth, bytes / cluster.node_bandwidth
-    inside = added + copied + cluster.add(bytes)
-    if nodes == 1:
-        return inside
-    alone = Cluster(1, cluster.latency, cluster.bandwidth, cluster.node_latency, cluster.node_bandwidth, cluster.adding)
-    return (inside if within > 1 else 0.0) + seconds("recursive", alone, nodes, bytes)
+    alone = dataclasses.replace(cluster, ranks_per_node=1)
+    if within == 1:
+        return seconds("recursive", alone, nodes, bytes)
+    count = max(1, math.ceil(bytes / PIECE)) if nodes > 1 else 1
+    piece = bytes / count
+    added = (within - 1) * piece / within / cluster.node_bandwidth + cluster.add(piece)
+    copied, exchanged = piece / cluster.node_bandwidth, seconds("recursive", alone, nodes, piece)
+    return added + exchanged + (count - 1) * max(exchanged, added + copied) + copied

@@ -5,7 +5,8 @@
     compressed          2 (L + (N-1)/N K/2/B), and each chunk added N - 1 times
     reduce-scatter      (N-1) (L + K/N/B + K/N/a)       short, on more than 3 ranks: ceil(log2 N) L instead of (N-1) L
     all-gather          (N-1) (L + K/N/B)               likewise
-    broadcast, reduce   ceil(log2 N) (L + K/B); a reduce adds K/a each time
+    broadcast, reduce   ceil(log2 N) (L + K/B), or, between nodes, (N-2+s) (L + K/s/B) in s segments (chain.py); a
+                        reduce adds K/a or K/s/a each time
     message             L + K/B
     exchange            of each rank with k others at once: L + k K/B + k K/a
     service             S servers, n bytes pushed to each and m pulled: s = n/B + n/a + update/S + start on a server;
@@ -19,6 +20,7 @@ from typing import Any
 
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.allreduce.circulant import SHORT
+from hpcdl.comm.primitives.chain import fastest
 from hpcdl.errors import unknown
 from hpcdl.planning import collective_time
 from hpcdl.planning.machine_sheet import Machine, interpolate
@@ -103,10 +105,12 @@ class RankGroup:
         return math.ceil(math.log2(self.size)) if bytes <= SHORT and self.size > 3 else self.size - 1
 
     def broadcast(self, bytes: float) -> float:
-        return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth)
+        steps, segments = fastest(self.size, bytes, not self.inside)
+        return steps * (self.latency + bytes / segments / self.bandwidth)
 
     def reduce(self, bytes: float) -> float:
-        return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth + self.links.add(bytes))
+        steps, segments = fastest(self.size, bytes, not self.inside)
+        return self.broadcast(bytes) + steps * self.links.add(bytes / segments)
 
     def message(self, bytes: float) -> float:
         return self.seconds("message", bytes, self.latency + bytes / self.bandwidth)

@@ -6,13 +6,15 @@ from typing import Any, TypeAlias
 
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
-from hpcdl.planning import failures
+from hpcdl.formatting import size
+from hpcdl.planning import collective_time, failures
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.step_simulation import Simulated, StepWork, simulate
 from hpcdl.random import Random
 
 Results: TypeAlias = list[list[Simulated | str]]  # by strategy and number of ranks
 RUNS = 200  # of a job with failures
+LENGTHS = {size(2**power).replace(".00", ""): 2**power for power in range(10, 31)}  # bytes, for the fastest all-reduce
 HOUR = 3600.0
 
 
@@ -84,6 +86,19 @@ def write(path: Path, results: Results, about: dict[str, Any]) -> None:
     lines = [each._asdict() | {"waiting": each.waiting, "efficiency": each.efficiency} for each in there]
     with blamed_on(f"--json {path} cannot be written"), atomic_write(path) as file:
         file.write(json.dumps(about | {"simulated": lines}, indent=1).encode())
+
+
+def fastest_table(cluster: Cluster, sizes: list[int]) -> tuple[list[str], list[list[str]]]:
+    """Return the table of the fastest all-reduces, a line for each number of ranks, and their names by number of ranks
+    and by bytes (LENGTHS)."""
+    names = [[collective_time.fastest(cluster, ranks, bytes) for bytes in LENGTHS.values()] for ranks in sizes]
+    lengths = [*LENGTHS]
+    lines = [f"{'ranks':>9}  the fastest all-reduce of {lengths[0]} to {lengths[-1]}"]
+    for ranks, row in zip(sizes, names, strict=True):
+        last = [i for i, name in enumerate(row) if row[i + 1 : i + 2] != [name]]
+        parts = [f"{row[i]} to {lengths[i]}" for i in last[:-1]] + [row[-1]]
+        lines.append(f"{ranks:>9,}  {', '.join(parts)}")
+    return lines, names
 
 
 def curves(results: Results) -> list[tuple[str, list[float], list[float]]]:

@@ -1,4 +1,5 @@
-"""The pictures of hpcdl plan: measured and predicted speed-up against ranks; seconds of a simulated step at scale."""
+"""The pictures of hpcdl plan: measured and predicted speed-up against ranks; seconds of a simulated step at scale; the
+fastest all-reduce by ranks and bytes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,3 +73,25 @@ def write_simulation(path: Path, lines: Sequence[tuple[str, Sequence[float], Seq
 
     keys = [Key(name, *look(i)) for i, (name, _, _) in enumerate(lines)]
     write(Picture("scale", "A step, by number of ranks; dotted: its computing", "", draw, keys), path)
+
+
+def write_fastest(path: Path, sizes: Sequence[int], lengths: Sequence[str], names: Sequence[Sequence[str]]) -> None:
+    """Write the picture of the fastest all-reduce: a cell for each of the numbers of ranks `sizes` and the bytes
+    `lengths` (as texts), coloured by its name in `names` (sizes, lengths)."""
+    found = sorted({name for row in names for name in row})
+
+    def draw(axes: Any) -> None:
+        from matplotlib.colors import ListedColormap
+
+        numbers = [[found.index(name) for name in row] for row in zip(*names, strict=True)]
+        colours = ListedColormap([look(i)[0] for i in range(len(found))])
+        axes.pcolormesh(numbers, cmap=colours, vmin=-0.5, vmax=len(found) - 0.5, edgecolor="white", linewidth=0.3)
+        every = -(-len(sizes) // 6)
+        shown = [f"{number / 1000:.3g}k" if number >= 1000 else f"{number}" for number in sizes]
+        axes.set_xticks([i + 0.5 for i in range(0, len(sizes), every)], shown[::every])
+        marks = range(0, len(lengths), 5)
+        axes.set_yticks([i + 0.5 for i in marks], lengths[::5])
+        label(axes, "ranks", "bytes of the vector")
+
+    keys = [Key(name, look(i)[0], None) for i, name in enumerate(found)]
+    write(Picture("fastest", "The fastest all-reduce", "", draw, keys), path)

@@ -25,11 +25,11 @@ from torch.distributed.distributed_c10d import Work
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce.circulant import circulant_all_gather, has_fewer_steps
 from hpcdl.comm.allreduce.ring import ring_all_gather
-from hpcdl.comm.allreduce.tree import tree_broadcast
 from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.exchange import Message, exchange, folded_all_reduce, folded_reduce, folded_reduce_scatter, folding
 from hpcdl.comm.operations import reducible
 from hpcdl.comm.point_to_point import ANY
+from hpcdl.comm.primitives import chain
 from hpcdl.errors import UsageError
 from hpcdl.torch.arrays import CODED, Back, all_back, array_to_fill, array_to_send, element_type, memory_of
 from hpcdl.torch.monitored import monitored_barrier
@@ -167,7 +167,7 @@ class BackendGroup(CommunicatorGroup):
         tensor, root = only(tensors), opts.rootRank
         vector, back = array_to_fill(tensor)
         call = call_of("broadcast", tensor, vector.size, root=root)
-        steps = partial(tree_broadcast.steps, vector=vector, root=root, met=True)
+        steps = partial(chain.broadcast.steps, vector=vector, apart=self.comm.several_nodes, root=root, met=True)
         return self._run(opts.asyncOp, call, steps, [tensor], back if self.me != root else None)
 
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = OPTIONS) -> Work:

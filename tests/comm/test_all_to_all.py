@@ -7,8 +7,8 @@ import pytest
 from local_ranks import run_locally
 
 from hpcdl.comm import Communicator
-from hpcdl.comm import all_to_all as module
-from hpcdl.comm.all_to_all import bruck_all_to_all, pairwise_all_to_all, saves_time
+from hpcdl.comm.primitives import all_to_all as module
+from hpcdl.comm.primitives.all_to_all import bruck_all_to_all, pairwise_all_to_all, saves_time
 from hpcdl.errors import UsageError
 
 

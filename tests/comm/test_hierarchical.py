@@ -68,6 +68,29 @@ def test_only_leaders_send_and_what_theory_says(layout, bare, monkeypatch):
         assert (counted.bytes, counted.messages) == (4 * sum(sent for sent, _ in each), sum(many for _, many in each))
 
 
+@pytest.mark.mpi(min_size=3)
+def test_pieces_are_in_flight_on_both_levels(monkeypatch, world):
+    """While the leaders exchange piece i, the other ranks copy piece i - 1 and add piece i + 1."""
+    monkeypatch.setattr(node_memory, "ranks_of_node", lambda comm: comm.Split(comm.rank // 2, comm.rank))
+    monkeypatch.setattr(hierarchical, "PIECE", 4096)
+    comm, done = Communicator(world, allreduce="hierarchical"), []
+    add, copy = kernels.add_to_leader, kernels.copy_from_leader
+
+    def noted(name, kernel, first):
+        def call(*arguments):
+            done.append((name, arguments[first] // 1024))
+            kernel(*arguments)
+
+        return call
+
+    monkeypatch.setattr(kernels, "add_to_leader", noted("add", add, 1))
+    monkeypatch.setattr(kernels, "copy_from_leader", noted("copy", copy, 1))
+    check_sum(comm, comm.empty(4 * 1024))
+    order = ["add 0", "add 1", "copy 0", "add 2", "copy 1", "add 3", "copy 2", "copy 3"]
+    assert [f"{name} {piece}" for name, piece in done] == (order if comm.node_memory.rank else [])
+    comm.free()
+
+
 def recursive_values(length, size, rank):
     cut, sent, first, distance = chunks(length, size), 0, 0, size // 2
     while distance:  # halving: this rank keeps the half that it lies in

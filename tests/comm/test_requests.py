@@ -1,5 +1,8 @@
 """Operations in flight: waited for, also in naps, and what they count; all others go on meanwhile."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -62,3 +65,21 @@ def test_all_in_flight_goes_on_whatever_is_waited_for(doze, world):
     for which, vector in enumerate(vectors):
         assert (vector == ranks + which * world.size).all()
     assert not [each for each in activity.in_flight if each.communicator is comm]
+
+
+def test_buffers_are_freed_with_their_request(world):
+    """Without a garbage collection: nothing that a request holds refers to itself."""
+    comm, right, left = Communicator(world, "ring"), (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    gc.collect()
+    gc.disable()
+    try:
+        values, room = np.arange(3.0), np.empty(3)
+        buffers = [weakref.ref(each) for each in (values, room)]
+        pair = [comm.iwait(room, left, tag=5), comm.ipush(values, right, tag=5)]
+        for request in pair:
+            request.wait()
+        del values, room, pair, request
+        assert [buffer() for buffer in buffers] == [None, None]
+    finally:
+        gc.enable()
+    comm.free()

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from hpcdl.comm.allreduce import circulant, double_tree, naive, recursive, ring, tree
+from hpcdl.comm.allreduce import ALGORITHMS, circulant, double_tree, naive, recursive, ring, tree
 from hpcdl.planning.cluster import Cluster
-from hpcdl.planning.collective_time import seconds
+from hpcdl.planning.collective_time import COMPARED, fastest, seconds
 from hpcdl.planning.simulated_comm import Simulation, simulate
 
 MODULES = {"naive": naive, "ring": ring, "tree": tree, "recursive": recursive, "circulant": circulant}
 SLOW = Cluster(latency=1e-5, bandwidth=1e9, adding=3e8)  # adds slower than it sends
+SWITCHES = Cluster(nodes_per_switch=8, oversubscription=4)
 QUICK = Cluster(latency=1e-5, bandwidth=1e9, adding=4e9)
 
 
@@ -38,6 +39,20 @@ def test_two_trees_fill_all_links(alone, ranks, cluster):
     for bytes in (8, 10_000, 400_000, 40_000_000):
         taken = simulate(double_tree.ALGORITHM.steps, cluster, ranks, bytes).max()
         assert seconds("double_tree", cluster, ranks, bytes) == pytest.approx(taken, rel=0.2)
+
+
+@pytest.mark.parametrize("ranks", [4, 16, 32])
+@pytest.mark.parametrize("cluster", [Cluster(), SWITCHES], ids=["flat", "switches"])
+def test_the_fastest_by_theory_is_the_fastest_simulated(alone, ranks, cluster):
+    chosen = set()
+    for bytes in (1 << 10, 1 << 15, 1 << 20, 1 << 25):
+        times = {name: simulate(ALGORITHMS[name].steps, cluster, ranks, bytes).max() for name in COMPARED}
+        chosen.add(fastest(cluster, ranks, bytes))
+        assert times[fastest(cluster, ranks, bytes)] <= 1.01 * min(times.values())
+        for name, taken in times.items():
+            rel = {"double_tree": 0.2, "recursive": 0.25 if cluster is SWITCHES else 1e-9}.get(name, 0.02)
+            assert seconds(name, cluster, ranks, bytes) == pytest.approx(taken, rel=rel)
+    assert len(chosen) > 1
 
 
 def test_what_is_sent_is_what_the_algorithms_say(alone):

@@ -259,3 +259,12 @@ def test_layers_that_were_not_measured_are_refused():
     with pytest.raises(UsageError, match="not measured one by one"):
         bare = {n: {"draw": 0, "gradient": 1e-3} for n in (1, 64)}
         parts("train-pipeline", 2, measured=[SECTION | {"models": [MEASURED | {"rows": bare}]}])
+
+
+def test_long_broadcasts_between_nodes_go_along_a_chain():
+    """In s = sqrt((N - 2) K / 25 kB) = 72 segments and N - 2 + s steps; within a node in the 6 steps of a tree."""
+    bytes = 72**2 * 25_000 / 32
+    apart, near = (RankGroup(Machine.of(SHEET | {"ranks_per_node": many}), 34) for many in (1, 64))
+    assert apart.broadcast(bytes) == pytest.approx(104 * (L + bytes / 72 / B))
+    assert apart.reduce(bytes) == pytest.approx(104 * (L + bytes / 72 * (1 / B + 1 / A)))
+    assert near.broadcast(bytes) == pytest.approx(6 * (L + bytes / B))

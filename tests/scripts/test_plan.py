@@ -30,6 +30,21 @@ def test_16_bits_fit_where_32_do_not(capsys):
         assert ("the first grid: mpiexec -n 1 hpcdl train-grid" in capsys.readouterr().out) == bool(count)
 
 
+def test_the_fastest_all_reduce(capsys, tmp_path):
+    picture = tmp_path / "a.svg"
+    main(["simulate", "--fastest", "--picture", str(picture)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0].replace(",", "")) for line in lines[1:]] == [2**k for k in range(1, 17)]
+    assert lines[3].split()[1:] == ["naive", "to", "4", "KiB,", "recursive"]
+    text = picture.read_text()
+    assert "<svg" in text and ">naive<" in text and ">recursive<" in text
+    cluster = tmp_path / "pairs.yaml"
+    cluster.write_text("ranks_per_node: 2")
+    with pytest.raises(SystemExit, match="2"):
+        main(["simulate", "--fastest", "--cluster", str(cluster)])
+    assert "give a cluster with one" in capsys.readouterr().err
+
+
 def test_steps_at_scale(capsys, tmp_path):
     picture, numbers = tmp_path / "a.svg", tmp_path / "a.json"
     words = ["--ranks", "8,12", "--steps", "5", "--straggler", "none", "--fails-after", "1000"]

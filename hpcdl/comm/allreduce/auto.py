@@ -29,7 +29,7 @@ from mpi4py import MPI
 from hpcdl.comm.allreduce import circulant, double_tree, hierarchical, mpi, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.collective_schedule import Step
-from hpcdl.comm.compiled_schedule import ScheduleRunner, compilable, functions, record
+from hpcdl.comm.compiled_schedule import ScheduleRunner, functions, schedule_of
 from hpcdl.comm.node_memory import NodeMemory, node_memory
 from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.comm.progress import activity, attribute_key
@@ -185,9 +185,8 @@ def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) 
 
 def blocking(comm: MPI.Intracomm, algorithm: Algorithm, vector: np.ndarray) -> Callable[[np.ndarray], object]:
     """Return the sum of vectors like this one as a blocking call of a communicator executes it."""
-    if algorithm.steps is not None and compilable(algorithm, vector):
-        return ScheduleRunner(comm).bind(record(algorithm.steps, comm, vector, SUM), vector, SUM)
-    return functools.partial(algorithm, comm)
+    schedule = schedule_of(algorithm, comm, vector, SUM)
+    return functools.partial(algorithm, comm) if schedule is None else ScheduleRunner(comm).bind(schedule, vector, SUM)
 
 
 ALGORITHM = Algorithm("auto", steps, lambda comm, x, op=SUM: choose(comm, x)(comm, x, op), prepare, choose)

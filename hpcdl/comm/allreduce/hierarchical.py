@@ -5,11 +5,12 @@
            │                      │                    piece by piece, and copy the result from there
            └───── exchange ───────┘
 
-    time           piece 0        piece 1        piece 2        ...
-    others         add            add            add            copy 0, 1, 2, ... as they complete
-    leader                        exchange 0     exchange 1     exchange 2
+    time           1              2              3                  4                  ...
+    others         add 0          add 1          copy 0, add 2      copy 1, add 3
+    leader                        exchange 0     exchange 1         exchange 2
 
-Pieces of 512 KiB are pipelined: while the leaders exchange one, the other ranks add the next. On H nodes a leader sends
+Pieces of 512 KiB are pipelined on both levels: while the leaders exchange piece i, the other ranks of a node copy the
+result of piece i - 1 and add piece i + 1. On H nodes a leader sends
 2 (H - 1) K / H values, in 2 ceil(log2 H) steps for each piece (recursive.py). A ring over all N ranks sends
 2 (N - 1) K / N values over a node's link, in more steps, and a recursive exchange of all ranks up to N / H times as
 many as here. All leaders get the same bits, which their nodes copy."""
@@ -28,6 +29,7 @@ from hpcdl.comm.operations import CODES, SUM, Reduction
 from hpcdl.kernels import shared as kernels
 
 PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them
+AHEAD = 2  # pieces that are added before the first result is copied: the leaders exchange the one between
 
 
 @collective
@@ -72,12 +74,14 @@ def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: 
             if not np.may_share_memory(total, vector):
                 kernels.copy_from_leader(vector[start : start + size], 0, memory.places, memory.state)
         else:
-            for piece in block:
-                first, length = piece.start - start, piece.stop - piece.start
-                kernels.add_to_leader(vector, first, length, memory.places, memory.state, CODES[op.name])
-            for piece in block:
-                yield memory.published()
-                kernels.copy_from_leader(vector[piece], piece.start - start, memory.places, memory.state)
+            for number in range(len(block) + AHEAD):
+                if number >= AHEAD:
+                    piece = block[number - AHEAD]
+                    yield memory.published()
+                    kernels.copy_from_leader(vector[piece], piece.start - start, memory.places, memory.state)
+                if number < len(block):
+                    first, length = block[number].start - start, block[number].stop - block[number].start
+                    kernels.add_to_leader(vector, first, length, memory.places, memory.state, CODES[op.name])
         kernels.raise_flag(memory.places, memory.state)
         yield memory.arrived  # no rank reads another's vector any more
         start += size

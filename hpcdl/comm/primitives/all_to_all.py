@@ -13,9 +13,9 @@
     Bruck              ceil(log2 N)     the set bits of 0, ..., N-1, times m         ceil(log2 N)
 
 Under Bruck's scheme a row passes several ranks: fewer messages and more bytes, about N/2 log2 N rows. It is taken if
-the latencies saved outweigh the bytes, where 25 kB pass a link in one latency (2 us at 12.5 GB/s, as in
-planning/cluster.py). (Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
-multiport message-passing systems", IEEE TPDS 1997)"""
+the latencies saved outweigh the bytes, where a link carries `LATENCY_BYTES` in one latency. (Bruck, Ho, Kipnis, Upfal
+and Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE TPDS
+1997)"""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.collective_schedule import Step, collective
-
-LATENCY_BYTES = 25_000  # bytes that a link carries in the latency of a message
+from hpcdl.comm.primitives import LATENCY_BYTES
 
 
 @collective
