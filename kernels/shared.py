@@ -29,7 +29,7 @@ from hpcdl.kernels.bind import block, function
 
 SUM, MAX, MIN, MEAN = range(4)  # the two lowest bits of a call; for a mean, the caller divides the sum
 LINE = 64  # bytes of a cache line: two ranks' flags never share one
-SMALL = 8 << 10  # bytes up to which every rank adds all vectors
+SMALL = 4 << 10  # bytes up to which every rank adds all vectors
 BLOCK = 1 << 20  # bytes of a rank's scratch block: added between two syncs for a vector that is in no window
 TILE = 8 << 10  # bytes that stay in the first-level cache between addition and writing
 SCRATCH = LINE + 2 * SMALL  # where the scratch block begins in the memory of a rank

@@ -23,9 +23,10 @@ import numpy as np
 
 from hpcdl.data import open_data
 from hpcdl.formatting import counted
+from hpcdl.launch.launched_run import run_program
 from hpcdl.launch.one_process import one_process
 from hpcdl.launch.option_parser import parse
-from hpcdl.machine.launcher import clean_environment, mpiexec
+from hpcdl.machine.launcher import clean_environment
 from hpcdl.models import parse_model
 from hpcdl.runs.options import option
 
@@ -50,13 +51,12 @@ class TrainingBenchOptions:
 def ours(options: TrainingBenchOptions, folder: Path) -> dict:
     """Run hpcdl once; return its examples per second and test accuracy."""
     out = folder / f"run-{time.monotonic_ns()}"
-    command = [mpiexec(), "-n", str(options.ranks), sys.executable, Path(__file__).with_name("train_allreduce.py")]
-    command += ["--data", options.data, "--model", options.model, "--batch-per-rank", str(options.batch_per_rank)]
-    command += ["--optimizer", "momentum", "--lr", str(options.lr), "--schedule", "constant", "--out", out]
-    command += ["--steps", str(options.steps)] if options.steps else ["--epochs", str(options.epochs)]
-    command += ["--evaluate-every", str(options.epochs), "--progress", "none"]
-    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=clean_environment() | threads, stdout=subprocess.DEVNULL)
+    words = ["train-allreduce", "--data", options.data, "--model", options.model]
+    words += ["--batch-per-rank", str(options.batch_per_rank), "--optimizer", "momentum", "--lr", str(options.lr)]
+    words += ["--schedule", "constant", "--evaluate-every", str(options.epochs)]
+    words += ["--progress", "none", "--out", str(out)]
+    words += ["--steps", str(options.steps)] if options.steps else ["--epochs", str(options.epochs)]
+    run_program(words, options.ranks, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     summary = json.loads((out / "summary.json").read_text())
     return {"examples_per_second": summary["examples_per_second"], "test_accuracy": summary["test_accuracy"]}
 

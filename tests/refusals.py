@@ -16,6 +16,9 @@ CHAIN = "--env refusedchains:chain --learning-starts 20 --batch-size 8 --episode
 REFUSALS = [
     ("bench_allreduce", 1, "", """
         --sizes 4kb => --sizes: write 64KiB, 4MiB, 1GiB or a number of bytes, not '4kb'
+        --beside 1 => --beside is for runs that this program starts; give --ranks, too, as in --ranks 2,4
+        --ranks 2,x => --ranks: whole numbers above 0 with commas between, not '2,x'
+        --ranks 2 --beside x => --beside: whole numbers with commas between, not 'x'
         --algorithms rong => unknown all-reduce algorithm 'rong' (did you mean 'ring'?);
     """),
     ("bench_batch_size", 1, "", """

@@ -84,7 +84,7 @@ class LaunchedRun:
                 np.savez(f"{folder}/rows.npz", x=np.asarray(rows))
                 rows = f"{folder}/rows.npz"
             words = [str(self.folder), str(rows), "--out", f"{folder}/predictions.npz", "--trust", str(self.folder)]
-            _run(["predict", *words, *_options(options)], 1, "", show=False)
+            run_program(["predict", *words, *_options(options)], 1)
             with np.load(f"{folder}/predictions.npz") as arrays:
                 return dict(arrays)
 
@@ -122,7 +122,7 @@ def launch(
         folder = folder.parent
     if data is not None:
         options["data"] = data if isinstance(data, str | os.PathLike) else _data_file(data, folder)
-    return LaunchedRun(program, folder, _run([program, *words, *_options(options)], ranks, launcher, show))
+    return LaunchedRun(program, folder, run_program([program, *words, *_options(options)], ranks, launcher, show))
 
 
 def _new_folder(program: str) -> Path:
@@ -141,7 +141,7 @@ def _data_file(arrays: Any, folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
         file = f"{temporary}/arrays.npz"
         np.savez(file, **{name: np.asarray(each) for name, each in zip(names, arrays, strict=True)})  # type: ignore[arg-type]
-        _run(["prepare-data", "npz", file, str(path), "--force"], 1, "", show=False)
+        run_program(["prepare-data", "npz", file, str(path), "--force"], 1)
     return path
 
 
@@ -155,12 +155,13 @@ def _options(options: dict[str, Any]) -> Iterator[str]:
             yield from map(str, value if isinstance(value, list | tuple) else [value])
 
 
-def _run(words: list[str], ranks: int, launcher: str, show: bool) -> str:
-    """Run a program on `ranks` ranks; return what it printed. Raises UsageError or LoneError if its status is not 0."""
+def run_program(words: list[str], ranks: int, launcher: str = "", show: bool = False, **variables: str) -> str:
+    """Run a program on `ranks` ranks; return what it printed. variables: added to this process's environment.
+    Raises UsageError or LoneError if its status is not 0."""
     start = shlex.split(launcher) or [mpiexec()]
     command = [*start, "-n", str(ranks), sys.executable, "-m", "hpcdl", *words]
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    environment = OVERSUBSCRIBED | clean_environment()
+    environment = OVERSUBSCRIBED | clean_environment() | variables
     try:
         # In a session of its own: a terminal's Ctrl-C reaches this process alone, which passes it on.
         job = subprocess.Popen(command, env=environment, text=True, errors="replace", start_new_session=True, **pipes)

@@ -21,7 +21,7 @@ def folder(alone, tmp_path, monkeypatch):
 
 def test_words_of_a_command_line(monkeypatch):
     seen = []
-    monkeypatch.setattr(launched_run, "_run", lambda words, *_, **__: seen.append(words) or "")
+    monkeypatch.setattr(launched_run, "run_program", lambda words, *_, **__: seen.append(words) or "")
     hpcdl.launch("compare", "a", "b --c", seeds=3, lr=None, out="o", config=["x", "y"], force=True, survive=False)
     assert seen == [["compare", "a", "b --c", "--seeds", "3", "--config", "x", "y", "--force", "--out", "o"]]
     run = hpcdl.launch("train_gossip", resume="runs/g")

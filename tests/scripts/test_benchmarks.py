@@ -12,7 +12,8 @@ import in_process
 import numpy as np
 import pytest
 
-from hpcdl.scripts import bench_coordinate_descent, bench_search, bench_search_methods, bench_training
+from hpcdl.recovery.launch_probe import children
+from hpcdl.scripts import bench_allreduce, bench_coordinate_descent, bench_search, bench_search_methods, bench_training
 from hpcdl.search.search_log_reader import EndedPiece, TrialPiece
 
 FOLDER = Path(__file__).parents[2] / "scripts"
@@ -70,15 +71,41 @@ def test_bench_allreduce(bench):
     assert {row["ranks"] for row in found} == {3}
     times_of = {(row["size_bytes"], row["algorithm"], row["bare"]): row["microseconds_per_turn"] for row in found}
     assert len(times_of) == len(found)
-    names = ["auto", "ring", "shared", "shared, copied", "mpi", "copy"]
+    names = ["auto", "ring", "shared", "shared, copied", "mpi", "plain ring", "copy"]
     assert rows[0] == ["size", *names] and [row[0] for row in rows[2:]] == ["4KiB", "100000"]
     for row, size in zip(rows[2:], (4096, 100000), strict=True):
         for name, cell in zip(names, row[1:], strict=True):
-            columns = [True] if name == "copy" else [False, True]  # the full call, and bare
+            columns = [True] if name in ("copy", "plain ring") else [False, True]  # the full call, and bare
             for bare, median in zip(columns, cell.split(" / "), strict=True):
                 times = times_of[size, name, bare]
                 assert len(times) >= 5 and min(times) > 0
                 assert min(times) - 1 <= float(median.replace(",", "")) <= max(times) + 1
+
+    for row in found:
+        for other, name in (("mpi", "mpi"), ("plain_ring", "plain ring")):
+            ratios = np.divide(row["microseconds_per_turn"], times_of[row["size_bytes"], name, True])
+            assert row[f"over_{other}_median"] == pytest.approx(np.median(ratios))
+
+
+def test_bench_allreduce_starts_its_runs(tmp_path, monkeypatch, capsys):
+    """Each situation on each number of ranks, and so many processes are busy meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    times = {"microseconds_median": 8.0, "over_mpi_median": 0.5, "over_plain_ring_median": 0.25}
+    seen, before = [], children()
+
+    def run_program(words, ranks):
+        seen.append((ranks, len(children() - before)))
+        rows = [{"ranks": ranks, "beside": 0, "size_bytes": 4, "algorithm": "ring", "bare": bare} for bare in (0, 1)]
+        Path(words[words.index("--json") + 1]).write_text(json.dumps({"rows": [row | times for row in rows]}))
+
+    monkeypatch.setattr(bench_allreduce, "run_program", run_program)
+    options = {"ranks": "2,3", "beside": "0,2", "algorithms": "ring", "sizes": "4", "json": "a.json"}
+    bench_allreduce.start_runs(bench_allreduce.AllReduceBenchOptions(**options))
+    assert seen == [(2, 0), (3, 0), (2, 2), (3, 2)] and children() == before
+    rows = rows_of(tmp_path / "a.json", "bench-allreduce")
+    assert [(row["beside"], row["ranks"]) for row in rows if not row["bare"]] == [(0, 2), (0, 3), (2, 2), (2, 3)]
+    head, _, *lines = table(capsys.readouterr().out)
+    assert head == ["beside", "ranks", "bytes", "ring"] and lines[-1] == ["2", "3", "4", "8.0 (0.50, 0.25)"]
 
 
 def test_bench_kernels(bench):

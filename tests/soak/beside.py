@@ -6,10 +6,8 @@ itself counts (of seconds, for programs that do not train), and how many times s
 processes leaves half of the cores in either case; one that is fair to sessions leaves a half, and on two cores a third.
 """
 
-import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -17,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from hpcdl.machine.busy_processes import busy
 from hpcdl.machine.launcher import clean_environment, mpiexec
 
 GPT = ["--model", "gpt:layers=4,width=128,heads=4,context=64", "--data", "text", "--batch-size", "32"]
@@ -40,27 +39,6 @@ LINES = {
     "evaluate": (1, ["evaluate", "trained"]),
     "evaluate --sample": (1, ["evaluate", "trained", "--sample", "500"]),
 }
-SPIN = """
-import os, sys
-for _ in range(int(sys.argv[1]) - 1):
-    if not os.fork():
-        break
-while True:
-    pass
-"""
-
-
-@contextlib.contextmanager
-def busy(sessions, processes):
-    """So many sessions of so many processes each that compute, while the body runs."""
-    spin = [sys.executable, "-c", SPIN, str(processes)]
-    others = [subprocess.Popen(spin, start_new_session=True, stdout=subprocess.DEVNULL) for _ in range(sessions)]
-    try:
-        yield
-    finally:
-        for each in others:
-            os.killpg(each.pid, signal.SIGKILL)
-            each.wait()
 
 
 def measured(folder, ranks, line):

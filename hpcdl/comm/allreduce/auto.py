@@ -5,12 +5,14 @@
     algorithm               the fastest of shared (one node) or hierarchical (several), ring, tree, double_tree, mpi,
                             and recursive (2^h ranks) or circulant
 
-The candidates take turns. A turn's time is that of the slowest rank, and the first quartile of the turns counts,
-because other load only makes turns longer. A candidate, except mpi, is dropped if its best of three trial turns is
-more than three times as long as the best turn of all. Algorithms in shared memory are timed with vectors from
-`comm.empty`, and are chosen only if they keep up with mpi for other vectors, too. A file in $HPCDL_CACHE or the user's
-cache folder (hpcdl/files.py) keeps the table of each MPI library, processor, number of cores, nodes and ranks per node.
-Delete it to measure again. The order of additions depends on the algorithm: name one for equal bits on all machines."""
+The candidates take turns of up to 20 calls. A call costs what a blocking call of a communicator does: with counts of
+messages, and for mpi with the wait in which the ranks compare their calls. A turn's time is that of the slowest rank,
+and the first quartile of the turns counts, because other load only makes turns longer. A candidate, except mpi and
+those in shared memory, is dropped if its best of three trial turns is more than three times as long as the best turn of
+all. Algorithms in shared memory are timed with vectors from `comm.empty`, and are chosen only if they keep up with mpi
+for other vectors, too. A file in $HPCDL_CACHE or the user's cache folder (hpcdl/files.py) keeps the table of each MPI
+library, processor, number of cores, nodes and ranks per node. Delete it to measure again. The order of additions
+depends on the algorithm: name one for equal bits on all machines."""
 
 import bisect
 import functools
@@ -28,8 +30,10 @@ from mpi4py import MPI
 
 from hpcdl.comm.allreduce import circulant, double_tree, hierarchical, mpi, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
+from hpcdl.comm.call_matching import CallComparison
 from hpcdl.comm.collective_schedule import Step
 from hpcdl.comm.compiled_schedule import ScheduleRunner, functions, schedule_of
+from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.node_memory import NodeMemory, node_memory
 from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.comm.progress import activity, attribute_key
@@ -42,9 +46,10 @@ FILES = shared, hierarchical, recursive, circulant, ring, tree, double_tree, mpi
 CANDIDATES = {each.ALGORITHM.name: each.ALGORITHM for each in FILES}
 SHARING = ("shared", "hierarchical")  # algorithms in shared memory
 SECONDS = 0.04  # for the turns of a candidate at one size
-TRIAL, MAX_TURNS = 3, 100
+TRIAL, MIN_TURNS, MAX_TURNS = 3, 9, 100
+CALLS, CALLS_BYTES = 20, 64 << 10  # calls of a turn, at most, and their bytes: a barrier makes a single call longer
 HOPELESS = 3.0  # times the best trial turn of all candidates
-ALWAYS_RACED = ("mpi", "elsewhere")  # never dropped: they are compared with each other
+ALWAYS_RACED = ("mpi", "elsewhere", *SHARING)  # never dropped: they are compared with each other
 MAX_LAG = 1.25  # times the library's time, for vectors outside of shared memory
 
 TABLE = "table of algorithms"  # attribute of a communicator
@@ -93,7 +98,7 @@ def description(comm: MPI.Intracomm, memory: NodeMemory) -> dict:
     about |= {"cores": os.cpu_count(), "nodes": memory.nodes, "ranks": comm.Get_size()}
     about |= {"ranks_per_node": memory.ranks_per_node, "shared_memory": bool(memory.usable), "sizes": SIZES}
     about["compiled"] = functions() is not None
-    about["candidates"] = list(CANDIDATES)
+    about["candidates"], about["calls"] = list(CANDIDATES), CALLS
     return comm.bcast(about)
 
 
@@ -169,24 +174,41 @@ def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) 
     turn, turns = 0, MAX_TURNS
     while turn < turns:
         for name, times in taken.items():
-            vector = vectors[name][1]
+            vector, run = vectors[name][1], runs[name]
+            calls = max(1, min(CALLS, CALLS_BYTES // vector.nbytes))
             vector[:] = 1
             comm.Barrier()
             start = time.perf_counter()
-            runs[name](vector)
-            times.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+            for _ in range(calls):
+                run(vector)
+            times.append(comm.allreduce((time.perf_counter() - start) / calls, MPI.MAX))
         turn += 1
         if turn == TRIAL:
             most = HOPELESS * min(min(times) for times in taken.values())
             taken = {name: times for name, times in taken.items() if min(times) <= most or name in ALWAYS_RACED}
-            turns = int(min(MAX_TURNS, max(TRIAL, SECONDS / max(min(times) for times in taken.values()))))
+            turns = int(min(MAX_TURNS, max(MIN_TURNS, SECONDS / max(min(times) for times in taken.values()))))
     return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
 
 
 def blocking(comm: MPI.Intracomm, algorithm: Algorithm, vector: np.ndarray) -> Callable[[np.ndarray], object]:
-    """Return the sum of vectors like this one as a blocking call of a communicator executes it."""
+    """Return the sum of vectors like this one, at the cost of a communicator's blocking call (collectives.py)."""
+    bound = algorithm.bind(comm, vector, SUM) if algorithm.bind is not None else None
+    if bound is not None:
+        return bound
     schedule = schedule_of(algorithm, comm, vector, SUM)
-    return functools.partial(algorithm, comm) if schedule is None else ScheduleRunner(comm).bind(schedule, vector, SUM)
+    if schedule is not None:
+        replay = ScheduleRunner(comm).counted(schedule, vector, SUM)
+        counting = CountingIntracomm(comm)
+        return lambda vector: replay(vector, counting)
+    if not algorithm.meets:
+        return functools.partial(algorithm, comm)
+    same = CallComparison(comm, vector, SUM)
+
+    def after_comparison(vector: np.ndarray) -> None:
+        with same:
+            algorithm(comm, vector)
+
+    return after_comparison
 
 
 ALGORITHM = Algorithm("auto", steps, lambda comm, x, op=SUM: choose(comm, x)(comm, x, op), prepare, choose)

@@ -6,7 +6,7 @@
 
 Vectors from `comm.empty` lie in shared memory: nothing is copied in or out. Any other vector goes through a scratch
 block of its rank, a MiB at a time. All ranks synchronize before and after the additions by flags in shared memory
-(kernels/shared.py), in less than a microsecond between two cores. Vectors of up to 8 KiB are copied to a buffer beside
+(kernels/shared.py), in less than a microsecond between two cores. Vectors of up to 4 KiB are copied to a buffer beside
 the flags, where every rank adds them all: one wait.
 
     cost, N ranks        messages      values read     values written by a rank      waits
