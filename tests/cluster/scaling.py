@@ -57,6 +57,8 @@ MODELS = {
     "tree": lambda hosts, n, a, b: 2 * math.floor(math.log2(hosts)) * a + 2 * math.ceil(math.log2(hosts)) * n * b,
     "recursive": recursive,
     "hierarchical": hierarchical,
+    # The bound of any all-reduce, to which the additions come:
+    "auto": lambda hosts, n, alpha, beta: max(2 * (hosts - 1) / hosts * n * beta, math.ceil(math.log2(hosts)) * alpha),
 }
 
 
