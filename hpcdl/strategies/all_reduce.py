@@ -9,13 +9,13 @@
 
 All ranks hold the same w at every step; N changes only the time and the order of additions. Shares may be uneven or
 empty. A step costs one all-reduce of K values, one for each parameter: in a ring each rank sends 2 (N-1)/N K.
-compress: 16-bit messages; a rank adds its rounding errors to its next g_r (error feedback, hpcdl/comm/compressed.py).
+compress: 16-bit messages; a rank adds its rounding errors to its next g_r (error feedback, hpcdl/comm/compression/).
 overlap: g is reduced in buckets of layers while grad f of the layers before is computed (hpcdl/comm/overlap.py)."""
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
@@ -38,7 +38,7 @@ def train(
     noise_scale: estimate, from |g_r|^2 and |g|^2, the largest batch that pays (hpcdl/runs/noise_scale.py)."""
     from hpcdl.checkpoint.buffers import buffers_restored
     from hpcdl.checkpoint.state import PerRank
-    from hpcdl.comm.compressed import Compressed
+    from hpcdl.comm.compression import compressed
     from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
     from hpcdl.runs.noise_scale import NoiseScale, Observed
     from hpcdl.runs.ownership import Whole
@@ -46,14 +46,18 @@ def train(
     share = comm.rank, comm.size
     parameters = run.initial(model)
     gradient = comm.empty(like=parameters)
-    state = None if compress == "none" else Compressed(gradient.size, gradient.dtype, compress)
-    if state is not None:
-        run.track("residual", PerRank(state.residual))
+    state = None
+    if compress != "none":
+        state = compressed(compress, gradient.size, gradient.dtype, run.options.seed, model.layout)
+        for name, vector in state.tracked.items():
+            run.track(name, PerRank(vector))
         run.report(allreduce="compressed")
     run.report(compress=compress)
     noise = NoiseScale() if noise_scale else None
     held = Whole(model, parameters, optimizer) if noise is None else Observed(model, parameters, optimizer, noise)
     run.begin("all_reduce", held, data)
+    if state is not None:
+        state.begin(run.step)
 
     exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:
@@ -89,9 +93,7 @@ def train(
 
 @dataclass(frozen=True)
 class AllReduceOptions(SurvivingOptions):
-    compress: Literal["none", "float16", "bfloat16"] = option(
-        "none", "send gradients in 16 bits, with error feedback, by a special all-reduce in the place of --allreduce"
-    )
+    compress: str = option("none", "send compressed gradients: float16, bfloat16")
     overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
     bucket_mib: float = option(1.0, "least size of a bucket of --overlap in MiB; no layer is cut")
     noise_scale: bool = option(False, "measure the gradient noise scale: the largest batch that is worth taking")
@@ -108,6 +110,10 @@ class AllReduceOptions(SurvivingOptions):
 
 
 def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
+    if options.compress != "none":
+        from hpcdl.comm.compression import parse
+
+        parse(options.compress)
     if options.noise_scale:
         from hpcdl.runs.noise_scale import refuse_no_parts
 

@@ -2,7 +2,7 @@
 
     ddp.register_comm_hook(hpcdl.torch.CompressState("bfloat16"), hpcdl.torch.compress_hook)
 
-Each bucket has its own `Compressed` (comm/compressed.py): half of the bytes of float32, sums in float32, error feedback
+Each bucket has its own `Compressed` (comm/compression/): half of the bytes of float32, sums in float32, error feedback
 at both ends. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped."""
 
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor, distributed
 from torch.distributed import GradBucket
 from torch.futures import Future
 
-from hpcdl.comm.compressed import KINDS, Compressed
-from hpcdl.errors import UsageError, unknown
+from hpcdl.comm.compression import Compressed, compressed, parse
+from hpcdl.errors import UsageError
 from hpcdl.torch.arrays import array_to_fill
 from hpcdl.torch.work import engine
 
@@ -22,15 +22,14 @@ class CompressState:
     """State of the hook between steps. kind: bfloat16 or float16. group: the process group; None: all ranks."""
 
     def __init__(self, kind: str = "bfloat16", group: Any = None):
-        if kind not in KINDS:
-            raise unknown("compression", kind, KINDS)
+        parse(kind)
         self.kind, self.group = kind, group
         self.states: dict[tuple[int, int, torch.dtype], Compressed] = {}  # by number, length and type of the bucket
 
     @property
     def residuals(self) -> list[Any]:
-        """The residual of each bucket: the rounding error that is still to be sent."""
-        return [state.residual for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
+        """The residual of each bucket: what is still to be sent."""
+        return [state.tracked["residual"] for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
 
     def of(self, bucket: GradBucket) -> Compressed:
         tensor = bucket.buffer()
@@ -40,7 +39,7 @@ class CompressState:
                 del self.states[other]  # DDP has rebuilt its buckets
             if tensor.dtype not in (torch.float32, torch.float64):
                 raise UsageError(f"compress_hook takes gradients of float32 or float64, not of {tensor.dtype}")
-            self.states[key] = Compressed(tensor.numel(), str(tensor.dtype).removeprefix("torch."), self.kind)
+            self.states[key] = compressed(self.kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."))
         return self.states[key]
 
 

@@ -6,7 +6,8 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.compressed import Compressed, compressed_all_reduce
+from hpcdl.comm.collective_schedule import complete
+from hpcdl.comm.compression import compressed
 from hpcdl.errors import UsageError
 
 KINDS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative error of one rounding
@@ -23,6 +24,12 @@ def vectors(ranks, length, dtype="float32", seed=1):
     return np.random.default_rng(seed).standard_normal((ranks, length)).astype(dtype)
 
 
+def reduce_alone(bare, vector, state):
+    """Reduce on the bare communicator."""
+    for step in state.steps(bare, vector):
+        complete(step)
+
+
 def own(comm, length):
     return chunks(length, comm.Get_size())[comm.Get_rank()]
 
@@ -32,7 +39,7 @@ def test_the_sum_is_within_the_rounding_bound(kind, dtype, bare):
     for length in LENGTHS:
         rows = vectors(bare.size, length, dtype)
         mine = rows[bare.rank].copy()
-        compressed_all_reduce(bare, mine, Compressed(length, dtype, kind))  # on the bare communicator
+        reduce_alone(bare, mine, compressed(kind, length, dtype))  # on the bare communicator
         exact, size = rows.astype("f8").sum(0), np.abs(rows).astype("f8").sum(0)
         unit = KINDS[kind] * (1 + 2.0**-7) if bare.size > 1 else 0  # two roundings: of the parts, and of their sum
         tiny = bare.size * 2.0**-25 if kind == "float16" else 0  # below 2^-14 the error is no longer relative
@@ -42,8 +49,8 @@ def test_the_sum_is_within_the_rounding_bound(kind, dtype, bare):
 
 def test_one_rank_rounds_nothing(kind):
     mine = vectors(1, 50)[0]
-    before, state = mine.copy(), Compressed(50, "float32", kind)
-    compressed_all_reduce(MPI.COMM_SELF, mine, state)
+    before, state = mine.copy(), compressed(kind, 50, "float32")
+    reduce_alone(MPI.COMM_SELF, mine, state)
     assert np.array_equal(mine, before) and not state.residual.any()
 
 
@@ -51,7 +58,7 @@ def test_one_rank_rounds_nothing(kind):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_counts(kind, dtype, length, bare):
     comm = Communicator(bare)
-    comm.all_reduce_compressed(np.ones(length, dtype), Compressed(length, dtype, kind))
+    comm.all_reduce_compressed(np.ones(length, dtype), compressed(kind, length, dtype))
     counted, k = comm.traffic["all_reduce"], own(bare, length)
     k = k.stop - k.start
     assert counted.calls == 1 and counted.messages == 2 * (comm.size - 1)
@@ -67,7 +74,7 @@ def test_counts(kind, dtype, length, bare):
 
 def test_asynchronous_and_blocking_give_the_same_bits(kind, bare):
     comm = Communicator(bare)
-    states = [Compressed(size, "float32", kind) for size in (1009, 500, 1009, 500)]
+    states = [compressed(kind, size, "float32") for size in (1009, 500, 1009, 500)]
     rows = [vectors(comm.size, state.residual.size, seed=7)[comm.rank] for state in states]
     for _ in range(3):
         requests = [comm.iall_reduce_compressed(row, state) for row, state in zip(rows[:2], states[:2], strict=True)]
@@ -83,8 +90,8 @@ def test_asynchronous_and_blocking_give_the_same_bits(kind, bare):
 def test_the_mean(kind, bare):
     comm = Communicator(bare)
     total, mean = (vectors(comm.size, 64)[comm.rank].copy() for _ in range(2))
-    comm.all_reduce_compressed(total, Compressed(64, "float32", kind))
-    comm.all_reduce_compressed(mean, Compressed(64, "float32", kind), op="mean")
+    comm.all_reduce_compressed(total, compressed(kind, 64, "float32"))
+    comm.all_reduce_compressed(mean, compressed(kind, 64, "float32"), op="mean")
     assert np.allclose(mean, total / comm.size, rtol=1e-6, atol=0)
 
 
@@ -92,16 +99,16 @@ def test_the_mean(kind, bare):
 def test_error_feedback_makes_the_mean_converge_and_without_it_a_bias_stays(kind, bare):
     if bare.size == 1:
         return
-    rows, state = vectors(bare.size, 200), Compressed(200, "float32", kind)
+    rows, state = vectors(bare.size, 200), compressed(kind, 200, "float32")
     exact, means, biased, total = rows.astype("f8").sum(0), {}, {}, np.zeros(200)
     for count in range(1, 257):
         mine = rows[bare.rank].copy()
-        compressed_all_reduce(bare, mine, state)
+        reduce_alone(bare, mine, state)
         total += mine
         means[count] = np.abs(total / count - exact).max()
     for count in (1, 256):
         mine = rows[bare.rank].copy()
-        compressed_all_reduce(bare, mine, Compressed(200, "float32", kind))  # a fresh residual: no feedback
+        reduce_alone(bare, mine, compressed(kind, 200, "float32"))  # a fresh residual: no feedback
         biased[count] = np.abs(mine - exact).max()
     left = np.abs(bare.allreduce(state.residual.astype("f8"))).max()
     assert means[256] <= 1.01 * left / 256 + 1e-5  # all that is missing is what the residuals hold
@@ -111,10 +118,10 @@ def test_error_feedback_makes_the_mean_converge_and_without_it_a_bias_stays(kind
 
 def test_what_it_cannot_do_is_refused_in_one_line(world):
     comm = Communicator(world)
-    state = Compressed(8, "float32", "bfloat16")
+    state = compressed("bfloat16", 8, "float32")
     refusals = [
-        (lambda: Compressed(8, "float32", "float61"), "unknown compression 'float61' .did you mean 'float16'"),
-        (lambda: Compressed(8, "int64", "float16"), "float32 or float64 values, not int64"),
+        (lambda: compressed("float61", 8, "float32"), "unknown compression 'float61' .did you mean 'float16'"),
+        (lambda: compressed("float16", 8, "int64"), "float32 or float64 values, not int64"),
         (lambda: comm.all_reduce_compressed(np.zeros(9, "f4"), state), "for 8 elements of float32, not for 9"),
         (lambda: comm.all_reduce_compressed(np.zeros(8), state), "not for 8 of float64"),
         (lambda: comm.all_reduce_compressed(np.zeros(8, "f4"), state, op="max"), "sum and mean"),

@@ -1,0 +1,65 @@
+"""Compression of messages: one file a method, chosen as --compress NAME:SETTINGS.
+
+    codec = make_codec("qsgd:bits=4", "float32")                            one vector to one message (codec.py)
+    state = compressed("topk:0.01", size, "float32", seed)                  all-reduces of one vector (state.py)
+
+METHODS in a method's file are its records (method.py)."""
+
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from hpcdl.comm.compression.codec import ErrorFeedback, RandomKey, VectorCodec
+from hpcdl.comm.compression.method import CompressionMethod, parse_method
+from hpcdl.comm.compression.state import Compressed
+from hpcdl.errors import UsageError
+
+__all__ = [
+    "METHODS",
+    "Compressed",
+    "ErrorFeedback",
+    "RandomKey",
+    "VectorCodec",
+    "compressed",
+    "feedback_for",
+    "make_codec",
+]
+
+FILES = ["sixteen"]
+METHODS: dict[str, CompressionMethod] = {
+    method.name: method for name in FILES for method in import_module(f"{__name__}.{name}").METHODS
+}
+
+
+def parse(spec: str) -> tuple[CompressionMethod, bool, dict[str, Any]]:
+    """Parse --compress NAME:SETTINGS; return (method, feedback, settings). Raises UsageError."""
+    return parse_method(METHODS, spec)
+
+
+def make_codec(spec: str, dtype: DTypeLike) -> VectorCodec:
+    """Return the codec of a method for vectors of `dtype`. UsageError: a bad spec, or a method without a codec."""
+    method, feedback, settings = parse(spec)
+    if method.codec is None:
+        raise UsageError(f"compression {spec!r} works in an all-reduce only; take one of {', '.join(codecs())}")
+    codec: VectorCodec = method.codec(dtype, feedback, **settings)
+    return codec
+
+
+def codecs() -> list[str]:
+    """Return the names of the methods that have a codec."""
+    return [name for name, method in METHODS.items() if method.codec is not None]
+
+
+def feedback_for(spec: str, size: int, dtype: DTypeLike) -> ErrorFeedback:
+    """Return the codec of a method with a residual of `size` values, or without by its setting `feedback`."""
+    return ErrorFeedback(make_codec(spec, dtype), size, parse(spec)[1])
+
+
+def compressed(spec: str, size: int, dtype: DTypeLike, seed: int = 0, layout: Any = None) -> Compressed:
+    """Return the state of compressed all-reduces of a vector. layout: of its tensors, for methods that need matrices.
+    UsageError: a bad spec, another type than float32 and float64, or no layout where the method needs one."""
+    method, feedback, settings = parse(spec)
+    state: Compressed = method.state(size, dtype, RandomKey(seed), layout, feedback, **settings)
+    state.spec = spec
+    return state
