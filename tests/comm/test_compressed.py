@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from local_ranks import run_locally
 from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.collective_schedule import complete
-from hpcdl.comm.compression import compressed
+from hpcdl.comm.compression import METHODS, compressed, parse
 from hpcdl.errors import UsageError
 
 KINDS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative error of one rounding
@@ -137,3 +138,140 @@ def test_what_it_cannot_do_is_refused_in_one_line(world):
                 comm.iall_reduce_compressed(vector, state)
         request.wait()
     comm.all_reduce_compressed(np.ones(8, "f4"), state)  # and goes on to work
+
+
+# -- every method ----------------------------------------------------------------------------------------------------
+
+SPECS = ["float16", "bfloat16", "int8", "qsgd:bits=1", "qsgd:bits=2", "qsgd", "qsgd:bits=8", "terngrad", "sign"]
+SPECS += ["sign:vote", "sign:vote,feedback=yes", "topk:0.05", "topk:0.4,feedback=no", "randomk:0.1"]
+SPECS += ["randomk:0.1,feedback=no"]
+
+
+def reduced(spec, rows, calls=1, key=0):
+    """Reduce the rows, one for each rank in this process; return (rows, states, communicators) after so many calls."""
+    ranks, length = rows.shape
+    states = [compressed(spec, length, rows.dtype, key) for _ in range(ranks)]
+
+    def steps(comm, vector):
+        return states[comm.Get_rank()].steps(comm, vector)
+
+    for _ in range(calls):
+        result = [row.copy() for row in rows]
+        comms, _ = run_locally(steps, result)
+    return result, states, comms
+
+
+def left(states):
+    """The sum of what the ranks have kept."""
+    return sum((state.tracked["residual"] for state in states), start=0.0) if states[0].tracked else 0.0
+
+
+def test_no_method_is_left_out():
+    assert {spec.partition(":")[0] for spec in SPECS} == set(METHODS)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_rank_ends_with_the_same_bits(spec):
+    for ranks in range(1, 8):
+        for length in (0, 1, 2, 3, 5, 7, 64, 333):
+            result, states, _ = reduced(spec, vectors(ranks, length), calls=3)
+            assert all(np.array_equal(each, result[0]) for each in result)
+            assert [state.key.step for state in states] == [3] * ranks
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "vote" not in spec])
+def test_nothing_is_lost(spec):
+    """The sum of the vectors is the result and what the ranks have kept, to the rounding of additions."""
+    if not parse(spec)[1]:
+        return
+    for ranks in (2, 3, 5):
+        rows = vectors(ranks, 333, "float64")
+        states, total = [compressed(spec, 333, "float64") for _ in range(ranks)], np.zeros(333)
+        for call in range(4):
+            result = list(vectors(ranks, 333, "float64", seed=call))
+            rows = np.array(result)
+            total += rows.sum(0)
+            run_locally(lambda comm, vector: states[comm.Get_rank()].steps(comm, vector), result)  # noqa: B023
+            total -= result[0]
+            tolerance = 1e-12 if spec.startswith(("topk", "randomk")) else 1e-10
+            np.testing.assert_allclose(left(states), total, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("spec", ["topk:1", "randomk:1", "randomk:1,feedback=no"])
+def test_everything_is_no_compression(spec):
+    for ranks in range(1, 8):
+        for length in (1, 5, 64, 333):
+            rows = vectors(ranks, length, "float64")
+            result, states, _ = reduced(spec, rows)
+            np.testing.assert_allclose(result[0], rows.sum(0), rtol=0, atol=1e-10)
+            assert not np.any(left(states))
+
+
+@pytest.mark.parametrize("spec", ["qsgd", "terngrad", "randomk:0.3,feedback=no"])
+def test_the_sum_is_unbiased(spec):
+    rows, draws = vectors(3, 8, "float64"), []
+    states = [compressed(spec, 8, "float64") for _ in rows]
+    for _ in range(2000):
+        result = [row.copy() for row in rows]
+        run_locally(lambda comm, vector: states[comm.Get_rank()].steps(comm, vector), result)
+        draws.append(result[0])
+    deviation = np.std(draws, axis=0) / np.sqrt(len(draws))
+    assert (np.abs(np.mean(draws, axis=0) - rows.sum(0)) <= 5 * deviation + 1e-6).all()
+
+
+def test_a_majority_decides_and_a_tie_goes_to_the_larger_scale():
+    rows = np.ones((3, 8))
+    rows[:2, 0] = -1  # two of three; 8 values are one block
+    result, _, _ = reduced("sign:vote,block=8", rows)
+    assert result[0].tolist() == [-3] + 7 * [3]
+    tie = np.array([8 * [1.0], 8 * [-2.0]])
+    assert reduced("sign:vote,block=8", tie)[0][0].tolist() == 8 * [-3]
+
+
+def test_sparse_messages_turn_dense_where_that_is_shorter():
+    """By the bytes of each rank: pairs of 8 bytes for float32, dense chunks of 4 bytes a value."""
+    rows = np.zeros((3, 300), "float32")
+    rows[:, ::100] = 1  # one value of each chunk, the same on all ranks
+    result, _, comms = reduced("topk:0.01", rows)
+    assert result[0].tolist() == rows.sum(0).tolist()
+    counts, pairs = 2 * 2 * 1, 2 * 8 + 2 * 8  # LocalComm counts elements: int64 counts, bytes of messages
+    assert [comm.values for comm in comms] == [counts + pairs] * 3
+    assert [comm.messages for comm in comms] == [8] * 3
+    result, _, comms = reduced("topk:0.9", vectors(3, 300))
+    assert [comm.values for comm in comms] == [counts + 2 * 400 + 2 * 400] * 3
+
+
+def test_not_a_number_arrives_on_all_ranks():
+    for spec in [*SPECS, "topk:0.01"]:
+        if spec.startswith("randomk"):
+            spec = "randomk:1"  # which may draw it in any step
+        rows = vectors(3, 100)
+        rows[1, 40] = np.nan
+        result, _, _ = reduced(spec, rows)
+        assert not any(np.isfinite(each).all() for each in result), spec
+
+
+@pytest.mark.parametrize("spec", ["qsgd", "topk:0.1", "randomk:0.1", "sign"])
+def test_a_part_continues_the_residual_and_the_random_numbers_of_the_whole(spec):
+    state = compressed(spec, 100, "float64", seed=4)
+    state.begin(7)
+    part = state.part(slice(40, 100))
+    assert part.size == 60 and part.key.step == 7 and part.key.first == 40 and part.part(slice(10, 20)).key.first == 50
+    for name, vector in part.tracked.items():
+        assert np.shares_memory(vector, state.tracked[name][40:])
+    assert not any(
+        np.shares_memory(a, b) for a, b in zip(state.fresh().tracked.values(), state.tracked.values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_over_mpi_as_in_one_process_and_bytes_are_counted(spec, bare):
+    comm, rows = Communicator(bare, "ring"), vectors(bare.size, 1009)
+    state, mine = compressed(spec, 1009, "float32", 5), rows[comm.rank].copy()
+    comm.all_reduce_compressed(mine, state)
+    result, _, comms = reduced(spec, rows, key=5)
+    assert np.array_equal(mine, result[comm.rank])
+    counted = comm.traffic["all_reduce"]
+    assert counted.messages == comms[comm.rank].messages
+    if spec.startswith(("int8", "qsgd", "terngrad", "sign")):  # messages of bytes
+        assert counted.bytes == comms[comm.rank].values

@@ -11,22 +11,15 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from hpcdl.comm.compression.codec import ErrorFeedback, RandomKey, VectorCodec
+from hpcdl.comm.compression.exchange import ChunkExchange
+from hpcdl.comm.compression.large_tensors import LargeTensors, large
 from hpcdl.comm.compression.method import CompressionMethod, parse_method
 from hpcdl.comm.compression.state import Compressed
 from hpcdl.errors import UsageError
 
-__all__ = [
-    "METHODS",
-    "Compressed",
-    "ErrorFeedback",
-    "RandomKey",
-    "VectorCodec",
-    "compressed",
-    "feedback_for",
-    "make_codec",
-]
+__all__ = ["Compressed", "ErrorFeedback", "RandomKey", "VectorCodec", "compressed", "feedback_for", "make_codec"]
 
-FILES = ["sixteen"]
+FILES = ["sixteen", "int8", "qsgd", "terngrad", "sign", "topk", "randomk"]
 METHODS: dict[str, CompressionMethod] = {
     method.name: method for name in FILES for method in import_module(f"{__name__}.{name}").METHODS
 }
@@ -56,10 +49,21 @@ def feedback_for(spec: str, size: int, dtype: DTypeLike) -> ErrorFeedback:
     return ErrorFeedback(make_codec(spec, dtype), size, parse(spec)[1])
 
 
-def compressed(spec: str, size: int, dtype: DTypeLike, seed: int = 0, layout: Any = None) -> Compressed:
+def compressed(
+    spec: str, size: int, dtype: DTypeLike, seed: int = 0, layout: Any = None, smallest: int = 0
+) -> Compressed:
     """Return the state of compressed all-reduces of a vector. layout: of its tensors, for methods that need matrices.
-    UsageError: a bad spec, another type than float32 and float64, or no layout where the method needs one."""
+    smallest: if above 0, compress only tensors of two or more dimensions and at least so many bytes, by the layout.
+    UsageError: a bad spec, another type than float32 and float64, or no layout where it is needed."""
+    if smallest:
+        chosen, own = large(layout, smallest)
+        whole = LargeTensors(size, chosen, compressed(spec, own.size, dtype, seed, own))
+        whole.spec = spec
+        return whole
     method, feedback, settings = parse(spec)
-    state: Compressed = method.state(size, dtype, RandomKey(seed), layout, feedback, **settings)
+    if method.state is not None:
+        state: Compressed = method.state(size, dtype, RandomKey(seed), layout, feedback, **settings)
+    else:
+        state = ChunkExchange(size, make_codec(spec, dtype), feedback, RandomKey(seed))
     state.spec = spec
     return state

@@ -4,8 +4,8 @@
     receiver    codec.decode(message, out)               out: as long as `values`
                 codec.add(message, into, factor)         into += factor * decode(message)
 
-The length of a message depends on n only, so that a receiver knows it. Random numbers depend on a `RandomKey` and on the
-index of a value, never on the rank: equal values are rounded equally on every rank.
+The length of a message depends on n only, so that a receiver knows it. Random numbers depend on a `RandomKey`
+and on the index of a value, never on the rank: equal values are rounded equally on every rank.
 
 Error feedback adds to a vector what the messages before have left out (Seide et al., "1-bit stochastic gradient
 descent", Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019):
@@ -28,8 +28,8 @@ from hpcdl.random import Random
 
 
 class RandomKey(NamedTuple):
-    """RandomKey of a vector's random numbers: value i gets the number of (seed, step, use, first + i). use: what tells apart
-    the draws of one step. first: index of the vector's first value in the whole vector, of which it is a part."""
+    """Key of a vector's random numbers: value i gets the number of (seed, step, use, first + i). use: a word for each
+    draw of one step. first: index of the vector's first value in the whole vector, of which it is a part."""
 
     seed: int = 0
     step: int = 0
@@ -42,13 +42,13 @@ class RandomKey(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The 64-bit number of (seed, step, use), for a kernel."""
+        """The number of (seed, step, use), below 2^63, for a kernel."""
         return _number(self.seed, self.step, self.use)
 
 
 @functools.lru_cache(64)
 def _number(seed: int, step: int, use: str) -> int:
-    return int(Random(seed)("compression", use, step).integers(-(2**63), 2**63))
+    return int(Random(seed)("compression", use, step).integers(2**63))
 
 
 class VectorCodec:

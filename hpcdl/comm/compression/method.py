@@ -13,19 +13,27 @@ class CompressionMethod:
 
     name        as in --compress
     settings    its settings and their defaults; `feedback` is one of every method
-    feedback    the default of `feedback`
-    first       name of the setting that may stand without its name, as in topk:0.01; a word for one that is yes or no
+    feedback    the default of `feedback`; no with a vote
+    first       name of the setting that may stand without its name, as in topk:0.01; if its default is no,
+                a word, as in sign:vote
     codec       (dtype, feedback, **settings) -> VectorCodec, for one vector; None: it has none, only an all-reduce
-    state       (size, dtype, key, layout, feedback, **settings) -> Compressed, for all-reduces
+    state       (size, dtype, key, layout, feedback, **settings) -> Compressed, for all-reduces; None: a `ChunkExchange`
+                of the codec's messages
     check       (**settings): raises UsageError, which `parse` begins with the spec"""
 
     name: str
-    state: Callable[..., Any]
     codec: Callable[..., Any] | None = None
+    state: Callable[..., Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     feedback: bool = True
     first: str = ""
     check: Callable[..., None] = lambda **settings: None
+
+
+def check_fraction(fraction: float) -> None:
+    """Raise UsageError if `fraction` is no part of the values."""
+    if not 0 < fraction <= 1:
+        raise UsageError(f"fraction is above 0 and at most 1, not {fraction:g}")
 
 
 def yes_or_no(name: str, value: str) -> bool:
@@ -41,21 +49,18 @@ def parse_method(methods: dict[str, CompressionMethod], spec: str) -> tuple[Comp
     method = methods.get(name)
     items = [item for item in rest.split(",") if item]
     if method is not None and method.first:
-        is_word = method.settings[method.first] in ("yes", "no")
-        items = [
-            f"{method.first}=yes" if is_word and item == method.first
-            else f"{method.first}={item}" if not is_word and "=" not in item
-            else item
-            for item in items
-        ]  # fmt: skip
-    defaults = {each.name: each.settings | {"feedback": "yes" if each.feedback else "no"} for each in methods.values()}
-    name, settings = parse_spec("compression", ":".join(filter(None, [name, ",".join(items)])), defaults)
+        is_word = method.settings[method.first] == "no"
+        first = [item for item in items if (item == method.first if is_word else "=" not in item)]
+        items = [item for item in items if item not in first]
+        items += [f"{method.first}={'yes' if is_word else item}" for item in first]
+    defaults = {each.name: each.settings | {"feedback": ""} for each in methods.values()}
+    name, settings = parse_spec("compression", f"{name}:{','.join(items)}", defaults)
     method = methods[name]
     try:
-        feedback = yes_or_no("feedback", settings.pop("feedback"))
-        for key, default in method.settings.items():
-            if default in ("yes", "no"):
-                settings[key] = yes_or_no(key, settings[key])
+        words = {key for key, default in method.settings.items() if default == "no"}
+        settings |= {key: yes_or_no(key, settings[key]) for key in words}
+        given = settings.pop("feedback")
+        feedback = yes_or_no("feedback", given) if given else method.feedback and not settings.get("vote")
         method.check(**settings)
     except UsageError as error:
         raise UsageError(f"compression {spec!r}: {error}") from None

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hpcdl.comm.compression.codec import RandomKey, VectorCodec
-from hpcdl.comm.compression.exchange import ChunkExchange
 from hpcdl.comm.compression.method import CompressionMethod
 from hpcdl.kernels import convert
 from hpcdl.kernels.device import Array, device_of
@@ -50,11 +49,7 @@ class Sixteen(VectorCodec):
 
 
 def make_method(kind: str) -> CompressionMethod:
-    return CompressionMethod(
-        kind,
-        codec=lambda dtype, feedback: Sixteen(dtype, kind),
-        state=lambda size, dtype, key, layout, feedback: ChunkExchange(size, Sixteen(dtype, kind), feedback, key),
-    )
+    return CompressionMethod(kind, codec=lambda dtype, feedback: Sixteen(dtype, kind))
 
 
 METHODS = [make_method(kind) for kind in KERNELS]
