@@ -1,5 +1,7 @@
 """All-reduce in 16 bits: within rounding, half of the bytes, the same bits everywhere, and nothing lost over many."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from local_ranks import run_locally
@@ -10,6 +12,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.collective_schedule import complete
 from hpcdl.comm.compression import METHODS, compressed, parse
 from hpcdl.errors import UsageError
+from hpcdl.models.layout import Layout
 
 KINDS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative error of one rounding
 LENGTHS = [0, 1, 2, 3, 5, 7, 64, 1009, 100_003]
@@ -275,3 +278,37 @@ def test_over_mpi_as_in_one_process_and_bytes_are_counted(spec, bare):
     assert counted.messages == comms[comm.rank].messages
     if spec.startswith(("int8", "qsgd", "terngrad", "sign")):  # messages of bytes
         assert counted.bytes == comms[comm.rank].values
+
+
+LAYOUT = Layout.of_layers(
+    [
+        SimpleNamespace(name="a", shapes={"weight": (4, 9), "bias": (9,)}, tied={}),
+        SimpleNamespace(name="b", shapes={"weight": (9, 20), "bias": (20,)}, tied={}),
+    ],
+    "float64",
+)
+
+
+@pytest.mark.parametrize("cut", [[slice(0, 245)], [slice(45, 245), slice(0, 45)]], ids=["whole", "buckets"])
+def test_small_tensors_travel_as_they_are(cut):
+    """By buckets, too; on one rank; the residual has the values of the compressed tensors only."""
+    for ranks in (1, 3):
+        rows = vectors(ranks, LAYOUT.size, "float64")
+        states = [compressed("sign", LAYOUT.size, "float64", 0, LAYOUT, smallest=8 * 100) for _ in rows]
+        result = [row.copy() for row in rows]
+        for place in cut:
+            parts = [state.part(place) for state in states]
+            run_locally(lambda comm, v: parts[comm.Get_rank()].steps(comm, v), [row[place] for row in result])  # noqa: B023
+        exact, weight = rows.sum(0), LAYOUT.tensors["b.weight"].slice
+        rest = np.ones(LAYOUT.size, bool)
+        rest[weight] = False
+        assert all(np.array_equal(each, result[0]) for each in result)
+        np.testing.assert_allclose(result[0][rest], exact[rest], rtol=1e-13)
+        kept = sum(state.tracked["residual"] for state in states)
+        assert kept.size == 180 and (ranks == 1 or (np.abs(result[0] - exact)[weight] > 1e-3).any())
+        np.testing.assert_allclose(result[0][weight] + kept, exact[weight], atol=1e-12)
+
+
+def test_a_size_that_leaves_no_tensor_is_refused():
+    with pytest.raises(UsageError, match="--compress-from 1441 leaves no tensor to compress"):
+        compressed("sign", LAYOUT.size, "float64", 0, LAYOUT, smallest=1441)

@@ -12,6 +12,7 @@ The sum is exact: nothing is selected anew. Each chunk is added on one rank, so 
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -79,7 +80,8 @@ class SparseAllReduce(Compressed):
         self.message = self.feedback.codec.message(cut.stop - cut.start)
 
     def reduce(self, comm: MPI.Intracomm, vector: np.ndarray, all_reduce: Steps) -> Iterator[Step]:
-        rank, size, codec = comm.Get_rank(), comm.Get_size(), self.feedback.codec  # type: Any, Any, Any
+        rank, size = comm.Get_rank(), comm.Get_size()
+        codec: Any = self.feedback.codec
         cut, others = chunks(vector.size, size), [other for other in range(size) if other != rank]
         lengths, own = [part.stop - part.start for part in cut], cut[rank]
         self.feedback.encode(vector, self.message, self.key)
