@@ -110,7 +110,7 @@ class AllReduceOptions(SurvivingOptions):
 
     @property
     def advice(self) -> str:
-        if self.compress == "float16":
+        if self.compress.startswith("float16"):
             return "--compress float16 sends no value above 65504: --compress bfloat16 may help, or a smaller --lr"
         return super().advice
 
@@ -129,8 +129,10 @@ def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
-    """Add to `memory` what a sequential run on the rank's share holds; with --compress also the rounding errors."""
-    residual = case.options.compress != "none"
+    """Add to `memory` what a sequential run on the rank's share holds; with --compress also what messages leave out."""
+    from hpcdl.comm.compression import feedback_of
+
+    residual = case.options.compress != "none" and feedback_of(case.options.compress)
     case.hold_step(memory, case.share(rank, case.size), optimizer=len(case.vectors) + residual)
 
 

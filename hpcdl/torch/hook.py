@@ -1,9 +1,9 @@
-"""A communication hook for DDP: gradients travel in 16 bits with error feedback.
+"""A communication hook for DDP: gradients travel in compressed messages, with error feedback where the method has it.
 
     ddp.register_comm_hook(hpcdl.torch.CompressState("bfloat16"), hpcdl.torch.compress_hook)
 
-Each bucket has its own `Compressed` (comm/compression/): half of the bytes of float32, sums in float32, error feedback
-at both ends. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped."""
+Each bucket has its own `Compressed` (comm/compression/): its method, and the number of the bucket as
+seed. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from hpcdl.torch.work import engine
 
 
 class CompressState:
-    """State of the hook between steps. kind: bfloat16 or float16. group: the process group; None: all ranks."""
+    """State of the hook between steps. kind: a method, as in --compress. group: the process group; None: all ranks."""
 
     def __init__(self, kind: str = "bfloat16", group: Any = None):
         parse(kind)
@@ -28,8 +28,9 @@ class CompressState:
 
     @property
     def residuals(self) -> list[Any]:
-        """The residual of each bucket: what is still to be sent."""
-        return [state.tracked["residual"] for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
+        """The residual of each bucket, which is still to be sent; none without feedback."""
+        states = [state for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
+        return [state.tracked["residual"] for state in states if "residual" in state.tracked]
 
     def of(self, bucket: GradBucket) -> Compressed:
         tensor = bucket.buffer()
@@ -39,7 +40,8 @@ class CompressState:
                 del self.states[other]  # DDP has rebuilt its buckets
             if tensor.dtype not in (torch.float32, torch.float64):
                 raise UsageError(f"compress_hook takes gradients of float32 or float64, not of {tensor.dtype}")
-            self.states[key] = compressed(self.kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.states[key] = compressed(self.kind, tensor.numel(), dtype, seed=bucket.index())
         return self.states[key]
 
 

@@ -39,6 +39,11 @@ def make_codec(spec: str, dtype: DTypeLike) -> VectorCodec:
     return codec
 
 
+def feedback_of(spec: str) -> bool:
+    """Return True if the method keeps what its messages leave out. UsageError: a bad spec."""
+    return parse(spec)[1]
+
+
 def codecs() -> list[str]:
     """Return the names of the methods that have a codec."""
     return [name for name, method in METHODS.items() if method.codec is not None]
@@ -46,7 +51,7 @@ def codecs() -> list[str]:
 
 def feedback_for(spec: str, size: int, dtype: DTypeLike) -> ErrorFeedback:
     """Return the codec of a method with a residual of `size` values, or without by its setting `feedback`."""
-    return ErrorFeedback(make_codec(spec, dtype), size, parse(spec)[1])
+    return ErrorFeedback(make_codec(spec, dtype), size, feedback_of(spec))
 
 
 def compressed(

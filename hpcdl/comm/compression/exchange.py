@@ -88,7 +88,3 @@ class ChunkExchange(Compressed):
         """Add the messages of the other ranks to this rank's own part of its chunk."""
         for row in self.inbox:
             self.feedback.codec.add(row, own)
-
-    def buffer_bytes(self, ranks: int) -> float:
-        codec, parts = self.feedback.codec, [part.stop - part.start for part in chunks(self.size, ranks)]
-        return float(sum(map(codec.message_bytes, parts)) + (ranks - 1) * codec.message_bytes(parts[0]))

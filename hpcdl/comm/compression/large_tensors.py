@@ -86,6 +86,3 @@ class LargeTensors(Compressed):
             yield from all_reduce(comm, part)
             put(part, vector, self.rest)
         self.in_flight = False
-
-    def buffer_bytes(self, ranks: int) -> float:
-        return self.inner.buffer_bytes(ranks) + 2.0 * self.size * self.dtype.itemsize

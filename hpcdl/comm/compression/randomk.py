@@ -86,9 +86,6 @@ class SharedIndices(Compressed):
         yield from all_reduce(comm, self.message[NUMBER:].view(self.dtype))
         self.codec.decode(self.message, vector)
 
-    def buffer_bytes(self, ranks: int) -> float:
-        return 2.0 * self.message.size  # and at most as much in the all-reduce
-
 
 METHODS = [
     CompressionMethod(

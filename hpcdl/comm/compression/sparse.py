@@ -122,10 +122,3 @@ class SparseAllReduce(Compressed):
         yield [comm.Irecv(sums[other], other) for other in others] + [comm.Isend(total, to) for to in others]
         for other in others:
             add_chunk(sums[other], int(counts[other]), vector[cut[other]])
-
-    def buffer_bytes(self, ranks: int) -> float:
-        """Return the most that the messages need: those of both exchanges, each in the shorter form."""
-        item, part = self.dtype.itemsize, -(-self.size // ranks)
-        count = self.message.size // (item + INDEX)
-        of_rank, of_sum = packed_bytes(-(-count // ranks), part, item), packed_bytes(count, part, item)
-        return float(self.message.size + ranks * (2 * of_rank + of_sum))

@@ -94,7 +94,3 @@ class Compressed:
     def update(self, optimizer: Any, parameters: np.ndarray, gradient: np.ndarray, scale: float) -> None:
         """Update the parameters by the reduced gradient, times `scale`."""
         optimizer.update(parameters, gradient, scale=scale)
-
-    def buffer_bytes(self, ranks: int) -> float:
-        """Return the bytes of this rank's buffers for messages among so many ranks."""
-        raise NotImplementedError
