@@ -2,7 +2,7 @@
 
     Same            the same on all ranks                       stored as on rank 0
     PerRank         each rank's own, equally long               ranks/NAME, a row per rank: the number of ranks is fixed
-    Residual        as PerRank; only the ranks' sum counts      ranks/NAME; other ranks get sums of rows
+    KeptResidual    as PerRank; only the ranks' sum counts      ranks/NAME; other ranks get sums of rows
     Summed          each rank has a summand of one vector       the sum; loaded to rank 0, other ranks get 0
     CutVector       each rank has a part (sharded_vector.py)    the whole vector, for any number of ranks and any cut
     RemoteVector    on other ranks that rank 0 can ask          the whole vector
@@ -92,7 +92,7 @@ class PerRank(OneArray):
             comm.push(whole[rank], rank)
 
 
-class Residual(PerRank):
+class KeptResidual(PerRank):
     """A vector `array` of this rank's own, of which only the sum over the ranks counts (what compressed messages have
     left out). Ranks of another number get the rows of the file in turn, and add theirs: the sum stays."""
 
@@ -192,7 +192,7 @@ class State:
             (shape, dtype), form = form_of(found.vectors, vector.stored(name)), vector.form(ranks)
             if isinstance(vector, PerRank) and len(shape) == 2 and shape[0] != ranks:
                 before = shape[0]
-                if not isinstance(vector, Residual):
+                if not isinstance(vector, KeptResidual):
                     what = f"belongs to its {before} ranks; start {before} ranks, not {ranks}"
                     raise UsageError(f"{refusal} {name} {what}")
                 form = vector.form(before)

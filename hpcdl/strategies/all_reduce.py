@@ -38,7 +38,7 @@ def train(
     """Train on all ranks of `comm`; return the parameters, the same flat vector on each.
     noise_scale: estimate, from |g_r|^2 and |g|^2, the largest batch that pays (hpcdl/runs/noise_scale.py)."""
     from hpcdl.checkpoint.buffers import buffers_restored
-    from hpcdl.checkpoint.state import Residual
+    from hpcdl.checkpoint.state import KeptResidual
     from hpcdl.comm.compression import compressed
     from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
     from hpcdl.runs.noise_scale import NoiseScale, Observed
@@ -51,7 +51,7 @@ def train(
     if compress != "none":
         state = compressed(compress, gradient.size, gradient.dtype, run.options.seed, model.layout, compress_from)
         for name, vector in state.tracked.items():
-            run.track(name, Residual(vector))
+            run.track(name, KeptResidual(vector))
         run.report(allreduce="compressed")
     run.report(compress=compress)
     noise = NoiseScale() if noise_scale else None
