@@ -358,13 +358,13 @@ CASES["decode_fixed"] = KernelCase(
 )
 for mean in (0, 1):
     CASES[f"scales_of {'mean' if mean else 'largest'}"] = KernelCase(
-        quantize.scales_of, lambda *args, mean=mean: (*quantized(8)(*args)[:2], 16, mean), bytes_of(0, 1)
+        quantize.scales_of, lambda *args, mean=mean: (*quantized(8)(*args)[:2], 16, mean), bytes_of(0)
     )
 for bits in (1, 2, 4, 8):
-    CASES[f"quantize {bits}"] = KernelCase(quantize.quantize, quantize_case(bits, 1), bytes_of(0, 1, 2), "arithmetic")
-    CASES[f"pack {bits}"] = KernelCase(quantize.pack, pack_case(bits), bytes_of(0, 1), dtypes=("float32",))
-    CASES[f"add_codes {bits}"] = KernelCase(quantize.add_codes, add_codes_case(bits), bytes_of(0, 0, 1, 2))
-CASES["quantize nearest"] = KernelCase(quantize.quantize, quantize_case(8, 0), bytes_of(0, 1, 2), "arithmetic")
+    CASES[f"quantize {bits}"] = KernelCase(quantize.quantize, quantize_case(bits, 1), bytes_of(0, 2), "arithmetic")
+    CASES[f"pack {bits}"] = KernelCase(quantize.pack, pack_case(bits), bytes_of(1), dtypes=("float32",))
+    CASES[f"add_codes {bits}"] = KernelCase(quantize.add_codes, add_codes_case(bits), bytes_of(0, 0))
+CASES["quantize nearest"] = KernelCase(quantize.quantize, quantize_case(8, 0), bytes_of(0, 2), "arithmetic")
 CASES["sign_codes"] = KernelCase(quantize.sign_codes, lambda *args: quantized(1)(*args)[::2][:2], bytes_of(0, 1))
 CASES["select_largest"] = KernelCase(select.select_largest, selected("vi"), bytes_of(0, 1))
 CASES["take"] = KernelCase(select.take, selected("kvi"), bytes_of(0, 0, 2))
