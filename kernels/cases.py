@@ -26,8 +26,10 @@ from hpcdl.kernels import (
     loss,
     noise,
     norm,
+    quantize,
     reduce,
     references,
+    select,
     sparse,
     updates,
 )
@@ -88,6 +90,62 @@ def fixed(rows, columns, dtype, random):
     """Make arguments: numbers between -1 and 1, the factor 2^40, fixed-point numbers."""
     v = signed(random, rows * columns, dtype)
     return v, 2.0**40, random.integers(-(2**40), 2**40, v.size)
+
+
+def quantized(bits: int, blocks: int = 4):
+    """Return make(...) of numbers between -1 and 1, scales, codes of `bits` bits, packed codes, and the numbers that
+    describe them: shift, levels. Blocks have 2^blocks values."""
+
+    def make(rows, columns, dtype, random):
+        x = signed(random, rows * columns, dtype)
+        scales = 1 - random.random(-(-x.size >> blocks), np.float32) / 2
+        levels = max(1, 2**bits - 2)
+        codes = random.integers(0, levels + 1, x.size, np.uint8)
+        return x, scales, codes, random.integers(0, 256, -(-x.size * bits // 8), np.uint8), blocks, levels
+
+    return make
+
+
+def quantize_case(bits: int, stochastic: int):
+    """Return make(...) of the arguments of `quantize`."""
+    place = stochastic, (1 << 62) + 7, (1 << 40) + 3
+
+    def make(*args):
+        x, scales, codes, _, shift, levels = quantized(bits)(*args)
+        return x, scales, codes, shift, levels, *place
+
+    return make
+
+
+def pack_case(bits: int):
+    """Return make(...) of the arguments of `pack`."""
+    return lambda *args: (*quantized(bits)(*args)[3:1:-1], bits)
+
+
+def add_codes_case(bits: int):
+    """Return make(...) of the arguments of `add_codes`."""
+
+    def make(*args):
+        x, scales, _, message, shift, levels = quantized(bits)(*args)
+        return x, message, scales, bits, shift, levels, -0.5
+
+    return make
+
+
+def selected(order: str):
+    """Return make(...) of an argument for each letter: v numbers, k a seventh of them, i indices without repetition."""
+
+    def make(rows, columns, dtype, random):
+        n = rows * columns
+        k = -(-n // 7)
+        places = {
+            "v": lambda: signed(random, n, dtype),
+            "k": lambda: signed(random, k, dtype),
+            "i": lambda: np.sort(random.permutation(n)[:k]).astype(np.uint32),
+        }
+        return tuple(places[letter]() for letter in order)
+
+    return make
 
 
 def matrices(shapes: str):
@@ -298,6 +356,19 @@ CASES["encode_fixed"] = KernelCase(fixed_point.encode, fixed, bytes_of(0, 2), na
 CASES["decode_fixed"] = KernelCase(
     fixed_point.decode, lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]), bytes_of(0, 2)
 )
+for mean in (0, 1):
+    CASES[f"scales_of {'mean' if mean else 'largest'}"] = KernelCase(
+        quantize.scales_of, lambda *args, mean=mean: (*quantized(8)(*args)[:2], 16, mean), bytes_of(0)
+    )
+for bits in (1, 2, 4, 8):
+    CASES[f"quantize {bits}"] = KernelCase(quantize.quantize, quantize_case(bits, 1), bytes_of(0, 2), "arithmetic")
+    CASES[f"pack {bits}"] = KernelCase(quantize.pack, pack_case(bits), bytes_of(1), dtypes=("float32",))
+    CASES[f"add_codes {bits}"] = KernelCase(quantize.add_codes, add_codes_case(bits), bytes_of(0, 0))
+CASES["quantize nearest"] = KernelCase(quantize.quantize, quantize_case(8, 0), bytes_of(0, 2), "arithmetic")
+CASES["sign_codes"] = KernelCase(quantize.sign_codes, lambda *args: quantized(1)(*args)[::2][:2], bytes_of(0, 1))
+CASES["select_largest"] = KernelCase(select.select_largest, selected("vi"), bytes_of(0, 1))
+CASES["take"] = KernelCase(select.take, selected("kvi"), bytes_of(0, 0, 2))
+CASES["add_at"] = KernelCase(select.add_at, lambda *args: (*selected("kvi")(*args), 0.25), bytes_of(0, 0, 0, 2))
 CASES["standardize"] = KernelCase(gather.standardize, matrices("mrr"), bytes_of(0, 0, 1, 2), columns=784)
 for kind in ("float32", "float64"):
     CASES[f"gather {kind}"] = KernelCase(gather.gather[kind], images, gathered, columns=784, dtypes=(kind,))

@@ -59,3 +59,34 @@ def _largest(z, i, count):
     by_type = {types.float32: largest32, types.float64: largest64}
     chosen = by_type[z.dtype]
     return lambda z, i, count: chosen(z, i, count)
+
+
+def make_magnitude(real, integer):
+    """Return largest_magnitude(x, start, stop) for vectors of type `real`, which has as many bits as `integer`."""
+    below, infinity = integer(np.iinfo(integer).max), integer(real(np.inf).view(integer))
+
+    @compiled
+    def magnitude(x, start, stop):
+        top = integer(0)
+        for i in range(start, stop):
+            bits = integer(real(x[i]).view(integer) & below)
+            top = bits if bits > top else top
+        return integer(top if top < infinity else infinity).view(real)  # NaN has larger bits than infinity
+
+    return magnitude
+
+
+magnitude32, magnitude64 = make_magnitude(np.float32, np.int32), make_magnitude(np.float64, np.int64)
+
+
+def largest_magnitude(x, start, stop):
+    """Return the largest |x[i]| of start <= i < stop, infinity if one is NaN, 0 of none."""
+    part = np.abs(x[start:stop])
+    return np.max(np.where(part == part, part, np.inf), initial=0)
+
+
+@overload(largest_magnitude, target="cpu", jit_options=FLAGS)
+def _largest_magnitude(x, start, stop):
+    by_type = {types.float32: magnitude32, types.float64: magnitude64}
+    chosen = by_type[x.dtype]
+    return lambda x, start, stop: chosen(x, start, stop)

@@ -294,6 +294,55 @@ def add_bfloat16(into, code):
     into += wide(code)
 
 
+def scales_of(x, scales, size, mean):
+    for b in range(scales.size):
+        part = np.abs(x[b * size : (b + 1) * size].astype("f8"))
+        if mean:
+            scales[b] = part.mean()
+        else:
+            top = np.max(np.where(np.isnan(part), np.inf, part), initial=0)
+            scales[b] = top
+            if scales[b] < top:
+                scales[b] = np.nextafter(scales[b], np.float32(np.inf))
+
+
+def quantize(x, scales, codes, shift, levels, stochastic, number, first):
+    at = np.arange(x.size)
+    states = np.uint64(number) + (np.uint64(first + 1) + at.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    u = (split_mix(states) >> np.uint64(40)) * 2.0**-24 if stochastic else 0.5
+    t = np.floor((x.astype("f8") / scales[at >> shift] + 1) * (levels / 2) + u)
+    codes[:] = np.where(t > 0, np.minimum(t, levels), 0)
+
+
+def sign_codes(x, codes):
+    codes[:] = x >= 0
+
+
+def pack(message, codes, bits):
+    rows = np.zeros((message.size, 8 // bits), np.uint8)
+    rows.reshape(-1)[: codes.size] = codes
+    message[:] = np.bitwise_or.reduce(rows << (bits * np.arange(8 // bits, dtype=np.uint8)), axis=1)
+
+
+def add_codes(into, message, scales, bits, shift, levels, factor):
+    rows = message[:, None] >> (bits * np.arange(8 // bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
+    code = rows.reshape(-1)[: into.size].astype("f8")
+    into += (factor * scales[np.arange(into.size) >> shift] * (2 * code - levels)).astype(into.dtype)
+
+
+def select_largest(x, indices):
+    size = np.where(np.isnan(x), np.inf, np.abs(x))
+    indices[:] = np.sort(np.argsort(-size, kind="stable")[: indices.size])
+
+
+def take(into, x, indices):
+    into[:] = x[indices]
+
+
+def add_at(values, into, indices, factor):
+    into[indices] += into.dtype.type(factor) * values
+
+
 def encode(v, factor, fixed):
     fixed[:] = np.floor(v.astype("f8") * factor + 0.5)
 

@@ -310,6 +310,12 @@ REFUSALS = [
         --data text --class-weight balanced => --class-weight is for classes of rows, and the data have the tokens
         --allreduce rings => \
             unknown all-reduce algorithm 'rings' (did you mean 'ring'?); known: auto, circulant, direct,
+        --compress topk:0 => compression 'topk:0': fraction is above 0 and at most 1, not 0
+        --compress topk:2 => compression 'topk:2': fraction is above 0 and at most 1, not 2
+        --compress qsgd:levels=3 => compression 'qsgd' has no setting 'levels'; write NAME:KEY=VALUE with one of: bits,
+        --compress signs => unknown compression 'signs' (did you mean 'sign'?); known: bfloat16, float16, int8, qsgd,
+        --compress sign --compress-from -1 => --compress-from must not be negative, and is -1
+        --compress sign --compress-from 99999999 => --compress-from 99999999 leaves no tensor to compress
         --model mlq => unknown model 'mlq' (did you mean 'mlp'?); known: gpt, linear, logistic, mlp, softmax
         --data digit => unknown data set 'digit' (did you mean 'digits'?); known: digits
         --lr -0.1 => --lr must be greater than 0, not -0.1

@@ -2,6 +2,7 @@
 
     Same            the same on all ranks                       stored as on rank 0
     PerRank         each rank's own, equally long               ranks/NAME, a row per rank: the number of ranks is fixed
+    KeptResidual    as PerRank; only the ranks' sum counts      ranks/NAME; other ranks get sums of rows
     Summed          each rank has a summand of one vector       the sum; loaded to rank 0, other ranks get 0
     CutVector       each rank has a part (sharded_vector.py)    the whole vector, for any number of ranks and any cut
     RemoteVector    on other ranks that rank 0 can ask          the whole vector
@@ -91,6 +92,19 @@ class PerRank(OneArray):
             comm.push(whole[rank], rank)
 
 
+class KeptResidual(PerRank):
+    """A vector `array` of this rank's own, of which only the sum over the ranks counts (what compressed messages have
+    left out). Ranks of another number get the rows of the file in turn, and add theirs: the sum stays."""
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        if whole is not None and len(whole) != comm.size:
+            rows = np.zeros((comm.size, self.array.size), self.array.dtype)
+            for number, row in enumerate(whole):
+                rows[number % comm.size] += row
+            whole = rows
+        super().scatter(comm, whole)
+
+
 class Summed(OneArray):
     """A vector that is the sum of the ranks' arrays `array`; how the sum is divided among ranks does not matter."""
 
@@ -178,7 +192,10 @@ class State:
             (shape, dtype), form = form_of(found.vectors, vector.stored(name)), vector.form(ranks)
             if isinstance(vector, PerRank) and len(shape) == 2 and shape[0] != ranks:
                 before = shape[0]
-                raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before} ranks, not {ranks}")
+                if not isinstance(vector, KeptResidual):
+                    what = f"belongs to its {before} ranks; start {before} ranks, not {ranks}"
+                    raise UsageError(f"{refusal} {name} {what}")
+                form = vector.form(before)
             if (shape, dtype) != form and shape not in getattr(vector, "older_shapes", ()):
                 raise UsageError(f"{refusal} {name} is {form_text(shape, dtype)}, not {form_text(*form)}")
             read_apart = isinstance(vector, CutVector) and isinstance(found.vectors, Stored)  # and checked by `load`

@@ -14,7 +14,7 @@ from hpcdl.comm.call_matching import CallComparison, number
 from hpcdl.comm.call_path import CallPath, flat
 from hpcdl.comm.collective_schedule import Step, complete
 from hpcdl.comm.compiled_schedule import ScheduleRunner, compile_for, schedule_of
-from hpcdl.comm.compressed import Compressed, compressed_all_reduce
+from hpcdl.comm.compression import Compressed
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.node_memory import NodeMemory
@@ -62,11 +62,21 @@ class Collectives(CallPath):
 
     @staged()
     def iall_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> Request:
-        """Replace every rank's `array` by the sum (mean), in 16-bit messages; state: the `Compressed` of this array."""
+        """Replace every rank's `array` by the sum (mean), in compressed messages. state: of this array, as
+        hpcdl.comm.compression.compressed makes it; what it does not compress is reduced by the chosen algorithm."""
         state.check_vector(flat(array), op)
-        steps = compressed_all_reduce.steps
-        algorithm = Algorithm("all_reduce_compressed", lambda comm, vector, op: steps(comm, vector, state))
-        return self._all_reduce(array, op, algorithm)
+
+        def steps(comm: Any, vector: "np.ndarray", _: Reduction) -> Iterator[Step]:
+            return state.steps(comm, vector, self._plain_steps)
+
+        return self._all_reduce(array, op, Algorithm("all_reduce_compressed", steps))
+
+    def _plain_steps(self, comm: Any, vector: np.ndarray) -> Iterator[Step]:
+        """Yield the steps of an all-reduce by the chosen algorithm, within another operation."""
+        algorithm = self._chosen(vector)
+        if algorithm.steps is not None:
+            return algorithm.steps(comm, vector, SUM)
+        return self._at_once(lambda: algorithm.blocking(comm, vector, SUM))  # type: ignore[misc]  # not None here
 
     def all_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> None:
         """The blocking form of `iall_reduce_compressed`."""

@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.collective_schedule import Delivery, Step, collective
-from hpcdl.comm.compressed import KINDS as CODERS
+from hpcdl.comm.compression.sixteen import KERNELS as CODERS
 from hpcdl.errors import UsageError
 from hpcdl.kernels import reduce as kernels
 

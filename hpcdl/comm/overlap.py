@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm.communicator import Communicator
-from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.compression import Compressed
 from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.comm.requests import Request
 from hpcdl.errors import UsageError
@@ -128,7 +128,7 @@ class Overlap:
     def _time_steps(self, own: Communicator, backward: Callable[..., object]) -> dict[str, float]:
         """Return the seconds of a step without and with overlap, and of the exchange alone: means of ranks' medians."""
         gradient, exchange = own.empty(like=self.gradient), own.traffic["all_reduce"]
-        state = None if self.state is None else Compressed(gradient.size, gradient.dtype, self.state.kind)
+        state = None if self.state is None else self.state.fresh()
         plain, overlapped = AfterBackward(own, gradient, state), Overlap(own, gradient, self.cut, state)
 
         def step(way: AfterBackward | Overlap) -> float:

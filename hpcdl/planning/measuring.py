@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS
-from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.compression import compressed
 from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.comm.overlap import Overlap, buckets
 from hpcdl.comm.progress import inside
@@ -116,7 +116,7 @@ def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
     vector, other = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     if name in COMPRESSED:
-        state = Compressed(vector.size, vector.dtype, name)
+        state = compressed(name, vector.size, vector.dtype)
         return lambda: comm.all_reduce_compressed(vector, state)
     if name == UNSHARED:
         return lambda: comm.all_reduce(vector)

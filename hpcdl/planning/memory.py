@@ -18,8 +18,9 @@ import math
 import resource
 from typing import NamedTuple
 
-from hpcdl.chunks import chunk, chunks
+from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce import double_tree
+from hpcdl.comm.compression import make_codec
 from hpcdl.memory import KINDS, Memory
 from hpcdl.planning.dry_run import dry_run_step
 from hpcdl.strategies.workload import Workload
@@ -73,9 +74,10 @@ def buffers(case: Workload, rank: int) -> float:
     options, size, item = case.options, case.size, case.dtype.itemsize
     if case.program not in ALL_REDUCES or size == 1:
         return 0.0
-    if getattr(options, "compress", "none") != "none":  # the codes, and a chunk of them from each other rank
-        own = chunk(case.length, size, rank)
-        return 2.0 * (case.length + (size - 1) * (own.stop - own.start))
+    if getattr(options, "compress", "none") != "none":  # a message of each chunk, and of this one from each other rank
+        codec = make_codec(options.compress, case.dtype)
+        lengths = [part.stop - part.start for part in chunks(case.length, size)]
+        return float(sum(map(codec.message_bytes, lengths)) + (size - 1) * codec.message_bytes(lengths[rank]))
     return scratch(options.allreduce, case.length, rank, size, item) * item
 
 

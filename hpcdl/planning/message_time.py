@@ -2,7 +2,7 @@
 
     all-reduce          its algorithm's steps (collective_time.py); direct: (N-1) K/B + L + (N-1) K/a; shared: of one
                         node, as hierarchical; mpi and auto: the fastest algorithm
-    compressed          2 (L + (N-1)/N K/2/B), and each chunk added N - 1 times
+    compressed          2 (L + (N-1)/N M/B), M bytes of a message of all values, and each chunk added N - 1 times
     reduce-scatter      (N-1) (L + K/N/B + K/N/a)       short, on more than 3 ranks: ceil(log2 N) L instead of (N-1) L
     all-gather          (N-1) (L + K/N/B)               likewise
     broadcast, reduce   ceil(log2 N) (L + K/B), or, between nodes, (N-2+s) (L + K/s/B) in s segments (chain.py); a
@@ -20,6 +20,7 @@ from typing import Any
 
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.allreduce.circulant import SHORT
+from hpcdl.comm.compression import make_codec
 from hpcdl.comm.primitives.chain import fastest
 from hpcdl.errors import unknown
 from hpcdl.planning import collective_time
@@ -83,10 +84,13 @@ class RankGroup:
             raise unknown("all-reduce algorithm", name, ALGORITHMS)
         return collective_time.seconds(name, self.links, self.size, bytes)
 
-    def compressed(self, bytes: float, kind: str) -> float:
-        """Return the seconds of an all-reduce in 16 bits. bytes: of the vector in float32."""
-        part = (self.size - 1) / self.size * bytes / 2
-        return self.seconds(kind, bytes, 2 * (self.latency + part / self.bandwidth) + self.links.add(2 * part))
+    def compressed(self, bytes: float, spec: str) -> float:
+        """Return the seconds of an all-reduce in compressed messages. bytes: of the vector in float32. spec: as in
+        --compress, of a method with a codec."""
+        others = (self.size - 1) / self.size
+        part = others * make_codec(spec, "float32").message_bytes(round(bytes / 4))
+        formula = 2 * (self.latency + part / self.bandwidth) + self.links.add(others * bytes)
+        return self.seconds(spec, bytes, formula)
 
     def reduce_scatter(self, bytes: float) -> float:
         """Return the seconds of a reduce-scatter. bytes: of all ranks' chunks."""
@@ -126,11 +130,13 @@ class RankGroup:
 def call_seconds(case: Any, machine: Machine, call: Call) -> float:
     """Return the seconds of a call of the communicator, among the ranks that take part. case: the Workload."""
     group = RankGroup(machine, call.ranks or case.size, 1, case.ranks, case.options.allreduce)
-    if call.operation in COMPRESSED:
-        return group.compressed(call.bytes, call.operation)
     if call.operation == "exchange":
         return group.exchange(call.bytes, call.partners)
-    return group.all_reduce(call.bytes) if call.operation == "all_reduce" else group.message(call.bytes)
+    if call.operation == "message":
+        return group.message(call.bytes)
+    if call.operation == "all_reduce":
+        return group.all_reduce(call.bytes)
+    return group.compressed(call.bytes, call.operation)
 
 
 def service_seconds(group: RankGroup, service: Service, update: float = 0.0, start: float = 0.0) -> tuple[float, ...]:

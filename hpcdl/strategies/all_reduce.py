@@ -9,17 +9,17 @@
 
 All ranks hold the same w at every step; N changes only the time and the order of additions. Shares may be uneven or
 empty. A step costs one all-reduce of K values, one for each parameter: in a ring each rank sends 2 (N-1)/N K.
-compress: 16-bit messages; a rank adds its rounding errors to its next g_r (error feedback, hpcdl/comm/compressed.py).
+compress: a rank adds what its messages have left out to its next g_r (error feedback, hpcdl/comm/compression/).
 overlap: g is reduced in buckets of layers while grad f of the layers before is computed (hpcdl/comm/overlap.py)."""
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
-from hpcdl.runs.options import option, positive
+from hpcdl.runs.options import not_negative, option, positive
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -33,12 +33,13 @@ def train(
     overlap: bool = False,
     bucket_mib: float = 1.0,
     noise_scale: bool = False,
+    compress_from: int = 0,
 ) -> Array:
     """Train on all ranks of `comm`; return the parameters, the same flat vector on each.
     noise_scale: estimate, from |g_r|^2 and |g|^2, the largest batch that pays (hpcdl/runs/noise_scale.py)."""
     from hpcdl.checkpoint.buffers import buffers_restored
-    from hpcdl.checkpoint.state import PerRank
-    from hpcdl.comm.compressed import Compressed
+    from hpcdl.checkpoint.state import KeptResidual
+    from hpcdl.comm.compression import compressed
     from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
     from hpcdl.runs.noise_scale import NoiseScale, Observed
     from hpcdl.runs.ownership import Whole
@@ -46,14 +47,18 @@ def train(
     share = comm.rank, comm.size
     parameters = run.initial(model)
     gradient = comm.empty(like=parameters)
-    state = None if compress == "none" else Compressed(gradient.size, gradient.dtype, compress)
-    if state is not None:
-        run.track("residual", PerRank(state.residual))
+    state = None
+    if compress != "none":
+        state = compressed(compress, gradient.size, gradient.dtype, run.options.seed, model.layout, compress_from)
+        for name, vector in state.tracked.items():
+            run.track(name, KeptResidual(vector))
         run.report(allreduce="compressed")
     run.report(compress=compress)
     noise = NoiseScale() if noise_scale else None
     held = Whole(model, parameters, optimizer) if noise is None else Observed(model, parameters, optimizer, noise)
     run.begin("all_reduce", held, data)
+    if state is not None:
+        state.begin(run.step)
 
     exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:
@@ -79,7 +84,10 @@ def train(
         run.share(loss)
         if noise is not None:
             noise.summed(gradient, batch.total)
-        optimizer.update(parameters, gradient, scale=1 / batch.total)
+        if state is None:
+            optimizer.update(parameters, gradient, scale=1 / batch.total)
+        else:
+            state.update(optimizer, parameters, gradient, 1 / batch.total)
         run.record(loss, batch.total)
         run.boundary()
     if overlap:
@@ -89,9 +97,8 @@ def train(
 
 @dataclass(frozen=True)
 class AllReduceOptions(SurvivingOptions):
-    compress: Literal["none", "float16", "bfloat16"] = option(
-        "none", "send gradients in 16 bits, with error feedback, by a special all-reduce in the place of --allreduce"
-    )
+    compress: str = option("none", "send compressed gradients, as by bfloat16, int8, qsgd:bits=4, sign or topk:0.01")
+    compress_from: int = option(0, "compress matrices of at least so many bytes only; 0: the whole gradient")
     overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
     bucket_mib: float = option(1.0, "least size of a bucket of --overlap in MiB; no layer is cut")
     noise_scale: bool = option(False, "measure the gradient noise scale: the largest batch that is worth taking")
@@ -99,15 +106,22 @@ class AllReduceOptions(SurvivingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "bucket_mib")
+        not_negative(self, "compress_from")
 
     @property
     def advice(self) -> str:
-        if self.compress == "float16":
+        if self.compress.startswith("float16"):
             return "--compress float16 sends no value above 65504: --compress bfloat16 may help, or a smaller --lr"
         return super().advice
 
 
 def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
+    if options.compress != "none":
+        from hpcdl.comm.compression import large, parse
+
+        parse(options.compress)
+        if options.compress_from:
+            large(model.layout, options.compress_from)
     if options.noise_scale:
         from hpcdl.runs.noise_scale import refuse_no_parts
 
@@ -115,8 +129,10 @@ def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
-    """Add to `memory` what a sequential run on the rank's share holds; with --compress also the rounding errors."""
-    residual = case.options.compress != "none"
+    """Add to `memory` what a sequential run on the rank's share holds; with --compress also what messages leave out."""
+    from hpcdl.comm.compression import feedback_of
+
+    residual = case.options.compress != "none" and feedback_of(case.options.compress)
     case.hold_step(memory, case.share(rank, case.size), optimizer=len(case.vectors) + residual)
 
 

@@ -1,9 +1,9 @@
-"""A communication hook for DDP: gradients travel in 16 bits with error feedback.
+"""A communication hook for DDP: gradients travel in compressed messages, with error feedback where the method has it.
 
     ddp.register_comm_hook(hpcdl.torch.CompressState("bfloat16"), hpcdl.torch.compress_hook)
 
-Each bucket has its own `Compressed` (comm/compressed.py): half of the bytes of float32, sums in float32, error feedback
-at both ends. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped."""
+Each bucket has its own `Compressed` (comm/compression/): its method, and the number of the bucket as
+seed. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped."""
 
 from typing import Any
 
@@ -12,25 +12,25 @@ from torch import Tensor, distributed
 from torch.distributed import GradBucket
 from torch.futures import Future
 
-from hpcdl.comm.compressed import KINDS, Compressed
-from hpcdl.errors import UsageError, unknown
+from hpcdl.comm.compression import Compressed, compressed, parse
+from hpcdl.errors import UsageError
 from hpcdl.torch.arrays import array_to_fill
 from hpcdl.torch.work import engine
 
 
 class CompressState:
-    """State of the hook between steps. kind: bfloat16 or float16. group: the process group; None: all ranks."""
+    """State of the hook between steps. kind: a method, as in --compress. group: the process group; None: all ranks."""
 
     def __init__(self, kind: str = "bfloat16", group: Any = None):
-        if kind not in KINDS:
-            raise unknown("compression", kind, KINDS)
+        parse(kind)
         self.kind, self.group = kind, group
         self.states: dict[tuple[int, int, torch.dtype], Compressed] = {}  # by number, length and type of the bucket
 
     @property
     def residuals(self) -> list[Any]:
-        """The residual of each bucket: the rounding error that is still to be sent."""
-        return [state.residual for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
+        """The residual of each bucket, which is still to be sent; none without feedback."""
+        states = [state for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
+        return [state.tracked["residual"] for state in states if "residual" in state.tracked]
 
     def of(self, bucket: GradBucket) -> Compressed:
         tensor = bucket.buffer()
@@ -40,7 +40,8 @@ class CompressState:
                 del self.states[other]  # DDP has rebuilt its buckets
             if tensor.dtype not in (torch.float32, torch.float64):
                 raise UsageError(f"compress_hook takes gradients of float32 or float64, not of {tensor.dtype}")
-            self.states[key] = Compressed(tensor.numel(), str(tensor.dtype).removeprefix("torch."), self.kind)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.states[key] = compressed(self.kind, tensor.numel(), dtype, seed=bucket.index())
         return self.states[key]
 
 

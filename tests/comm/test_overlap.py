@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS
-from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.compression import compressed
 from hpcdl.comm.overlap import AfterBackward, Overlap, buckets
 from hpcdl.errors import UsageError
 from hpcdl.models.layout import Layout, Tensor
@@ -102,7 +102,7 @@ def test_what_is_in_flight_goes_on_between_layers(name, bare):
     comm = Communicator(bare, "ring" if compress else name)
     gradient = comm.empty(LAYOUT.size, "float64")
     gradient[:] = integers(bare.rank)
-    state = Compressed(LAYOUT.size, "float64", "float16") if compress else None
+    state = compressed("float16", LAYOUT.size, "float64") if compress else None
     overlap = Overlap(comm, gradient, PLANS[1], state)
     for part in LAYERS[:3]:
         overlap.ready(part)
@@ -131,7 +131,7 @@ def test_the_ring_sends_the_bytes_of_the_whole(size, bare):
 def test_compressed_buckets_lose_nothing(kind, size, bare):
     """sum (gradient + residual before) = result + sum (residual after), from one size of buckets to another."""
     comm = Communicator(bare)
-    gradient, state = np.empty(LAYOUT.size), Compressed(LAYOUT.size, "float64", kind)
+    gradient, state = np.empty(LAYOUT.size), compressed(kind, LAYOUT.size, "float64")
     plans = [PLANS[size], PLANS[size], PLANS[100]]
     ways = [*(Overlap(comm, gradient, plan, state) for plan in plans), AfterBackward(comm, gradient, state)]
     for step, way in enumerate(ways):
@@ -168,7 +168,7 @@ def test_a_part_that_is_reported_twice_is_refused(again, world):
 def test_a_trial_finds_what_is_slower_and_leaves_no_trace(slow, size, kind, world):
     comm = Communicator(world, "ring")
     gradient = integers(world.rank)
-    state = Compressed(LAYOUT.size, "float64", kind) if kind else None
+    state = compressed(kind, LAYOUT.size, "float64") if kind else None
     overlap, computed = Overlap(comm, gradient, PLANS[size], state), []
 
     def backward(into, on_ready):

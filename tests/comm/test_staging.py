@@ -10,7 +10,7 @@ from mpi4py import MPI
 from hpcdl.chunks import chunk
 from hpcdl.comm import Communicator, staging
 from hpcdl.comm.allreduce import ALGORITHMS
-from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.compression import compressed
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of, on_device
 
@@ -62,7 +62,7 @@ def test_compressed(aware, gpu, each_group, monkeypatch):
     monkeypatch.setattr(staging, "is_cuda_aware", lambda: aware)
 
     def reduce(comm, array, device):
-        state = Compressed(array.size, array.dtype, "bfloat16")
+        state = compressed("bfloat16", array.size, array.dtype)
         for _ in range(3):
             comm.all_reduce_compressed(array, state)
 

@@ -44,12 +44,15 @@ def test_nan_and_infinity_are_not_hidden(name, dtype, bad, shape):
     compared(CASES[name], with_bad(args, bad), TOLERANCE[dtype])
 
 
-OF_ELEMENTS = [each for each in PAIRS if CASES[each[0]].kernel.kind == "elementwise" and each[0] != "langevin"]
+BY_PLACE = "langevin", "quantize", "pack", "add_codes", "take", "add_at"  # an element uses others, or its own place
+OF_ELEMENTS = [
+    each for each in PAIRS if CASES[each[0]].kernel.kind == "elementwise" and not each[0].startswith(BY_PLACE)
+]
 
 
 @pytest.mark.parametrize("name, dtype", OF_ELEMENTS)
 def test_a_slice_is_computed_to_the_same_bits(name, dtype):
-    """Noise depends on the place of a slice (test_noise.py)."""
+    """Noise and codes depend on the place of a slice (test_noise.py, test_quantize.py)."""
     case = CASES[name]
     whole = case.make(1, 1000, dtype, np.random.default_rng(0))
     parts = copy.deepcopy(whole)

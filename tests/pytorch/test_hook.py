@@ -46,6 +46,21 @@ def test_nothing_is_lost_in_the_long_run(group, rank, size):
     assert sent == 20 * 2 * (120 - own + (size - 1) * own)
 
 
+@pytest.mark.parametrize("kind", ["qsgd:bits=8", "sign", "topk:0.1", "randomk:0.2"])
+def test_every_method_leads_on(kind, group, rank):
+    """All ranks get the same; what is kept and what came add up to the exact sum, or the mean is close to it."""
+    exact, _ = gradients(rank, None)
+    total, state = gradients(rank, kind)
+    others = total.clone()
+    group.broadcast(others, 0)
+    assert torch.equal(total, others)
+    if state.residuals:
+        left = torch.from_numpy(state.residuals[0].reshape(3, 40).astype(float))
+        group.all_reduce(left)
+        total += left / group.get_world_size()
+    torch.testing.assert_close(total, exact, rtol=1e-4, atol=1e-3 if state.residuals else 3.0)
+
+
 def test_bad_input(group, rank):
     from hpcdl.torch import CompressState, compress_hook
 

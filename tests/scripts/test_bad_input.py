@@ -48,7 +48,14 @@ def test_what_one_rank_alone_comes_upon(launch, tmp_path, servers):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind, advice", [("none", ""), ("float16", "above 65504: --compress bfloat16 may help")])
+@pytest.mark.parametrize(
+    "kind, advice",
+    [
+        ("none", ""),
+        ("float16", "above 65504: --compress bfloat16 may help"),
+        *((kind, "") for kind in ("qsgd", "terngrad", "sign", "sign:vote", "topk:0.01")),
+    ],
+)
 def test_a_run_that_diverges_is_one_line_and_status_1(run_on, tmp_path, kind, advice):
     done = run_on(2, SCRIPT, "--lr", "1e30", "--steps", "9", "--compress", kind, "--out", "a", check=1)
     assert len([line for line in done.stderr.splitlines() if line.startswith("train-allreduce: error: the ")]) == 1

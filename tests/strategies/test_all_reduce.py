@@ -83,6 +83,23 @@ def test_compressed_gradients_lead_close_by(kind, tolerance, follow, alone, comm
     assert comm.allreduce(counted.bytes) == steps * 2 * (comm.size - 1) * run.model.layout.size * 2
 
 
+@pytest.mark.parametrize("own", [{"compress": "topk:1"}, {"compress": "randomk:1"}], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.in_turn("overlap")
+def test_everything_selected_is_no_compression(own, overlap, follow, alone, comm):
+    own = own | (overlapped(200) if overlap else {})
+    agree(follow(comm, all_reduce.train, model="mlp:7,5", own=own), alone(model="mlp:7,5"), 1e-10)
+
+
+@pytest.mark.parametrize("compress", ["int8", "qsgd", "terngrad", "sign", "sign:vote", "topk:0.1", "randomk:0.1"])
+@pytest.mark.parametrize("more", [{}, {"overlap": True, "bucket_mib": 0}, {"compress_from": 300}], ids=str)
+@pytest.mark.in_turn("more")
+def test_every_method_trains_and_the_replicas_agree(compress, more, follow, comm):
+    run = follow(comm, all_reduce.train, model="mlp:7,5", own={"compress": compress} | more)
+    assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
+    assert run.agree is True and np.isfinite(run.parameters).all()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_float16_ends_at_65504_and_says_so_where_bfloat16_goes_on(follow, world):
     data = from_arrays(np.full((8, 2), 1e4), np.full(8, 100.0), dtype="float32")
@@ -142,6 +159,6 @@ def test_overlapped_in_16_bits(kind, tolerance, size, follow, alone, comm):
     assert sent == len(run.path) * 2 * (comm.size - 1) * residual.size * 2
 
 
-@pytest.mark.parametrize("compress", ["none", "bfloat16"])
+@pytest.mark.parametrize("compress", ["none", "bfloat16", "qsgd", "topk:0.1"])
 def test_overlapped_resumed_is_never_stopped_to_the_bit(compress, resumes):
     resumes(4, all_reduce.train, "mlp:7,5", overlapped(1, compress=compress), optimizer="adam")

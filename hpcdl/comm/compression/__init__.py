@@ -1,0 +1,74 @@
+"""Compression of messages: one file a method, chosen as --compress NAME:SETTINGS.
+
+    codec = make_codec("qsgd:bits=4", "float32")                            one vector to one message (codec.py)
+    state = compressed("topk:0.01", size, "float32", seed)                  all-reduces of one vector (state.py)
+
+METHODS in a method's file are its records (method.py)."""
+
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from hpcdl.comm.compression.codec import ErrorFeedback, RandomKey, VectorCodec
+from hpcdl.comm.compression.exchange import ChunkExchange
+from hpcdl.comm.compression.large_tensors import LargeTensors, large
+from hpcdl.comm.compression.method import CompressionMethod, parse_method
+from hpcdl.comm.compression.state import Compressed
+from hpcdl.errors import UsageError
+
+__all__ = ["Compressed", "ErrorFeedback", "RandomKey", "VectorCodec", "compressed", "feedback_for", "make_codec"]
+
+FILES = ["sixteen", "int8", "qsgd", "terngrad", "sign", "topk", "randomk"]
+METHODS: dict[str, CompressionMethod] = {
+    method.name: method for name in FILES for method in import_module(f"{__name__}.{name}").METHODS
+}
+
+
+def parse(spec: str) -> tuple[CompressionMethod, bool, dict[str, Any]]:
+    """Parse --compress NAME:SETTINGS; return (method, feedback, settings). Raises UsageError."""
+    return parse_method(METHODS, spec)
+
+
+def make_codec(spec: str, dtype: DTypeLike) -> VectorCodec:
+    """Return the codec of a method for vectors of `dtype`. UsageError: a bad spec, or a method without a codec."""
+    method, feedback, settings = parse(spec)
+    if method.codec is None:
+        raise UsageError(f"compression {spec!r} works in an all-reduce only; take one of {', '.join(codecs())}")
+    codec: VectorCodec = method.codec(dtype, feedback, **settings)
+    return codec
+
+
+def feedback_of(spec: str) -> bool:
+    """Return True if the method keeps what its messages leave out. UsageError: a bad spec."""
+    return parse(spec)[1]
+
+
+def codecs() -> list[str]:
+    """Return the names of the methods that have a codec."""
+    return [name for name, method in METHODS.items() if method.codec is not None]
+
+
+def feedback_for(spec: str, size: int, dtype: DTypeLike) -> ErrorFeedback:
+    """Return the codec of a method with a residual of `size` values, or without by its setting `feedback`."""
+    return ErrorFeedback(make_codec(spec, dtype), size, feedback_of(spec))
+
+
+def compressed(
+    spec: str, size: int, dtype: DTypeLike, seed: int = 0, layout: Any = None, smallest: int = 0
+) -> Compressed:
+    """Return the state of compressed all-reduces of a vector. layout: of its tensors, for methods that need matrices.
+    smallest: if above 0, compress only tensors of two or more dimensions and at least so many bytes, by the layout.
+    UsageError: a bad spec, another type than float32 and float64, or no layout where it is needed."""
+    if smallest:
+        chosen, own = large(layout, smallest)
+        whole = LargeTensors(size, chosen, compressed(spec, own.size, dtype, seed, own))
+        whole.spec = spec
+        return whole
+    method, feedback, settings = parse(spec)
+    if method.state is not None:
+        state: Compressed = method.state(size, dtype, RandomKey(seed), layout, feedback, **settings)
+    else:
+        state = ChunkExchange(size, make_codec(spec, dtype), feedback, RandomKey(seed))
+    state.spec = spec
+    return state
