@@ -571,6 +571,11 @@ REFUSALS = [
         --method dpsgd --phase 3 => dpsgd has no phases: leave out --phase, the number of batches
         --phase -1 => --phase must not be negative, and is -1
         --mixing any => --mixing: expected one of 'metropolis-hastings', 'uniform', not
+        --compress float61 => unknown compression 'float61' (did you mean 'float16'?);
+        --compress bfloat16 --method dpsgd => --compress is CHOCO-SGD, which takes a step and then averages: leave out
+        --compress bfloat16 --topology one-peer => --compress needs a graph that stays the same, but one-peer
+        --compress bfloat16 --consensus-step 2 => --consensus-step is at most 1, not 2.0
+        --consensus-step 0.5 => --consensus-step is for --compress: leave it out
     """),
     ("train_grid", 1, "--data digits", """
         --schedule interleaved --model mlp:5,5 --grid pipeline=1 => the schedule interleaved needs at least 2 stages
@@ -655,6 +660,7 @@ REFUSALS = [
         --outer sgd --outer-lr 0 => --outer-lr must be greater than 0, not 0.0
         --outer sgd --outer-lr -1 => --outer-lr must be greater than 0, not -1.0
         --outer-lr 0.7 => --outer average has no learning rate: leave out --outer-lr, or add --outer sgd
+        --compress float61 => unknown compression 'float61' (did you mean 'float16'?);
         --local-momentum drop => --local-momentum: expected one of 'keep', 'average', 'reset', not drop
         --local-momentum reset --optimizer sgd => --local-momentum reset: --optimizer sgd has no momentum;
     """),

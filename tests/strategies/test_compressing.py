@@ -1,0 +1,142 @@
+"""Strategies with compressed messages: a codec that sends all values changes nothing, and each codec trains."""
+
+import numpy as np
+import pytest
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.compression import METHODS, codecs, make_codec
+from hpcdl.comm.compression.codec import VectorCodec
+from hpcdl.comm.compression.exchange import ChunkExchange
+from hpcdl.comm.compression.method import CompressionMethod
+from hpcdl.comm.gossip.choco import ChocoGossip, measured
+from hpcdl.comm.gossip.mixing import mixing
+from hpcdl.comm.gossip.topology import topology
+from hpcdl.errors import UsageError
+from hpcdl.memory import Memory
+from hpcdl.strategies import gossip, local_sgd
+from hpcdl.strategies.compressing import check_codec, check_model_differences
+
+
+class Exact(VectorCodec):
+    """Sends the values as they are."""
+
+    def message_bytes(self, n):
+        return n * self.dtype.itemsize
+
+    def encode(self, values, message, key):
+        message.view(self.dtype)[:] = values
+
+    def add(self, message, into, factor=1.0):
+        into += factor * message.view(self.dtype)
+
+
+class Half(Exact):
+    """Sends the first half of the values: the other ones stay."""
+
+    def add(self, message, into, factor=1.0):
+        half = into.size // 2
+        into[:half] += factor * message.view(self.dtype)[:half]
+
+
+@pytest.fixture(autouse=True)
+def further_methods(monkeypatch):
+    for name, codec in (("exact", Exact), ("half", Half)):
+        method = CompressionMethod(
+            name,
+            codec=lambda dtype, feedback, codec=codec: codec(dtype),
+            state=lambda size, dtype, key, layout, feedback, codec=codec: ChunkExchange(
+                size, codec(dtype), feedback, key
+            ),
+        )
+        monkeypatch.setitem(METHODS, name, method)
+    for name, of_optimizer in (("factors", False), ("momentum", True)):
+        method = CompressionMethod(name, state=lambda *arguments: None, of_optimizer=of_optimizer)
+        monkeypatch.setitem(METHODS, name, method)
+
+
+def ring_of(comm):
+    return {"topology": topology("ring", comm.size, 0)}
+
+
+STRATEGIES = {
+    "local SGD": (local_sgd.train, lambda comm: {"sync_every": 2}),
+    "SlowMo": (local_sgd.train, lambda comm: {"sync_every": 2, "outer": "momentum", "outer_lr": 0.9}),
+    "post-local SGD": (local_sgd.train, lambda comm: {"sync_every": 2, "local_from": 1, "local_momentum": "average"}),
+    "gossip": (gossip.train, ring_of),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.mpi(min_size=2)
+def test_all_values_are_as_no_compression(name, bare, follow):
+    train, own = STRATEGIES[name]
+    plain = follow(bare, train, own=own(bare), optimizer="momentum")
+    exact = follow(bare, train, own=own(bare) | {"compress": "exact"}, optimizer="momentum")
+    assert np.allclose(exact.path, plain.path, rtol=0, atol=1e-10)
+    half = follow(bare, train, own=own(bare) | {"compress": "half"}, optimizer="momentum")
+    assert not np.allclose(half.path, plain.path, rtol=0, atol=1e-10)  # what is sent counts
+
+
+@pytest.mark.parametrize("spec", codecs())
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.mpi(min_size=2)
+def test_each_codec_trains(name, spec, bare, follow):
+    train, own = STRATEGIES[name]
+    path = follow(bare, train, own=own(bare) | {"compress": spec}, dtype="float32", lr=0.01).path
+    assert np.isfinite(path).all() and (np.diff(path, axis=0) != 0).any(axis=1).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_choco_is_its_formula(bare):
+    """In numpy: each rank with estimates of all, where only the first half of a difference travels."""
+    comm, n, rounds, gamma = Communicator(bare), 11, 5, 0.4
+    w = mixing(topology("ring", comm.size, 0), 0)
+    drift = np.random.default_rng(1).standard_normal((rounds, comm.size, n))
+    x = np.zeros((comm.size, n))
+    estimates, mine = x.copy(), np.zeros(n)
+    run = ChocoGossip(comm, mine, w, "half", gamma, 0, Memory())
+    sent = comm.traffic["push"].bytes
+    for turn in range(rounds):
+        x += drift[turn]
+        estimates[:, : n // 2] += (x - estimates)[:, : n // 2]
+        x += gamma * (w @ estimates - estimates)
+        mine += drift[turn, comm.rank]
+        run.factor = 1.0  # the formula's Q is not scaled
+        run.round(turn)
+        assert np.allclose(mine, x[comm.rank], rtol=0, atol=1e-12)
+        assert np.allclose(run.estimate, estimates[comm.rank], rtol=0, atol=1e-12)
+    assert comm.traffic["push"].bytes - sent == rounds * len(run.receivers) * make_codec("half", "f8").message_bytes(n)
+    comm.free()
+
+
+@pytest.mark.parametrize("spec", ["exact", "half", *codecs()])
+@pytest.mark.mpi(min_size=2)
+def test_gossip_agrees_by_the_measured_step(spec, bare):
+    """Rounds alone bring all ranks to the average, which stays."""
+    comm, codec = Communicator(bare), make_codec(spec, "float64")
+    if spec == "exact":
+        assert measured(codec, 99) == (1.0, 1.0)
+    start = np.random.default_rng(2).standard_normal((comm.size, 64))
+    mine = np.zeros(64)
+    run = ChocoGossip(comm, mine, mixing(topology("ring", comm.size, 0), 0), spec, 0.0, 0, Memory())
+    mine += start[comm.rank]
+    for turn in range(60):
+        run.round(turn)
+    sent = slice(0, 32) if spec == "half" else slice(None)
+    far = np.abs(mine - start.mean(axis=0))[sent].max()
+    assert far < 0.05 * np.abs(start - start.mean(axis=0)).max()
+    comm.free()
+
+
+def test_methods_that_do_not_fit_are_refused():
+    check_model_differences("factors")  # an all-reduce of their own is all that averages need
+    with pytest.raises(UsageError, match="--compress momentum is a part of the optimizer of all-reduced gradients"):
+        check_model_differences("momentum")
+    for spec in ("factors", "momentum"):
+        with pytest.raises(
+            UsageError, match=f"--compress {spec} works in an all-reduce, and here clients answer; take"
+        ):
+            check_codec(spec, "clients answer")
+    for spec in ("none", "exact"):
+        check_codec(spec, "")
+        check_model_differences(spec)
