@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm import Communicator
 from hpcdl.comm.compression import METHODS, codecs, make_codec
 from hpcdl.comm.compression.codec import VectorCodec
@@ -13,8 +14,10 @@ from hpcdl.comm.gossip.mixing import mixing
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.errors import UsageError
 from hpcdl.memory import Memory
-from hpcdl.strategies import gossip, local_sgd
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.strategies import gossip, local_sgd, parameter_server
 from hpcdl.strategies.compressing import check_codec, check_model_differences
+from hpcdl.strategies.parameter_server import PULLED
 
 
 class Exact(VectorCodec):
@@ -63,6 +66,14 @@ STRATEGIES = {
     "SlowMo": (local_sgd.train, lambda comm: {"sync_every": 2, "outer": "momentum", "outer_lr": 0.9}),
     "post-local SGD": (local_sgd.train, lambda comm: {"sync_every": 2, "local_from": 1, "local_momentum": "average"}),
     "gossip": (gossip.train, ring_of),
+}
+SERVED = {
+    "bsp": {"servers": 1},
+    "2 servers": {"servers": 2},
+    "on workers": {"on_workers": True},
+    "ssp": {"consistency": Consistency("ssp", 2)},
+    "broadcast": {"on_workers": True, "consistency": Consistency("ssp", 2), "broadcast_every": 1},
+    "async": {"consistency": Consistency("async")},
 }
 
 
@@ -126,6 +137,52 @@ def test_gossip_agrees_by_the_measured_step(spec, bare):
     far = np.abs(mine - start.mean(axis=0))[sent].max()
     assert far < 0.05 * np.abs(start - start.mean(axis=0)).max()
     comm.free()
+
+
+@pytest.mark.parametrize("name", ["bsp", "2 servers", "on workers"])
+@pytest.mark.mpi(min_size=2)
+def test_servers_get_all_values(name, bare, serve):
+    own = SERVED[name]
+    if own.get("servers", 0) < bare.size:
+        plain, exact = serve(bare, own), serve(bare, own | {"compress": "exact", "compress_pull": "exact"})
+        half = serve(bare, own | {"compress": "half"})
+        if bare.rank == 0:
+            assert np.allclose(exact.path, plain.path, rtol=0, atol=1e-10)
+            assert not np.allclose(half.path, plain.path, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("spec", codecs())
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.mpi(min_size=2)
+def test_each_codec_trains_on_servers(name, spec, bare, serve):
+    own = SERVED[name] | {"compress": spec}
+    if own.get("servers", 0) < bare.size:
+        pulled = spec.partition(":")[0] in PULLED and name != "broadcast"
+        run = serve(bare, own | {"compress_pull": spec if pulled else "none"}, dtype="float32", lr=0.01)
+        if bare.rank == 0:
+            assert np.isfinite(run.path).all() and run.step == 12
+
+
+@pytest.mark.parametrize("name", ["on workers", "2 servers", "local SGD", "SlowMo", "gossip"])
+@pytest.mark.mpi(min_size=2)
+def test_resumed_is_never_stopped(name, world, follow, mpi_tmp_path):
+    """To the bit, what messages have left out as well."""
+    train, own = STRATEGIES.get(name, (parameter_server.train, lambda comm: SERVED[name]))
+    own, folder, path = own(world) | {"compress": "bfloat16"}, str(mpi_tmp_path / "a"), None
+    workers = world.size - own.get("servers", 0)
+    if not workers:
+        return
+    for stop, options in ((11, {}), (5, {"out": folder}), (11, {"resume": folder})):
+        run = follow(
+            world, train, own=own, workers=workers, dtype="float32", schedule="constant", steps=stop, **options
+        )
+        path = run.path if not options else path
+    if world.rank == 0 or name not in SERVED:
+        assert np.array_equal(run.path, path[5:])
+    if world.rank == 0:
+        kept = [each for each in Checkpoint.read(folder).vectors if "residual" in each or "estimate" in each]
+        assert len(kept) == (2 if name == "gossip" else 1)
+        assert all(np.any(row) for each in kept for row in Checkpoint.read(folder).vectors[each])
 
 
 def test_methods_that_do_not_fit_are_refused():
