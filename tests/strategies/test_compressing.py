@@ -15,7 +15,7 @@ from hpcdl.comm.gossip.topology import topology
 from hpcdl.errors import UsageError
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.strategies import gossip, local_sgd, parameter_server
+from hpcdl.strategies import federated, gossip, local_sgd, parameter_server
 from hpcdl.strategies.compressing import check_codec, check_model_differences
 from hpcdl.strategies.parameter_server import PULLED
 
@@ -161,6 +161,27 @@ def test_each_codec_trains_on_servers(name, spec, bare, serve):
         run = serve(bare, own | {"compress_pull": spec if pulled else "none"}, dtype="float32", lr=0.01)
         if bare.rank == 0:
             assert np.isfinite(run.path).all() and run.step == 12
+
+
+CLIENTS = {"clients": 7, "fraction": 0.6, "local_epochs": 1, "local_batch": 3, "drop_out": 0.2}
+
+
+def test_clients_send_all_values(bare, follow):
+    """To the bit: sums are of fixed-point numbers."""
+    paths = {
+        spec: follow(bare, federated.train, own=CLIENTS | {"compress": spec}, rounds=4).path
+        for spec in ("none", "exact", "half")
+    }
+    assert np.array_equal(paths["none"], paths["exact"]) and not np.array_equal(paths["none"], paths["half"])
+
+
+@pytest.mark.parametrize("spec", codecs())
+def test_answers_of_clients_do_not_depend_on_the_number_of_ranks(spec, world, follow):
+    own, found = CLIENTS | {"compress": spec}, []
+    for ranks in (1, world.size):
+        part = world.Split(0 if world.rank < ranks else 1, world.rank)
+        found.append(np.array(follow(part, federated.train, own=own, dtype="float32", rounds=4).path))
+    assert np.isfinite(found[0]).all() and np.array_equal(world.bcast(found[0]), found[1])
 
 
 @pytest.mark.parametrize("name", ["on workers", "2 servers", "local SGD", "SlowMo", "gossip"])
