@@ -122,11 +122,11 @@ def train(
                 change, client_loss = client_update(client, turn, w)
                 loss += client_loss
                 if fates[client] != "dropped":
-                    weight = averaging.weigh(client, change)
+                    share = averaging.weigh(client, change)
                     message = (
-                        codec.encode(client, change, weight)
+                        codec.encode(client, change, share)
                         if answers is None
-                        else answers.encode(client, change, weight, turn)
+                        else answers.encode(client, change, share, turn)
                     )
                     (late_sum if fates[client] == "late" else aggregator).add(client, message)
             if answers is None:
