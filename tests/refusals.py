@@ -489,6 +489,9 @@ REFUSALS = [
         --clients 0 => --clients 0 is for --partition column:NAME, which names the
         --clip 1 --noise 1 --class-weight balanced => --class-weight balanced counts the classes of all clients, which
         --clients -1 => --clients must not be negative
+        --secure --compress bfloat16 => --compress: masks of --secure cancel in sums of fixed-point numbers only
+        --clip 1 --compress bfloat16 => --compress: a compressed change may be longer than --clip allows
+        --late 0.1 --compress bfloat16 => --compress: late answers are not compressed; leave out one of them
         --fraction 0 => --fraction is greater than 0 and at most 1, not 0.0
         --fraction 1.1 => --fraction is greater than 0 and at most 1
         --drop-out 1 => --drop-out is at least 0 and less than 1
@@ -581,6 +584,11 @@ REFUSALS = [
         --method dpsgd --phase 3 => dpsgd has no phases: leave out --phase, the number of batches
         --phase -1 => --phase must not be negative, and is -1
         --mixing any => --mixing: expected one of 'metropolis-hastings', 'uniform', not
+        --compress float61 => unknown compression 'float61' (did you mean 'float16'?);
+        --compress bfloat16 --method dpsgd => --compress is CHOCO-SGD, which takes a step and then averages: leave out
+        --compress bfloat16 --topology one-peer => --compress needs a graph that stays the same, but one-peer
+        --compress bfloat16 --consensus-step 2 => --consensus-step is at most 1, not 2.0
+        --consensus-step 0.5 => --consensus-step is for --compress: leave it out
     """),
     ("train_grid", 1, "--data digits", """
         --schedule interleaved --model mlp:5,5 --grid pipeline=1 => the schedule interleaved needs at least 2 stages
@@ -665,6 +673,7 @@ REFUSALS = [
         --outer sgd --outer-lr 0 => --outer-lr must be greater than 0, not 0.0
         --outer sgd --outer-lr -1 => --outer-lr must be greater than 0, not -1.0
         --outer-lr 0.7 => --outer average has no learning rate: leave out --outer-lr, or add --outer sgd
+        --compress float61 => unknown compression 'float61' (did you mean 'float16'?);
         --local-momentum drop => --local-momentum: expected one of 'keep', 'average', 'reset', not drop
         --local-momentum reset --optimizer sgd => --local-momentum reset: --optimizer sgd has no momentum;
     """),
@@ -676,6 +685,10 @@ REFUSALS = [
         --servers 0 => a parameter store needs at least one server, not 0
         --servers 3 --servers-on-workers => --servers-on-workers makes every rank a server: leave out --servers
         --servers -1 => --servers must not be negative, and is -1
+        --sparse-push --compress bfloat16 => --sparse-push sends other rows in each push: leave out --compress
+        --broadcast-every 1 --compress-pull float16 => --compress-pull: servers that broadcast send values as they are
+        --compress-pull topk => --compress-pull takes float16, bfloat16, int8, qsgd, which keep each value, not topk
+        --servers 2 --replicas 2 --compress float16 => --replicas: what --compress leaves out has no replicas; leave it
         --servers 9 => no worker is left over: 9 parameter servers of 1 rank; start at
         --consistency ssp --staleness -1 => the staleness must be 0 clocks or more, not -1
         --staleness 2 => a staleness of 2 is for ssp only; with bsp take 0

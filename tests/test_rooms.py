@@ -31,7 +31,8 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spli
 ALLOWED = {"kernels": {"numpy", "numba", "llvmlite", "hpcdl"}}  # numpy and numba, with its llvmlite, only
 WITHOUT_MPI = {"models", "optim", "kernels"}
 # What strategies have in common has a file of its own; and one description may choose between variants.
-SHARED = {f"hpcdl.strategies.{name}" for name in ("description", "pipeline_options", "pipeline_schedules", "workload")}
+COMMON = ("compressing", "description", "pipeline_options", "pipeline_schedules", "workload")
+SHARED = {f"hpcdl.strategies.{name}" for name in COMMON}
 VARIANTS = {
     "svrg": {"hpcdl.strategies.asynchronous_svrg", "hpcdl.strategies.saga"},
     "gossip": {"hpcdl.strategies.asynchronous_gossip"},

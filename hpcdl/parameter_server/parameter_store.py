@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.compression import feedback_for, make_codec
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.clocks import Clocks, Horizon
@@ -33,9 +34,11 @@ from hpcdl.parameter_server.store_client import Client, Connection, LocalConnect
 from hpcdl.parameter_server.store_messages import REQUEST, Push, StoreOperation, StoreTag
 from hpcdl.parameter_server.store_settings import (
     ON_REQUEST,
+    UNCOMPRESSED,
     UNREPLICATED,
     Replication,
     Serving,
+    StoreCompression,
     StoreLayout,
     check_replicas,
     check_store,
@@ -74,6 +77,7 @@ class ParameterStore:
 
     server: SliceServer
     client: Client
+    keeps_residuals = False  # True if compressed pushes leave residuals at the clients
 
     def __init__(
         self,
@@ -123,8 +127,24 @@ class ParameterStore:
             self.client.beside = beside
             for connection in self.client.connections:
                 connection.replicated = replication.careful
+        if serving.compression != UNCOMPRESSED:
+            self._compress(serving.compression)
         if given:
             self.scatter(initial)
+
+    def _compress(self, compression: StoreCompression) -> None:
+        push, pull, seed = compression
+        dtype = np.dtype(self.layout.dtype)
+        pull_codec = None if pull == "none" else make_codec(pull, dtype)
+        if self.serves:
+            self.server.push_codec = None if push == "none" else make_codec(push, dtype)
+            self.server.pull_codec, self.server.seed = pull_codec, seed
+        if self.works:
+            feedback = None if push == "none" else feedback_for(push, self.layout.size, dtype)
+            if feedback is not None:
+                self.memory.hold("optimizer", feedback.residual)
+            self.client.compress(feedback, pull_codec, seed)
+        self.keeps_residuals = push != "none" and feedback_for(push, 0, dtype).keep
 
     def _hold_replicas(self, replication: Replication, update: Any, start: int) -> None:
         copies, rank, servers = self.server.copies, self.comm.rank, self.layout.servers
@@ -198,6 +218,7 @@ class ParameterStore:
         self.client.close(into)
         if self.serves:
             self.serve()
+        self.client.finish()
 
     # -- servers -----------------------------------------------------------------------------------------------------
 
@@ -207,6 +228,9 @@ class ParameterStore:
         if self.led and self.comm.rank == 0:
             for rank in range(1, len(self.slices)):
                 REQUEST.send(self.comm, rank, REQUEST.header(operation=StoreOperation.OVER))[0].wait()
+        if self.keeps_residuals and self.comm.rank == 0:
+            for rank in self._other_clients:
+                self.comm.push(np.zeros(1), rank, StoreTag.RESIDUAL)
 
     def serve(self) -> None:
         """Serve until all clients have closed."""
@@ -264,6 +288,31 @@ class ParameterStore:
         self.comm.wait_until(lambda: all(connection.arrived for connection in others))
         for each in others:
             self.server.sent.note(each.rank, float(each.answer["bytes"]), float(each.answer["messages"]))
+
+    @property
+    def _other_clients(self) -> list[int]:
+        return [rank for rank in self.clients if rank > 0]
+
+    def gather_residuals(self) -> np.ndarray:
+        """Return, on rank 0, what the clients' compressed pushes have left out, a row each; while clients wait."""
+        rows = np.zeros((len(self.clients), self.layout.size), self.layout.dtype)
+        if self.works:
+            rows[0] = self.client.feedback.residual  # type: ignore[union-attr]
+        for rank in self._other_clients:
+            self.comm.push(np.ones(1), rank, StoreTag.RESIDUAL)
+        for rank in self._other_clients:
+            self.comm.wait(rows[self.clients.index(rank)], rank, StoreTag.RESIDUAL_VALUES)
+        return rows
+
+    def scatter_residuals(self, rows: Any) -> None:
+        """Give each client its row of rank 0's residuals, before the first pull."""
+        if self.comm.rank == 0:
+            for rank in self._other_clients:
+                self.comm.push(rows[self.clients.index(rank)], rank, StoreTag.RESIDUAL_VALUES)
+            if self.works:
+                self.client.feedback.residual[:] = rows[0]  # type: ignore[union-attr]
+        elif self.works:
+            self.comm.wait(self.client.feedback.residual, 0, StoreTag.RESIDUAL_VALUES)  # type: ignore[union-attr]
 
     def replicate(self) -> None:
         """Copy the slices to their replicas; to be called on all servers, with filled slices, before they serve."""

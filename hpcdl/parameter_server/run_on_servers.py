@@ -41,14 +41,18 @@ def request_step(
 class OnServers(OnOneRank):
     """Ownership of parameters and optimizer state on servers; rank 0 gathers them for scores and checkpoints.
     store: from `follow` on. loaded: state vectors of a resumed run by number, for the servers. beside: what pushes
-    carry to rank 0, the buffers of a worker's model; None without buffers."""
+    carry to rank 0, the buffers of a worker's model; None without buffers. residuals: number of workers whose
+    compressed pushes leave residuals."""
 
     store: ParameterStore
     noted = 0  # the step of the last note
     own_buffers: np.ndarray | None = None  # this rank's buffers, while the model has the workers' mean
 
-    def __init__(self, run: Run, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool):
+    def __init__(
+        self, run: Run, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, residuals: int = 0
+    ):
         super().__init__(model, parameters, optimizer, works)
+        self.residuals, self.loaded_residuals = residuals, np.empty(0)
         self.run, self.buffers = run, dict[int, np.ndarray]()  # by worker
         self.loaded: dict[int, np.ndarray] = {}
         self.average = 1 + list(optimizer.state).index(AVERAGE) if optimizer.average_from is not None else 0
@@ -68,6 +72,8 @@ class OnServers(OnOneRank):
         if self.goes_on:
             for which in range(1, 1 + len(self.optimizer.state)):
                 store.scatter(self.loaded.get(which), which)
+            if self.residuals:
+                store.scatter_residuals(self.loaded_residuals)
 
     def count(self, loss: float, total: float) -> None:
         """Record a complete step, on rank 0; this is the step's boundary."""
@@ -96,6 +102,10 @@ class OnServers(OnOneRank):
             )
             for which, name in enumerate(self.optimizer.state, 1)
         }
+        if self.residuals:
+            rows = np.broadcast_to(np.zeros(1, self.parameters.dtype), (self.residuals, self.parameters.size))
+            load = partial(setattr, self, "loaded_residuals")
+            state["residuals"] = RemoteVector(lambda: self.store.gather_residuals(), load, rows)
         return super().tracked() | state
 
     def _read(self, which: int) -> np.ndarray:

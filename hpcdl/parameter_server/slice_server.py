@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.compression import RandomKey, VectorCodec
 from hpcdl.comm.framing import Inbox, fill
 from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import SentTotals
@@ -80,6 +81,9 @@ class SliceServer(SliceState):
         self.beside, self.signalled, self.sent = beside, False, SentTotals()
         self.each_step: Callable[[float, float], object] = lambda loss, total: None
         self.touched: dict[int, Touched] = {}  # elements of each client's last keys
+        self.push_codec: VectorCodec | None = None  # of values from other ranks
+        self.pull_codec: VectorCodec | None = None  # of answers to pulls of the whole slice
+        self.seed, self.encoded = 0, (-1, np.empty(0))  # version and message of the last compressed answer
         self.comm, self.broadcast_every, self.gathered = comm, broadcast_every, gathered
         self.copies, self.replicas = ReplicaSender(comm, self), SliceReplicas(comm)
         self.waiting: list[StoreRequest] = []  # pulls that wait for their answers
@@ -166,7 +170,12 @@ class SliceServer(SliceState):
         count = int(request["stop"] - request["start"])
         if request["operation"] in (StoreOperation.PUSH, StoreOperation.PUSH_AT):
             buffer = self.buffer()
-            REQUEST.fill(self.comm, client, buffer[:count])
+            if self.push_codec is None:
+                REQUEST.fill(self.comm, client, buffer[:count])
+            else:
+                message = self.push_codec.message(count)
+                REQUEST.fill(self.comm, client, message)
+                self.push_codec.decode(message, buffer[:count])
             if self.beside is not None:
                 numbers = np.empty(self.beside.length)
                 fill(self.comm, numbers, client, StoreTag.BESIDE)
@@ -223,7 +232,19 @@ class SliceServer(SliceState):
         elif request["operation"] != StoreOperation.DRAW:
             vector = self._snapshot() if which == 0 else self.vectors[which].copy()
             values = vector[int(request["start"]) : int(request["stop"])]
+            pulls = request["operation"] == StoreOperation.PULL and request["reply"] == StoreTag.ANSWER
+            if self.pull_codec is not None and pulls and received.deliver is None and values.size == vector.size:
+                values = self._message(vector)
         return self._send(received, int(request["reply"]), self._header(step=step, last=last), values)
+
+    def _message(self, values: np.ndarray) -> np.ndarray:
+        """Return the compressed slice, one message per version."""
+        assert self.pull_codec is not None
+        if self.encoded[0] != self.clocks.version:
+            message = self.memory.hold_until_freed("parameters", self.pull_codec.message(values.size))
+            self.pull_codec.encode(values, message, RandomKey(self.seed, self.clocks.version, "pull", self.held.start))
+            self.encoded = self.clocks.version, message
+        return self.encoded[1]
 
     def _header(self, step: int, limit: float = math.inf, last: bool = False) -> np.ndarray:
         clocks, signal = self.clocks, bool(signals.received)

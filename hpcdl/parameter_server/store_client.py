@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.compression import ErrorFeedback, RandomKey, VectorCodec
 from hpcdl.comm.requests import Request
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of
@@ -38,24 +39,32 @@ class OwnPush(NamedTuple):
 class Connection:
     """A client's view of one server: its rank, its slice of the vector, and the pending answer.
     seen, version, apart_seconds: as the last answer says (store_messages.py). signalled: True if the server had a
-    signal. own: a subscriber's pushes that the last values lack. missing: pushes of `own` still to be added to them."""
+    signal. own: a subscriber's pushes that the last values lack. missing: pushes of `own` still to be added to them.
+    feedback: compresses pushes. pull_codec: of pulls of the whole slice. seed: of both."""
 
     local = False
+    feedback: ErrorFeedback | None = None
+    pull_codec: VectorCodec | None = None
+    seed = 0
 
     def __init__(self, comm: Communicator, rank: int, held: slice, start: int = 0):
         self.comm, self.rank, self.slice = comm, rank, held
         self.seen, self.version, self.apart_seconds, self.signalled = float(start), float(start), 0.0, False
         self.answer = ANSWER.header()
         self.values: Any = None  # np.ndarray | None: receives the answer's values
+        self.sent: Any = None  # message of the last push
+        self.encoded: Any = None  # receives the answer's values if they are compressed
         self.requests: list[Request] = []
         self.replicated = False  # True if pushes are acknowledged (replication.py)
         self.own: list[OwnPush] = []
         self.missing: list[OwnPush] = []
 
-    def expect(self, values: np.ndarray | None, tag: int = StoreTag.ANSWER) -> None:
-        """Post the receives of an answer: a header, and values if there is an array for them."""
-        self.values = values
-        payloads = [] if values is None else [values]
+    def expect(self, values: np.ndarray | None, tag: int = StoreTag.ANSWER, encoded: bool = False) -> None:
+        """Post the receives of an answer: a header, and values if there is an array for them, or their message."""
+        self.values, self.encoded = values, None
+        if encoded and self.pull_codec is not None:
+            self.encoded = self.pull_codec.message(values.size)  # type: ignore[union-attr]
+        payloads = [] if values is None else [values if self.encoded is None else self.encoded]
         self.requests = ANSWERS[tag].expect(self.comm, self.rank, self.answer, *payloads)
 
     @property
@@ -64,7 +73,12 @@ class Connection:
         return all(request.done for request in self.requests)
 
     def read(self) -> None:
-        """Take seen, version, apart_seconds and the signal from the answer's header."""
+        """Take seen, version, apart_seconds and the signal from the answer's header; decode compressed values."""
+        if self.encoded is not None:
+            values = np.empty(self.values.size, self.values.dtype)
+            self.pull_codec.decode(self.encoded, values)  # type: ignore[union-attr]
+            device_of(self.values).copy_in(self.values, values)
+            self.encoded = None
         self.seen, self.version = float(self.answer["seen"]), float(self.answer["version"])  # copies, not views
         self.apart_seconds = float(self.answer["apart"])
         self.signalled |= bool(self.answer["signal"])
@@ -81,7 +95,28 @@ class Connection:
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
         """Send values; return the pending sends, and the receive of the receipt if pushes are acknowledged."""
         receipts = [self.comm.iwait(np.empty(1), self.rank, StoreTag.RECEIPT)] if self.replicated else []
+        if self.feedback is not None:
+            values = self.encode(request, device_of(values).host(values))
         return [*REQUEST.send(self.comm, self.rank, request, values), *receipts]
+
+    def encode(self, request: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Return the message of pushed values, and keep what it leaves out. A push of no example keeps and sends
+        nothing: a server may ignore it."""
+        assert self.feedback is not None
+        start, stop = int(request["start"]), int(request["stop"])
+        key = RandomKey(self.seed, int(request["clock"]), "push", self.slice.start + start)
+        self.sent = self.feedback.codec.message(values.size)
+        part = self.feedback.part(slice(start, stop))
+        (part if request["count"] else part.codec).encode(values, self.sent, key)
+        return self.sent  # type: ignore[no-any-return]
+
+    def taken(self, values: np.ndarray) -> np.ndarray:
+        """Return what the server takes for the pushed `values`."""
+        if self.feedback is None:
+            return values
+        decoded = np.empty(values.size, values.dtype)
+        self.feedback.codec.decode(self.sent, decoded)
+        return decoded
 
 
 class LocalConnection(Connection):
@@ -93,7 +128,7 @@ class LocalConnection(Connection):
         super().__init__(comm, comm.rank, held, start)
         self.server, self.delivered = server, True
 
-    def expect(self, values: np.ndarray | None, tag: int = StoreTag.ANSWER) -> None:
+    def expect(self, values: np.ndarray | None, tag: int = StoreTag.ANSWER, encoded: bool = False) -> None:
         self.values, self.delivered = values, False
 
     @property
@@ -136,7 +171,40 @@ class Client:
         # A server on this rank comes last, since a step that it completes may be scored, which waits for the other
         # servers; rank 0 comes before it, so that it learns the traffic to the others.
         self.beside: Beside | None = None
+        self.feedback: ErrorFeedback | None = None  # of the whole vector; values to a server on this rank stay exact
+        self.asked: Request | None = None  # rank 0 asks for the residual: 1; asks no more: 0
+        self.answer_to_rank_0 = np.empty(1)
         self.others_first = sorted(connections, key=lambda each: (each.local, each.rank == 0))
+
+    def compress(self, push: ErrorFeedback | None, pull: VectorCodec | None, seed: int) -> None:
+        """Compress pushes and pulls from now on. A residual then answers rank 0 (`wait_until`)."""
+        for connection in self.connections:
+            if not connection.local:
+                connection.pull_codec, connection.seed = pull, seed
+                connection.feedback = None if push is None else push.part(connection.slice)
+        self.feedback = push
+        if push is not None and push.keep and self.comm.rank > 0:
+            self.listen()
+
+    def listen(self) -> None:
+        """Wait for rank 0's next question for the residual."""
+        self.asked = self.comm.iwait(self.answer_to_rank_0, 0, StoreTag.RESIDUAL)
+
+    def answer_rank_0(self) -> bool:
+        """Send rank 0 the residual if it has asked, and serve; return True if there was anything to do."""
+        done = self.attend is not None and self.attend()
+        if self.asked is None or not self.asked.done:
+            return done
+        self.asked = None
+        if self.answer_to_rank_0[0]:
+            assert self.feedback is not None
+            self.comm.push(self.feedback.residual, 0, StoreTag.RESIDUAL_VALUES)
+            self.listen()
+        return True
+
+    def finish(self) -> None:
+        """Answer rank 0 until it asks no more for the residual."""
+        self.wait_until(lambda: self.asked is None)
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
         return self.fetch(StoreOperation.PULL, into, part)
@@ -210,8 +278,9 @@ class Client:
     def _ask(self, questions: list[tuple[Connection, np.ndarray, Any, Any]]) -> int | None:
         """Send requests and wait for the answers; return the step of the first server's answer.
         questions: (connection, request, array for the values or None, keys or None)."""
-        for connection, _, values, _ in questions:
-            connection.expect(values)
+        for connection, request, values, _ in questions:
+            whole = values is not None and values.size == connection.slice.stop - connection.slice.start
+            connection.expect(values, encoded=whole and request["operation"] == StoreOperation.PULL)
         for connection, request, _, keys in questions:
             connection.ask(request, keys)
         self.wait_until(lambda: all(connection.arrived for connection, *_ in questions))
@@ -237,7 +306,7 @@ class Client:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for the condition, and serve meanwhile if this rank is a server."""
-        self.comm.wait_until(condition, self.attend)
+        self.comm.wait_until(condition, self.attend if self.asked is None else self.answer_rank_0)
 
     def checked(self, array: np.ndarray, part: slice | None) -> slice:
         """Return the part of the whole vector that `array` is for; UsageError for a wrong length, type or step."""
@@ -288,7 +357,7 @@ class Subscribed(Client):
             return
         for connection in self.connections:
             common, clock, seen = overlap(connection.slice, part), self.clock - 1, int(connection.seen)
-            pushed = within(values, part, common)
+            pushed = connection.taken(within(values, part, common))
             fields = {"step": clock, "staleness": clock - seen, "version": int(connection.version)} | amounts
             push: Any = Push(client=self.comm.rank, part=common, clock=clock, seen=seen, **fields)  # type: ignore[arg-type]
             change = device_of(pushed).zeros(pushed.size, self.dtype)

@@ -40,6 +40,7 @@ class StoreTag(IntEnum):
     BESIDE = 9  # further numbers of a client's push, for rank 0
     COPY, COPIED, HELD = 10, 11, 12  # to replicas: header, values; their acknowledgement
     RECEIPT = 13  # to a client: all replicas have its push
+    RESIDUAL, RESIDUAL_VALUES = 14, 15  # rank 0 asks a client for what its compressed pushes have left out; the answer
 
 
 ENDED, NO_STEP = -1, -2  # in the place of a step: none is left; none is meant

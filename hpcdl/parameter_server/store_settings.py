@@ -56,6 +56,17 @@ class StoreLayout:
         return self.slices[rank].stop - self.slices[rank].start if rank in self.holders else 0
 
 
+class StoreCompression(NamedTuple):
+    """Methods of compression (hpcdl/comm/compression) of pushed and of pulled values, and the seed of their draws."""
+
+    push: str = "none"
+    pull: str = "none"
+    seed: int = 0
+
+
+UNCOMPRESSED = StoreCompression()
+
+
 class Serving(NamedTuple):
     """How servers serve. consistency: how far clients may run ahead. delay: versions by which values are applied late.
     broadcast_every: clocks (async: versions) after which servers send their slices to all clients unasked; 0: never."""
@@ -63,6 +74,7 @@ class Serving(NamedTuple):
     consistency: Consistency = BSP
     broadcast_every: int = 0
     delay: int = 0
+    compression: StoreCompression = UNCOMPRESSED
 
 
 class Replication(NamedTuple):
@@ -95,7 +107,7 @@ def check_replicas(replicas: int, servers: int, on_workers: bool, keyed: bool, s
 
 def check_store(layout: StoreLayout, serving: Serving) -> None:
     """Raise UsageError if the ranks of the layout cannot serve its vector with these settings."""
-    consistency, every, delay = serving
+    consistency, every, delay, compression = serving
     consistency.checked()
     holders, units = len(layout.holders), layout.size // layout.unit
     refuse((holders < 1, f"a parameter store needs at least one server, not {holders}"))
@@ -108,5 +120,9 @@ def check_store(layout: StoreLayout, serving: Serving) -> None:
         (holders > units, f"{holders} servers cannot share {units} parameters; take {units} or fewer"),
         (seldom, clocks),
         (delay < 0 or (delay and consistency.name == "ssp"), versions),
+        (
+            compression != UNCOMPRESSED and layout.rows is not None,
+            "keys name other values in each push: leave out the keys, or the compression",
+        ),
         (keyed, "servers that broadcast send all values: leave out the keys, or the broadcasts"),
     )

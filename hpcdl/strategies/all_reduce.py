@@ -20,6 +20,7 @@ from typing import Any
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive
+from hpcdl.strategies.compressing import CompressOptions
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -96,8 +97,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class AllReduceOptions(SurvivingOptions):
-    compress: str = option("none", "send compressed gradients, as by bfloat16, int8, qsgd:bits=4, sign or topk:0.01")
+class AllReduceOptions(CompressOptions, SurvivingOptions):
     compress_from: int = option(0, "compress matrices of at least so many bytes only; 0: the whole gradient")
     overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
     bucket_mib: float = option(1.0, "least size of a bucket of --overlap in MiB; no layer is cut")
@@ -107,12 +107,6 @@ class AllReduceOptions(SurvivingOptions):
         super().__post_init__()
         positive(self, "bucket_mib")
         not_negative(self, "compress_from")
-
-    @property
-    def advice(self) -> str:
-        if self.compress.startswith("float16"):
-            return "--compress float16 sends no value above 65504: --compress bfloat16 may help, or a smaller --lr"
-        return super().advice
 
 
 def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:

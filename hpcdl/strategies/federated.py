@@ -17,6 +17,7 @@ its clients, so memory does not grow with K. A round costs an all-reduce of int6
 Sums are of fixed-point numbers (codec.py): the same seed gives the same bits on any number of ranks.
 
 secure: the server learns the sum of a round, and nothing else of what a client sends (secure_aggregation.py).
+compress: clients send compressed changes, and keep nothing of what these leave out (compressed_answers.py).
 clip, noise: the models reveal little of any one client (privacy.py). Each client takes part with probability C,
 independently; w_k - w is clipped to 2-norm `clip`, with weight 1 whatever n_k, and d = - (sum + noise) / (C K).
 
@@ -32,6 +33,7 @@ from hpcdl.errors import UsageError
 from hpcdl.federated.clients import deal, fate
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive, refuse
+from hpcdl.strategies.compressing import CompressOptions, check_codec
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -56,6 +58,7 @@ def train(
     clip: float = 0.0,
     noise: float = 0.0,
     delta: float = 1e-5,
+    compress: str = "none",
 ) -> np.ndarray:
     """Train the clients on all ranks of `comm`; return the server's parameters, the same flat vector on each.
     server, secure: server_optimizer and secure_threshold of FederatedOptions, which describes the other arguments.
@@ -65,6 +68,7 @@ def train(
     from hpcdl.federated.averaging import PrivateAverage, WeightedAverage
     from hpcdl.federated.client import ClientUpdate
     from hpcdl.federated.codec import Codec
+    from hpcdl.federated.compressed_answers import CompressedAnswers
     from hpcdl.federated.server import make_rule
     from hpcdl.optim.optimizer import AVERAGE
     from hpcdl.runs.ownership import Whole
@@ -92,12 +96,16 @@ def train(
     for kind, vector in client_update.held:
         run.memory.hold(kind, vector)
     codec = Codec(gradient, data.examples)
-    aggregator = SecureAggregator(comm, codec.length, secure) if secure else SumAggregator(comm, codec.length)
+    answers = None if compress == "none" else CompressedAnswers(comm, compress, gradient, codec, run.options.seed)
+    aggregator: Any = answers
+    if answers is None:
+        aggregator = SecureAggregator(comm, codec.length, secure) if secure else SumAggregator(comm, codec.length)
     late_sum: Any = LateSum(comm, codec.length) if late else None
     parts: tuple[Any, ...] = late_sum, aggregator, averaging
     for part in filter(None, parts):
         for name, tracked in part.tracked().items():
             run.track(name, tracked)
+    run.report(compress=compress)
     run.report(clients=len(rows), clients_per_round=averaging.clients, partition=run.options.partition)
     held = Whole(model, w, rule)
     run.begin("federated", held, data, ("clients", "partition"), optimizer.schedule, accuracy=rounds_to)
@@ -105,19 +113,28 @@ def train(
         for turn in run.rounds():
             loss, work = 0.0, {client: client_update.work(client) for client in averaging.ask(turn)}
             dealt = deal(work, comm.size)
-            aggregator.begin(dealt)
+            fates = {client: fate(random, turn, client, drop_out, late) for client in work}
+            answering = [[client for client in each if fates[client] == "answers"] for each in dealt]
+            aggregator.begin(dealt if answers is None else answering)
             if late_sum:
                 late_sum.begin(dealt)
             for client in dealt[comm.rank]:
                 change, client_loss = client_update(client, turn, w)
                 loss += client_loss
-                answer = fate(random, turn, client, drop_out, late)
-                if answer != "dropped":
-                    message = codec.encode(client, change, averaging.weigh(client, change))
-                    (late_sum if answer == "late" else aggregator).add(client, message)
-            codec.refuse_far_changes(held.peers, turn)
+                if fates[client] != "dropped":
+                    share = averaging.weigh(client, change)
+                    message = (
+                        codec.encode(client, change, share)
+                        if answers is None
+                        else answers.encode(client, change, share, turn)
+                    )
+                    (late_sum if fates[client] == "late" else aggregator).add(client, message)
+            if answers is None:
+                codec.refuse_far_changes(held.peers, turn)
             run.share(loss)
             total = aggregator.finish()
+            if answers is not None:  # each rank has decoded all changes
+                codec.refuse_far_changes(held.peers, turn)
             if late_sum:
                 late_sum.add_pending_to(total)
             weight = averaging.finish(gradient, codec.decode(total, gradient), turn)
@@ -133,7 +150,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class FederatedOptions(SurvivingOptions):
+class FederatedOptions(CompressOptions, SurvivingOptions):
     clients: int = option(100, "number of clients, to whom --partition deals the rows; 0: one per owner of column:NAME")
     fraction: float = option(0.1, "fraction of the clients that work in a round, greater than 0")
     rounds: int = option(
@@ -192,6 +209,15 @@ class FederatedOptions(SurvivingOptions):
                 "--class-weight balanced counts the classes of all clients, which --noise does not hide: give NAME=5",
             ),
             (not 0 < self.delta < 1, f"--delta is greater than 0 and less than 1, not {self.delta}"),
+            (
+                self.compresses and self.secure,
+                "--compress: masks of --secure cancel in sums of fixed-point numbers only; leave out one of them",
+            ),
+            (
+                self.compresses and self.clip,
+                "--compress: a compressed change may be longer than --clip allows; leave out one of them",
+            ),
+            (self.compresses and self.late, "--compress: late answers are not compressed; leave out one of them"),
             (self.late and hidden, f"--late: with {hidden} a late answer is lost; take --drop-out instead"),
         )
 
@@ -228,16 +254,25 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
         case.hold(memory, "optimizer", 1, case.length + 1, 8)
 
 
+def fits(options: FederatedOptions, ranks: int, model: Any) -> None:
+    check_codec(options.compress, "clients answer one by one")
+
+
 def step(case: Workload) -> StepCost:
     """Return the cost of a rank's clients and an all-reduce of K + 1 integers (two with --late), not of --secure."""
     options, (clients, rows) = case.options, chosen(case)
     batch = min(options.local_batch or rows, rows)
     times = -(-clients // case.size) * options.local_epochs * -(-rows // batch)
     calls = [Call("all_reduce", 8 * (case.length + 1), 1 + bool(options.late))]
+    if options.compresses:  # an all-gather
+        from hpcdl.comm.compression import make_codec
+
+        message = make_codec(options.compress, case.dtype).message_bytes(case.length) + 8
+        calls = [Call("message", -(-clients // case.size) * message, case.size - 1)]
     drawn = -(-clients // case.size) * options.local_epochs * rows
     return StepCost(clients * options.local_epochs * rows, [(batch, times)], calls, times + 1, drawn)
 
 
 RENAMED = {"server": "server_optimizer", "secure": "secure_threshold"}
 SMALL = "--model mlp:32 --clients 100 --fraction 0.04 --local-epochs 1"
-STRATEGY = Strategy("train-federated", FederatedOptions, train, held, step, renamed=RENAMED, small=SMALL)
+STRATEGY = Strategy("train-federated", FederatedOptions, train, held, step, check=fits, renamed=RENAMED, small=SMALL)

@@ -38,7 +38,8 @@ from hpcdl.comm.gossip.topology import Topology, topology, without
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
-from hpcdl.runs.options import not_negative, option
+from hpcdl.runs.options import not_negative, option, refuse
+from hpcdl.strategies.compressing import CompressOptions, check_codec
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -52,9 +53,12 @@ def train(
     rule: str = RULES[0],
     method: str = "adapt-then-combine",
     phase: int = 0,
+    compress: str = "none",
+    consensus_step: float = 0.0,
 ) -> np.ndarray:
     """Train on all ranks of `comm`; return this rank's replica. rule: for W, one of RULES. method: one of METHODS.
-    phase: batches of a phase; 0: the default of `batches_of`. Raises UsageError as `batches_of` does."""
+    phase: batches of a phase; 0: the default of `batches_of`. compress: CHOCO-SGD by this method, with the consensus
+    step gamma (hpcdl/comm/gossip/choco.py). Raises UsageError as `batches_of` and `check_compressed` do."""
     from hpcdl.checkpoint.state import PerRank
     from hpcdl.comm import refuse_together
     from hpcdl.comm.gossip.mixing import spectral_gap
@@ -64,12 +68,17 @@ def train(
     gradient = comm.empty(like=w)
     with refuse_together(comm.mpi):
         phase = batches_of(method, topology, rule, phase)
+        if compress != "none":
+            check_compressed(compress, method, topology)
     if optimizer.average_from is not None and method in ("detag", "defacto", "gradient-tracking"):
         optimizer.average_from //= phase  # counts updates, one per phase
     step = METHODS[method](comm, model, run.memory, w, gradient, optimizer, topology, rule, phase)
+    if compress != "none":
+        step.compress(compress, consensus_step, run.options.seed)
+        run.report(consensus_step=step.choco.gamma)
     for name, vector in step.tracked.items():
         run.track(name, PerRank(vector))
-    run.report(allreduce=None, method=method, topology=topology.spec, mixing=rule, phase=phase)
+    run.report(allreduce=None, compress=compress, method=method, topology=topology.spec, mixing=rule, phase=phase)
     run.report(spectral_gap=spectral_gap(mixing_over_period(topology, rule)))
     run.begin("gossip", Replicas(model, w, optimizer), data, ("method", "topology", "mixing", "phase"))
     if run.outlived and isinstance(step, GradientTracking):
@@ -102,6 +111,15 @@ def batches_of(method: str, topology: Topology, rule: str, phase: int = 0) -> in
     return 1
 
 
+def check_compressed(spec: str, method: str, topology: Topology) -> None:
+    """Raise UsageError if messages of gossip cannot be compressed by `spec`, under this method and graph."""
+    check_codec(spec, "neighbours exchange models")
+    if method != "adapt-then-combine":
+        raise UsageError(f"--compress is CHOCO-SGD, which takes a step and then averages: leave out --method {method}")
+    if topology.period != 1:
+        raise UsageError(f"--compress needs a graph that stays the same, but {topology.spec} changes; take another")
+
+
 @dataclass(eq=False)
 class AdaptThenCombine:
     """Take a step, then average with the neighbours. tracked: this rank's vectors that a checkpoint holds, by name."""
@@ -119,6 +137,14 @@ class AdaptThenCombine:
     def __post_init__(self) -> None:
         self.tracked: dict[str, Array] = {}
         self.gossip, self.matrix = self.rounds(self.w), matrices(self.topology, self.rule)
+        self.choco: Any = None  # ChocoGossip
+
+    def compress(self, spec: str, gamma: float, seed: int) -> None:
+        """Gossip compressed messages from now on."""
+        from hpcdl.comm.gossip.choco import ChocoGossip
+
+        self.choco = ChocoGossip(self.comm, self.w, self.matrix(0), spec, gamma, seed, self.memory)
+        self.tracked = {"estimate": self.choco.estimate, "mixed_estimates": self.choco.mixed}
 
     def rounds(self, vector: Array) -> Any:
         from hpcdl.comm.gossip.rounds import Gossip
@@ -128,7 +154,10 @@ class AdaptThenCombine:
     def __call__(self, batch: Any, t: int) -> float:
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         self.optimizer.update(self.w, self.gradient, scale=self.comm.size / batch.total)
-        self.gossip.round(self.matrix(t))
+        if self.choco is None:
+            self.gossip.round(self.matrix(t))
+        else:
+            self.choco.round(t)
         return loss
 
 
@@ -235,7 +264,7 @@ OUTLIVE = ("adapt-then-combine", "dpsgd", "gradient-tracking")  # methods whose 
 
 
 @dataclass(frozen=True)
-class GossipOptions(SurvivingOptions):
+class GossipOptions(CompressOptions, SurvivingOptions):
     topology: str = option(
         "ring",
         "ring, torus, torus:RxC, hypercube, exponential, one-peer, star, complete, random-regular:degree=3, "
@@ -246,11 +275,17 @@ class GossipOptions(SurvivingOptions):
         "adapt-then-combine", "how steps and averaging with the neighbours are combined"
     )
     phase: int = option(0, "detag, defacto: batches of a phase, and detag's rounds of gossip; 0: as the graph needs")
+    consensus_step: float = option(
+        0.0, "with --compress: gamma, the part of the way to the neighbours' average; 0: by the method's error"
+    )
     draw: str = option("", "file into which the graph is drawn before the training: .png, .svg or .pdf")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_negative(self, "phase")
+        not_negative(self, "phase", "consensus_step")
+        lone = self.consensus_step and not self.compresses
+        above = f"--consensus-step is at most 1, not {self.consensus_step}"
+        refuse((lone, "--consensus-step is for --compress: leave it out"), (self.consensus_step > 1, above))
 
 
 def check_method_and_graph(options: GossipOptions, ranks: int, model: Any) -> None:
@@ -263,6 +298,10 @@ def check_method_and_graph(options: GossipOptions, ranks: int, model: Any) -> No
         )
     if options.survive and graph.weights is not None:
         raise UsageError(f"--survive: {options.topology} has weights, and has none for fewer ranks; leave them out")
+    if options.compresses:
+        check_compressed(options.compress, options.method, graph)
+        if options.survive:
+            raise UsageError("--survive: neighbours keep the estimates of a lost rank; leave out --compress")
     if options.method == "adpsgd":
         from hpcdl.strategies.asynchronous_gossip import check_undirected_and_unweighted
 
@@ -301,7 +340,8 @@ def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     if options.method == "adpsgd":
         train_without_steps(comm, model, data, optimizer, run, graph)
     else:
-        train(comm, model, data, optimizer, run, graph, options.mixing, options.method, options.phase)
+        compression = options.compress, options.consensus_step
+        train(comm, model, data, optimizer, run, graph, options.mixing, options.method, options.phase, *compression)
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
@@ -320,6 +360,13 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
         case.hold_step(memory, rows, 2 + 2 * received + before, optimizer=vectors + 4 + before)
     else:
         batches_of(options.method, graph, options.mixing, options.phase)
+        if options.compresses:  # messages in, and out; the difference; the estimate, and the neighbours' mixed ones
+            from hpcdl.comm.compression import make_codec
+
+            length = make_codec(options.compress, case.dtype).message_bytes(case.length)
+            case.hold(memory, "parameters", 1 + received, length, 1)
+            case.hold_step(memory, rows, 3, optimizer=vectors + 2)
+            return
         case.hold_step(memory, rows, 2 + received, optimizer=vectors + (options.method == "defacto"))
 
 
@@ -338,7 +385,12 @@ def step(case: Workload) -> StepCost:
         calls = Call.exchanges(case.bytes, rounds, len(rounds) / phase)
         return StepCost(case.batch, gradients, calls, drawn=rows)
     vectors = 2 if method in ("gradient-tracking", "detag") else 1
-    calls = Call.exchanges(vectors * case.bytes, graph.graphs())
+    sent = vectors * case.bytes
+    if options.compresses:
+        from hpcdl.comm.compression import make_codec
+
+        sent = make_codec(options.compress, case.dtype).message_bytes(case.length)
+    calls = Call.exchanges(sent, graph.graphs())
     hidden_by = "" if method == "adapt-then-combine" else "gradient"
     return StepCost(case.batch, gradients, calls, drawn=rows, hidden_by=hidden_by)
 

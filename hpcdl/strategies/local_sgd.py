@@ -25,7 +25,10 @@ outer: a rule that uses the way to the average as a gradient. With w0 the parame
     d <- w0 - 1/N * (w_1 + ... + w_N)                    the pseudo-gradient
     w_r <- w0 - outer_lr * rule(d)
 
-momentum gives SlowMo (Wang et al., ICLR 2020); nesterov, outer_lr 0.7, over adamw DiLoCo (Douillard et al., 2023)."""
+momentum gives SlowMo (Wang et al., ICLR 2020); nesterov, outer_lr 0.7, over adamw DiLoCo (Douillard et al., 2023).
+compress: a synchronization sends compressed w_r - w0, and w_r <- w0 + their mean, with error feedback as in
+hpcdl/comm/compression. All-reduces of gradients and of the optimizer's vectors are not compressed. (Qsparse-local-SGD,
+Basu et al., NeurIPS 2019)"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,10 +37,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError, parse_spec
-from hpcdl.kernels.device import CPU, Device
+from hpcdl.kernels.device import CPU, Device, device_of
 from hpcdl.plugins import of_torch
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive
+from hpcdl.strategies.compressing import CompressOptions, check_model_differences
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -52,10 +56,12 @@ def train(
     local_momentum: str = "keep",
     outer: str = "average",
     outer_lr: float = 1.0,
+    compress: str = "none",
 ) -> np.ndarray:
     """Train on all ranks of `comm`; return this rank's parameters. The run reports the average of all ranks. Arguments
     as in LocalOptions; outer: average, or an optimizer as `make_optimizer` names it, with the rate outer_lr."""
-    from hpcdl.checkpoint.state import Same
+    from hpcdl.checkpoint.state import Residual, Same
+    from hpcdl.comm.compression import compressed
     from hpcdl.kernels.reduce import add_scaled
     from hpcdl.models.model import abilities_of
     from hpcdl.runs.replicas import Replicas
@@ -63,7 +69,8 @@ def train(
     w = run.initial(model)
     gradient = comm.empty(like=w)
     rule = outer_rule(outer, outer_lr, w.size, w.dtype, abilities_of(model).device)
-    start: Any = None  # for the outer rule: the parameters after the last synchronization, equal on all ranks
+    start: Any = None  # the parameters after the last synchronization, equal on all ranks, if anything needs them
+    state: Any = None  # of compressed all-reduces
 
     def outer_step(mean: np.ndarray) -> None:
         """Set `mean` and `start` to start - outer_lr * rule(start - mean)."""
@@ -71,13 +78,20 @@ def train(
         rule.update(start, mean, scale=-1.0)
         mean[:] = start
 
-    if rule is not None:
-        start = rule.device.empty(w.size, w.dtype)
+    if compress != "none":
+        state = compressed(compress, w.size, w.dtype, run.options.seed, model.layout)
+        for name, vector in state.tracked.items():
+            run.track(name, Residual(vector))
+        run.report(allreduce="compressed")
+    if rule is not None or state is not None:
+        start = device_of(w).empty(w.size, w.dtype)
         start[:] = w
+        run.track("outer/start", Same(start))
+    if rule is not None:
         outer_step(w)  # changes nothing here; compiles the rule before any clock runs
-        for name, vector in {"start": start, **rule.state}.items():
+        for name, vector in rule.state.items():
             run.track(f"outer/{name}", Same(vector))
-    run.report(sync_every=sync_every, local_from=local_from, local_momentum=local_momentum)
+    run.report(compress=compress, sync_every=sync_every, local_from=local_from, local_momentum=local_momentum)
     run.report(outer=outer, outer_lr=outer_lr)
     first = local_from * run.plan(data)[1]
     held = Replicas(model, w, optimizer, lambda step: step <= first or (step - first) % sync_every == 0)
@@ -85,13 +99,22 @@ def train(
     rounds = max(0, run.step - first) // sync_every  # done before a resumption
     if rule is not None:
         rule.step = rounds
+    if state is not None:
+        state.begin(rounds)
     if local_momentum == "reset" and rounds:
         optimizer.since = first + rounds * sync_every
 
     def synchronize() -> None:
-        comm.all_reduce(w, op="mean")
+        if state is None:
+            comm.all_reduce(w, op="mean")
+        else:
+            add_scaled(w, start, -1.0)
+            comm.all_reduce_compressed(w, state, op="mean")
+            add_scaled(w, start, 1.0)
         if rule is not None:
             outer_step(w)
+        elif state is not None:
+            start[:] = w
         if local_momentum == "average":
             for name in optimizer.vectors:
                 comm.all_reduce(optimizer.state[name], op="mean")
@@ -105,7 +128,7 @@ def train(
             comm.all_reduce(gradient)
             optimizer.update(w, gradient, scale=1 / batch.total)
         else:
-            if rule is not None and t == first:
+            if start is not None and t == first:
                 start[:] = w
             optimizer.update(w, gradient, scale=comm.size / batch.total)
             if (t + 1 - first) % sync_every == 0:
@@ -125,7 +148,7 @@ def outer_rule(spec: str, lr: float, size: int, dtype: DTypeLike, device: Device
 
 
 @dataclass(frozen=True)
-class LocalOptions(SurvivingOptions):
+class LocalOptions(CompressOptions, SurvivingOptions):
     sync_every: int = option(8, "local steps of a rank between two averagings of the parameters")
     local_from: int = option(0, "epoch from which steps are local, with all-reduce SGD before it; 0: from the start")
     local_momentum: Literal["keep", "average", "reset"] = option(
@@ -151,7 +174,9 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
     from hpcdl.optim import SETTINGS, vectors_of
 
     outer = case.options.outer.partition(":")[0]
-    more = 1 + len(vectors_of(case.options.outer)) if outer in SETTINGS else 0
+    more = len(vectors_of(case.options.outer)) if outer in SETTINGS else 0
+    more += outer in SETTINGS or case.options.compresses  # the start
+    more += case.options.compresses  # the residual
     case.hold_step(memory, case.share(rank, case.size), parameters=2, optimizer=len(case.vectors) + more)
 
 
@@ -161,9 +186,15 @@ def step(case: Workload) -> StepCost:
     together = min(1.0, options.local_from * per_epoch / steps)
     often = (1 - together) / options.sync_every
     vectors = 1 + (len(case.vectors) if options.local_momentum == "average" else 0)
-    calls = [Call("all_reduce", case.bytes, together + vectors * often)]
+    calls = [Call("all_reduce", case.bytes, together + (vectors - options.compresses) * often)]
+    if options.compresses:
+        calls.append(Call(options.compress, case.bytes, often))
     updates = 1 + (often if options.outer != "average" else 0.0)
     return StepCost(case.batch, [(case.largest, 1)], calls, updates, drawn=case.largest)
 
 
-STRATEGY = Strategy("train-local-sgd", LocalOptions, train, held, step)
+def fits(options: LocalOptions, ranks: int, model: Any) -> None:
+    check_model_differences(options.compress)
+
+
+STRATEGY = Strategy("train-local-sgd", LocalOptions, train, held, step, check=fits)

@@ -18,6 +18,9 @@ sequential SGD. b: the examples of a whole batch. Under ssp the rate of a push i
 aware: the rate is divided by 1 + staleness (after Zhang et al., "Staleness-aware async-SGD", IJCAI 2016).
 delay: each update is applied so many versions late, w(t+1) = w(t) - lr g(w(t - delay)): to see where training diverges.
 sparse_push: of the first layer's weight only rows that a batch touches are sent (sparse_keys.py in parameter_server).
+compress: pushes are compressed, each server's part by itself, with error feedback at the worker (comm/compression).
+compress_pull: answers to pulls are compressed, without feedback: a worker computes at rounded parameters; the last
+answers are exact.
 replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/parameter_server/replication.py).
 If the MPI library supports recovery, a run with replicas survives lost ranks (hpcdl/recovery/server_failover.py).
 
@@ -41,7 +44,8 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
-from hpcdl.runs.options import Options, not_negative, option, refuse
+from hpcdl.runs.options import not_negative, option, refuse
+from hpcdl.strategies.compressing import CompressOptions, check_codec
 from hpcdl.strategies.description import Service, StepCost, Strategy
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from hpcdl.strategies.description import Batch, Communicator, Data, Memory, Optimizer, Run, Stopwatch, Workload
 
 log = logging.getLogger("hpcdl")
+PULLED = "float16", "bfloat16", "int8", "qsgd"  # methods whose every value is near to what it was
 LATE_OWN = (
     "--broadcast-every: a worker may miss the effect of its own last pushes, which ssp promises to show: the effect "
     "depends on the parameters or the optimizer's state; take --optimizer sgd without --weight-decay and --average, or "
@@ -73,15 +78,18 @@ def train(
     delay: int = 0,
     sparse_push: bool = False,
     replicas: int = 1,
+    compress: str = "none",
+    compress_pull: str = "none",
 ) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` ranks serve, the other ranks work; on_workers: each does both.
     Return all parameters on rank 0 and the workers, on other servers their slice."""
+    from hpcdl.comm.compression import feedback_for
     from hpcdl.comm.failure import refuse_together
     from hpcdl.models.model import abilities_of
     from hpcdl.parameter_server.parameter_store import ParameterStore
     from hpcdl.parameter_server.run_on_servers import OnServers
     from hpcdl.parameter_server.store_client import shows_own_pushes
-    from hpcdl.parameter_server.store_settings import Replication, Serving, StoreLayout
+    from hpcdl.parameter_server.store_settings import Replication, Serving, StoreCompression, StoreLayout
     from hpcdl.recovery.server_failover import WorkDivision
 
     size, leads, works = model.layout.size, comm.rank == 0, on_workers or comm.rank >= servers
@@ -100,8 +108,11 @@ def train(
         optimizer.average_from *= len(layout.clients)  # counts updates
     whole = CPU.array(model.initialize(run.random)) if leads else None
     pulled: Any = abilities_of(model).device.empty(size, model.layout.dtype) if works else None
-    held = OnServers(run, model, pulled if whole is None else whole, optimizer, works)
+    keeps = compress != "none" and feedback_for(compress, 0, model.layout.dtype).keep
+    residuals = len(layout.clients) if keeps else 0
+    held = OnServers(run, model, pulled if whole is None else whole, optimizer, works, residuals)
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
+    run.report(compress=compress, compress_pull=compress_pull)
     run.report(servers=len(layout.holders), broadcast_every=broadcast_every, fixed_delay=delay, replicas=replicas)
     run.begin("parameter_server", held, data)
     if leads and broadcast_every and shows_own_pushes(consistency) and not optimizer.additive:
@@ -109,7 +120,7 @@ def train(
     store = ParameterStore(
         comm,
         layout,
-        Serving(consistency, broadcast_every, delay),
+        Serving(consistency, broadcast_every, delay, StoreCompression(compress, compress_pull, run.options.seed)),
         replication,
         update=Updates(optimizer, group, consistency, aware),
         initial=whole,
@@ -308,7 +319,8 @@ class Updates:
 
 
 @dataclass(frozen=True)
-class ServerOptions(Options):
+class ServerOptions(CompressOptions):
+    compress_pull: str = option("none", "compress what workers pull, too: float16, bfloat16, int8 or qsgd")
     servers: int = option(1, "how many ranks hold the parameters, a slice each; the other ranks are workers")
     servers_on_workers: bool = option(False, "every rank is a worker and holds a slice, instead of --servers")
     consistency: Literal["bsp", "ssp", "async"] = option(
@@ -346,6 +358,20 @@ class ServerOptions(Options):
             (self.replicas < 1, f"--replicas counts the servers of each slice: 1 or more, not {self.replicas}"),
             (lone, "--survive: a lost server would take its slice with it; give --replicas 2 as well"),
         )
+        pulls, plain = self.compress_pull != "none", self.broadcast_every > 0
+        way = self.compress_pull.partition(":")[0]
+        refuse(
+            (keyed and (self.compresses or pulls), "--sparse-push sends other rows in each push: leave out --compress"),
+            (
+                self.replicas > 1 and self.compresses,
+                "--replicas: what --compress leaves out has no replicas; leave it out",
+            ),
+            (pulls and plain, "--compress-pull: servers that broadcast send values as they are; leave it out"),
+            (
+                pulls and way not in PULLED,
+                f"--compress-pull takes {', '.join(PULLED)}, which keep each value, not {way}",
+            ),
+        )
         if self.replicas > 1:
             from hpcdl.parameter_server.store_settings import Serving, check_replicas
 
@@ -363,6 +389,8 @@ def check_servers(options: ServerOptions, ranks: int, model: Any) -> None:
     """Raise UsageError if `ranks` ranks cannot serve this model with these options."""
     from hpcdl.parameter_server.store_settings import Serving, StoreLayout, check_store
 
+    check_codec(options.compress, "workers push to servers")
+    check_codec(options.compress_pull, "workers pull from servers")
     rows = touched_rows(model) if options.sparse_push else None
     layout = StoreLayout(model.layout.size, ranks, "f4", options.servers, options.servers_on_workers, rows=rows)
     check_store(layout, Serving(options.chosen, options.broadcast_every, options.fixed_delay))
@@ -381,9 +409,18 @@ def service_of(case: Workload) -> Service:
         rows = case.touched(case.share(0, workers) if options.chosen.clocked else case.batch)
         pulled = (rows * width + case.length - features * width) * item / holders
         pushed = pulled + rows * KEY.itemsize / holders
+    part = -(-case.length // holders)
+    pushed, pulled = encoded(options.compress, case, part, pushed), encoded(options.compress_pull, case, part, pulled)
     bound = options.staleness if options.consistency == "ssp" else math.inf
     rounds, apart = options.chosen.in_rounds, not options.chosen.clocked
     return Service(holders, workers, pulled, pushed, rounds, apart, bound)
+
+
+def encoded(spec: str, case: Workload, values: int, plain: float) -> float:
+    """Return the bytes of a message of so many values by this method; `plain` without one."""
+    from hpcdl.comm.compression import make_codec
+
+    return plain if spec == "none" else float(make_codec(spec, case.dtype).message_bytes(values))
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
@@ -399,6 +436,8 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
         adds_own = unasked and shows_own_pushes(options.chosen) and not (case.vectors or options.weight_decay)
         case.hold(memory, "parameters", 1 + unasked + adds_own * (options.staleness + 1))
         case.hold(memory, "gradients")
+        if options.compresses:
+            case.hold(memory, "optimizer")  # the residual
         case.hold_activations(memory, case.batch if service.apart else case.share(rank - first, service.workers))
 
 

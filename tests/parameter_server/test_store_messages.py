@@ -20,6 +20,7 @@ def test_no_two_kinds_of_messages_share_a_tag():
         StoreTag.VALUES,
         StoreTag.BESIDE,
         *(StoreTag.COPY, StoreTag.COPIED, StoreTag.HELD, StoreTag.RECEIPT),
+        *(StoreTag.RESIDUAL, StoreTag.RESIDUAL_VALUES),
         *(tag + i for tag in (StoreTag.ANSWER, StoreTag.GATHERED, StoreTag.UNASKED) for i in (0, 1)),
     ]
     assert len(set(tags)) == len(tags) and set(StoreTag) <= set(tags)

@@ -19,7 +19,8 @@ class CompressionMethod:
     codec       (dtype, feedback, **settings) -> VectorCodec, for one vector; None: it has none, only an all-reduce
     state       (size, dtype, key, layout, feedback, **settings) -> Compressed, for all-reduces; None: a `ChunkExchange`
                 of the codec's messages
-    check       (**settings): raises UsageError, which `parse` begins with the spec"""
+    check       (**settings): raises UsageError, which `parse` begins with the spec
+    of_optimizer    True if the method takes the place of momentum or of another part of the optimizer"""
 
     name: str
     codec: Callable[..., Any] | None = None
@@ -28,6 +29,7 @@ class CompressionMethod:
     feedback: bool = True
     first: str = ""
     check: Callable[..., None] = lambda **settings: None
+    of_optimizer: bool = False
 
 
 def check_fraction(fraction: float) -> None:
