@@ -60,7 +60,7 @@ def train(
 ) -> np.ndarray:
     """Train on all ranks of `comm`; return this rank's parameters. The run reports the average of all ranks. Arguments
     as in LocalOptions; outer: average, or an optimizer as `make_optimizer` names it, with the rate outer_lr."""
-    from hpcdl.checkpoint.state import Residual, Same
+    from hpcdl.checkpoint.state import KeptResidual, Same
     from hpcdl.comm.compression import compressed
     from hpcdl.kernels.reduce import add_scaled
     from hpcdl.models.model import abilities_of
@@ -81,7 +81,7 @@ def train(
     if compress != "none":
         state = compressed(compress, w.size, w.dtype, run.options.seed, model.layout)
         for name, vector in state.tracked.items():
-            run.track(name, Residual(vector))
+            run.track(name, KeptResidual(vector))
         run.report(allreduce="compressed")
     if rule is not None or state is not None:
         start = device_of(w).empty(w.size, w.dtype)
