@@ -123,18 +123,12 @@ def train(
                 loss += client_loss
                 if fates[client] != "dropped":
                     share = averaging.weigh(client, change)
-                    message = (
-                        codec.encode(client, change, share)
-                        if answers is None
-                        else answers.encode(client, change, share, turn)
-                    )
+                    own = (change, share) if answers is None else (change, share, turn)
+                    message = (answers or codec).encode(client, *own)
                     (late_sum if fates[client] == "late" else aggregator).add(client, message)
-            if answers is None:
-                codec.refuse_far_changes(held.peers, turn)
-            run.share(loss)
             total = aggregator.finish()
-            if answers is not None:  # each rank has decoded all changes
-                codec.refuse_far_changes(held.peers, turn)
+            codec.refuse_far_changes(held.peers, turn)  # compressed changes are decoded by now
+            run.share(loss)
             if late_sum:
                 late_sum.add_pending_to(total)
             weight = averaging.finish(gradient, codec.decode(total, gradient), turn)
