@@ -19,7 +19,10 @@ class CompressionMethod:
     codec       (dtype, feedback, **settings) -> VectorCodec, for one vector; None: it has none, only an all-reduce
     state       (size, dtype, key, layout, feedback, **settings) -> Compressed, for all-reduces; None: a `ChunkExchange`
                 of the codec's messages
-    check       (**settings): raises UsageError, which `parse` begins with the spec"""
+    check       (**settings): raises UsageError, which `parse` begins with the spec
+    fits        (layout, **settings): raises UsageError if the method does not fit a model
+    lengths     (layout, cut, **settings) -> values of the plain all-reduces that it makes for a slice; for forecasts of
+                a method without codec"""
 
     name: str
     codec: Callable[..., Any] | None = None
@@ -28,6 +31,8 @@ class CompressionMethod:
     feedback: bool = True
     first: str = ""
     check: Callable[..., None] = lambda **settings: None
+    fits: Callable[..., None] = lambda layout, **settings: None
+    lengths: Callable[..., tuple[int, ...]] = lambda layout, cut, **settings: ()
 
 
 def check_fraction(fraction: float) -> None:
