@@ -1,4 +1,4 @@
-"""CUDA twin of low_rank.py's orthogonalize: one block, whose threads share the rows; the columns depend on each other."""
+"""CUDA twin of low_rank.py's orthogonalize: one block, whose threads share the rows."""
 
 import math
 
