@@ -6,8 +6,8 @@
 
 P is (n, r), Q (m, r), M and E (n, m). Once is not enough in floating point: the rest of a column that nearly depends on
 the ones before is their rounding error. After the second time a column is orthogonal to working precision, or it
-depends on them and becomes zero. (Gram-Schmidt, twice: Giraud, Langou and Rozloznik, 2005; Kahan's criterion: Parlett, "The
-symmetric eigenvalue problem", 1980, section 6.9)
+depends on them and becomes zero. (Gram-Schmidt, twice: Giraud, Langou and Rozloznik, 2005; Kahan's criterion: Parlett,
+"The symmetric eigenvalue problem", 1980, section 6.9)
 
 expand moves 4b bytes per element of b bytes."""
 
