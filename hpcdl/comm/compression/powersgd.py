@@ -76,7 +76,7 @@ def matrices(layout: Any, rank: int, ratio: float) -> list[Matrix]:
 
 
 class PowerSGD(Compressed):
-    """State of all-reduces by factors. layout: of the vector's tensors. rank: of the factors. residual: what the results
+    """State of all-reduces by factors. layout: of the tensors. rank: of the factors. residual: what the results
     have left out of this rank's gradients. factors: each matrix's Q, one after the other."""
 
     def __init__(
