@@ -24,6 +24,7 @@ from hpcdl.kernels import (
     gather,
     layer_norm,
     loss,
+    low_rank,
     noise,
     norm,
     quantize,
@@ -146,6 +147,17 @@ def selected(order: str):
         return tuple(places[letter]() for letter in order)
 
     return make
+
+
+def factor(rows, columns, dtype, random):
+    """Return a matrix of numbers between -1 and 1, of 4 columns at most, and no more than rows."""
+    return (signed(random, (rows, min(rows, columns, 4)), dtype),)
+
+
+def low_rank_factors(rows, columns, dtype, random):
+    """Return the arguments of `expand` for two factors of rank 2."""
+    shapes = (rows, columns), (rows, columns), (rows, 2), (columns, 2)
+    return *(signed(random, shape, dtype) for shape in shapes), 0.25
 
 
 def matrices(shapes: str):
@@ -369,6 +381,8 @@ CASES["sign_codes"] = KernelCase(quantize.sign_codes, lambda *args: quantized(1)
 CASES["select_largest"] = KernelCase(select.select_largest, selected("vi"), bytes_of(0, 1))
 CASES["take"] = KernelCase(select.take, selected("kvi"), bytes_of(0, 0, 2))
 CASES["add_at"] = KernelCase(select.add_at, lambda *args: (*selected("kvi")(*args), 0.25), bytes_of(0, 0, 0, 2))
+CASES["orthogonalize"] = KernelCase(low_rank.orthogonalize, factor, bytes_of(*[0] * 7), "arithmetic", 2)
+CASES["expand"] = KernelCase(low_rank.expand, low_rank_factors, bytes_of(0, 1, 1))
 CASES["standardize"] = KernelCase(gather.standardize, matrices("mrr"), bytes_of(0, 0, 1, 2), columns=784)
 for kind in ("float32", "float64"):
     CASES[f"gather {kind}"] = KernelCase(gather.gather[kind], images, gathered, columns=784, dtypes=(kind,))

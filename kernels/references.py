@@ -209,6 +209,21 @@ def sum_of_squares(x):
     return np.square(x, dtype=np.float64).sum()
 
 
+def orthogonalize(p):
+    for k, column in enumerate(p.T):
+        size = []
+        for _ in range(2):
+            for before in p.T[:k]:
+                column -= (np.dot(before, column)) * before
+            size.append(np.linalg.norm(column.astype(np.float64)))
+        column *= 0 if size[1] <= size[0] / 2 else 1 / size[1]
+
+
+def expand(m, e, p, q, share):
+    np.matmul(p, q.T, out=m)
+    e -= share * m
+
+
 def in_place(operation):
     """Return a function that writes the result of `operation` into its first argument."""
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce import double_tree
-from hpcdl.comm.compression import make_codec
+from hpcdl.comm.compression import make_codec, plain_lengths
 from hpcdl.memory import KINDS, Memory
 from hpcdl.planning.dry_run import dry_run_step
 from hpcdl.strategies.workload import Workload
@@ -75,6 +75,9 @@ def buffers(case: Workload, rank: int) -> float:
     if case.program not in ALL_REDUCES or size == 1:
         return 0.0
     if getattr(options, "compress", "none") != "none":  # a message of each chunk, and of this one from each other rank
+        factors = plain_lengths(options.compress, case.model.layout, slice(0, case.length))
+        if factors:  # what is reduced first, and the receive buffer for it
+            return (factors[0] + scratch(options.allreduce, factors[0], rank, size, item)) * item
         codec = make_codec(options.compress, case.dtype)
         lengths = [part.stop - part.start for part in chunks(case.length, size)]
         return float(sum(map(codec.message_bytes, lengths)) + (size - 1) * codec.message_bytes(lengths[rank]))

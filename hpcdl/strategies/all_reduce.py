@@ -13,6 +13,7 @@ compress: a rank adds what its messages have left out to its next g_r (error fee
 overlap: g is reduced in buckets of layers while grad f of the layers before is computed (hpcdl/comm/overlap.py)."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ def train(
     """Train on all ranks of `comm`; return the parameters, the same flat vector on each.
     noise_scale: estimate, from |g_r|^2 and |g|^2, the largest batch that pays (hpcdl/runs/noise_scale.py)."""
     from hpcdl.checkpoint.buffers import buffers_restored
-    from hpcdl.checkpoint.state import KeptResidual
+    from hpcdl.checkpoint.state import KeptResidual, Same
     from hpcdl.comm.compression import compressed
     from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
     from hpcdl.runs.noise_scale import NoiseScale, Observed
@@ -48,11 +49,14 @@ def train(
     share = comm.rank, comm.size
     parameters = run.initial(model)
     gradient = comm.empty(like=parameters)
-    state = None
+    state, update = None, optimizer.update
     if compress != "none":
         state = compressed(compress, gradient.size, gradient.dtype, run.options.seed, model.layout, compress_from)
         for name, vector in state.tracked.items():
             run.track(name, KeptResidual(vector))
+        for name, vector in state.common.items():
+            run.track(name, Same(vector))
+        update = functools.partial(state.update, optimizer)
         run.report(allreduce="compressed")
     run.report(compress=compress)
     noise = NoiseScale() if noise_scale else None
@@ -85,10 +89,7 @@ def train(
         run.share(loss)
         if noise is not None:
             noise.summed(gradient, batch.total)
-        if state is None:
-            optimizer.update(parameters, gradient, scale=1 / batch.total)
-        else:
-            state.update(optimizer, parameters, gradient, 1 / batch.total)
+        update(parameters, gradient, scale=1 / batch.total)
         run.record(loss, batch.total)
         run.boundary()
     if overlap:
@@ -111,9 +112,9 @@ class AllReduceOptions(CompressOptions, SurvivingOptions):
 
 def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
     if options.compress != "none":
-        from hpcdl.comm.compression import large, parse
+        from hpcdl.comm.compression import check_model, large
 
-        parse(options.compress)
+        check_model(options.compress, model.layout)
         if options.compress_from:
             large(model.layout, options.compress_from)
     if options.noise_scale:
@@ -132,12 +133,17 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
 
 def step(case: Workload) -> StepCost:
     """Return the cost of the gradient of a rank's share, and of its all-reduce: of K values at once, or in buckets."""
+    from hpcdl.comm.compression import plain_lengths
     from hpcdl.comm.overlap import MIB, buckets
 
     options, rows = case.options, case.largest
     operation = options.compress if options.compress != "none" else "all_reduce"
     cut = buckets(case.model.layout, options.bucket_mib * MIB) if options.overlap else [slice(0, case.length)]
-    calls = [Call(operation, (part.stop - part.start) * case.dtype.itemsize) for part in cut]
+    calls = []
+    for part in cut:
+        factors = () if operation == "all_reduce" else plain_lengths(operation, case.model.layout, part)
+        calls += [Call("all_reduce", length * case.dtype.itemsize) for length in factors]
+        calls += [] if factors else [Call(operation, (part.stop - part.start) * case.dtype.itemsize)]
     if not options.overlap:
         return StepCost(case.batch, [(rows, 1)], calls, drawn=rows)
     return StepCost(case.batch, [(rows, 1)], calls, drawn=rows, hidden_by="backward", buckets=cut)

@@ -8,12 +8,13 @@ seed. DDP rebuilds its buckets after the first step; the residuals of the first 
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torch.distributed import GradBucket
 from torch.futures import Future
 
 from hpcdl.comm.compression import Compressed, compressed, parse
 from hpcdl.errors import UsageError
+from hpcdl.models.layout import Layout, Tensor
 from hpcdl.torch.arrays import array_to_fill
 from hpcdl.torch.work import engine
 
@@ -41,11 +42,21 @@ class CompressState:
             if tensor.dtype not in (torch.float32, torch.float64):
                 raise UsageError(f"compress_hook takes gradients of float32 or float64, not of {tensor.dtype}")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self.states[key] = compressed(self.kind, tensor.numel(), dtype, seed=bucket.index())
+            layout = layout_of(bucket, dtype)
+            self.states[key] = compressed(self.kind, tensor.numel(), dtype, bucket.index(), layout)
         return self.states[key]
 
 
-def compress_hook(state: CompressState, bucket: GradBucket) -> Future[Tensor]:
+def layout_of(bucket: GradBucket, dtype: str) -> Layout:
+    """Return the layout of the bucket's tensors, which lie one after the other."""
+    tensors, offset = [], 0
+    for number, each in enumerate(bucket.gradients()):
+        tensors.append(Tensor(str(number), tuple(each.shape), offset, str(number)))
+        offset += each.numel()
+    return Layout(tensors, dtype)
+
+
+def compress_hook(state: CompressState, bucket: GradBucket) -> Future[torch.Tensor]:
     """Return the mean of the bucket over the ranks, as a future; for `ddp.register_comm_hook`."""
     group = state.group or distributed.group.WORLD
     comm = getattr(group, "comm", None)

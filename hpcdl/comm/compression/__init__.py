@@ -19,7 +19,7 @@ from hpcdl.errors import UsageError
 
 __all__ = ["Compressed", "ErrorFeedback", "RandomKey", "VectorCodec", "compressed", "feedback_for", "make_codec"]
 
-FILES = ["sixteen", "int8", "qsgd", "terngrad", "sign", "topk", "randomk"]
+FILES = ["sixteen", "int8", "qsgd", "terngrad", "sign", "topk", "randomk", "powersgd"]
 METHODS: dict[str, CompressionMethod] = {
     method.name: method for name in FILES for method in import_module(f"{__name__}.{name}").METHODS
 }
@@ -28,6 +28,21 @@ METHODS: dict[str, CompressionMethod] = {
 def parse(spec: str) -> tuple[CompressionMethod, bool, dict[str, Any]]:
     """Parse --compress NAME:SETTINGS; return (method, feedback, settings). Raises UsageError."""
     return parse_method(METHODS, spec)
+
+
+def check_model(spec: str, layout: Any) -> None:
+    """Raise UsageError if the spec is bad, or the method does not fit a model of this layout."""
+    method, _, settings = parse(spec)
+    try:
+        method.fits(layout, **settings)
+    except UsageError as error:
+        raise UsageError(f"compression {spec!r}: {error}") from None
+
+
+def plain_lengths(spec: str, layout: Any, cut: slice) -> tuple[int, ...]:
+    """Return the values of the plain all-reduces of a method without codec, for a slice; empty for other methods."""
+    method, _, settings = parse(spec)
+    return method.lengths(layout, cut, **settings)
 
 
 def make_codec(spec: str, dtype: DTypeLike) -> VectorCodec:

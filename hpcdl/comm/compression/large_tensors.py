@@ -69,6 +69,10 @@ class LargeTensors(Compressed):
         ]
         self.inner = self.inner.part(slice(before, before + sum(each.stop - each.start for each in self.chosen)))
 
+    @property
+    def common(self) -> dict[str, np.ndarray]:
+        return self.inner.common
+
     def begin(self, step: int) -> None:
         super().begin(step)
         self.inner.begin(step)

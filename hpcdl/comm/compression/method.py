@@ -20,7 +20,10 @@ class CompressionMethod:
     state       (size, dtype, key, layout, feedback, **settings) -> Compressed, for all-reduces; None: a `ChunkExchange`
                 of the codec's messages
     check       (**settings): raises UsageError, which `parse` begins with the spec
-    of_optimizer    True if the method takes the place of momentum or of another part of the optimizer"""
+    of_optimizer True if the method takes the place of momentum or of another part of the optimizer
+    fits        (layout, **settings): raises UsageError if the method does not fit a model
+    lengths     (layout, cut, **settings) -> values of the plain all-reduces that it makes for a slice; for forecasts of
+                a method without codec"""
 
     name: str
     codec: Callable[..., Any] | None = None
@@ -30,6 +33,8 @@ class CompressionMethod:
     first: str = ""
     check: Callable[..., None] = lambda **settings: None
     of_optimizer: bool = False
+    fits: Callable[..., None] = lambda layout, **settings: None
+    lengths: Callable[..., tuple[int, ...]] = lambda layout, cut, **settings: ()
 
 
 def check_fraction(fraction: float) -> None:

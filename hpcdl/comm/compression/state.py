@@ -43,6 +43,11 @@ class Compressed:
         with another number of ranks distributes the sum anew."""
         return {}
 
+    @property
+    def common(self) -> dict[str, np.ndarray]:
+        """Vectors by name that are the same on all ranks, for the checkpoint."""
+        return {}
+
     def part(self, cut: slice) -> "Compressed":
         """Return the state of slice `cut` of the vector, reduced by itself. Its vectors are views of the whole ones."""
         part = copy.copy(self)
