@@ -26,8 +26,10 @@ import numpy as np
 
 from hpcdl.kernels.bind import block, function
 from hpcdl.kernels.elementary import exp
+from hpcdl.kernels.gather import LINE, prefetch
 from hpcdl.kernels.register_tile import BYTES, ROWS, add_tile, write_tile
 
+AHEAD = 16  # rows between a prefetch and its use: no hardware prefetcher follows short parts of long rows
 TILE = 64  # queries and keys of a tile, a multiple of BYTES
 
 
@@ -39,8 +41,11 @@ def padded(count, lanes):
 
 @function
 def read_head(x, column, factor, into):
-    """into <- factor times the block of x from its first row and this column on."""
+    """into <- factor times the block of x from its first row and this column on; rows further down are prefetched."""
+    base, width = np.uintp(x[0, column:].ctypes.data), np.uintp(x.shape[1] * x.itemsize)
     for t in range(into.shape[0]):
+        for offset in range(0, into.shape[1] * x.itemsize, LINE):
+            prefetch(base + np.uintp(t + AHEAD) * width + np.uintp(offset))
         write_row(x[t, column : column + into.shape[1]], factor, into[t])
 
 
@@ -52,6 +57,16 @@ def transpose(x, into):
         for d in range(x.shape[1]):
             for t in range(min(TILE, part.shape[0])):
                 into[n, d, t] = part[t, d]
+
+
+@function
+def read_inputs(qkv, column, size, scale, q, q_t, k, v):
+    """q, k, v <- a head of a sequence, scale q; q_t: q as `transpose` writes it. column: of the head in q."""
+    length, width, one = qkv.shape[0], qkv.shape[1] // 3, qkv.dtype.type(1)
+    read_head(qkv, column, scale, q[:length, :size])
+    transpose(q, q_t)
+    read_head(qkv, width + column, one, k[:length, :size])
+    read_head(qkv, 2 * width + column, one, v[:length, :size])
 
 
 @function
@@ -178,10 +193,7 @@ def causal_attention(qkv, length, size, scale, a, lse):
     top, factor, norm = np.empty(TILE, qkv.dtype), np.empty(TILE, qkv.dtype), np.empty(TILE, qkv.dtype)
     for row in range(0, qkv.shape[0], length):
         for at in range(0, width, size):
-            read_head(qkv[row:], at, scale, q[:length, :size])
-            transpose(q, q_t)
-            read_head(qkv[row:], width + at, one, k[:length, :size])
-            read_head(qkv[row:], 2 * width + at, one, v[:length, :size])
+            read_inputs(qkv[row : row + length], at, size, scale, q, q_t, k, v)
             total[:] = 0
             for i0 in range(0, length, TILE):
                 queries = min(TILE, tall - i0)
@@ -214,10 +226,7 @@ def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
     s, ds = np.zeros((TILE, TILE), qkv.dtype), np.zeros((TILE, TILE), qkv.dtype)
     for row in range(0, qkv.shape[0], length):
         for at in range(0, width, size):
-            read_head(qkv[row:], at, scale, q[:length, :size])
-            transpose(q, q_t)
-            read_head(qkv[row:], width + at, one, k[:length, :size])
-            read_head(qkv[row:], 2 * width + at, one, v[:length, :size])
+            read_inputs(qkv[row : row + length], at, size, scale, q, q_t, k, v)
             read_head(da[row:], at, one, g[:length, :size])
             transpose(g, g_t)
             for i in range(length):
