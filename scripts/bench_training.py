@@ -1,11 +1,12 @@
 """Examples per second of a training beside PyTorch DDP: hpcdl bench-training --data fashion.h5 --ranks 2
 
 Runs the same model, batch, optimizer and number of epochs with hpcdl (mpiexec) and with PyTorch's
-DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread
-and the ratio of each pair. Each turn also times the model's matrix products by themselves, on one core; the last line
-says which part of their speed hpcdl's steps reach. Both programs hold the data in memory and time their training loops
-only: no start-up, no evaluation. PyTorch's data is a tensor that each rank indexes by its share of the epoch's
-permutation, which is faster than a DataLoader. Needs the extra `torch`."""
+DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread and
+the ratio of each pair. `--batch-per-rank 64,512` does so for each of these sizes. Each turn also times the model's
+matrix products by themselves, on one core; the last line says which part of their speed hpcdl's steps reach. Both
+programs hold the data in memory and time their training loops only: no start-up, no evaluation. PyTorch's data is a
+tensor that each rank indexes by its share of the epoch's permutation, which is faster than a DataLoader. Needs the
+extra `torch`."""
 
 import itertools
 import json
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ class TrainingBenchOptions:
     data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data")
     model: str = option("mlp:256,128", "mlp:WIDTHS, relu, or gpt with any settings (and --data text)")
     ranks: int = option(2, "ranks of each program")
-    batch_per_rank: int = option(64, "examples per update and rank")
+    batch_per_rank: str = option("64", "examples per update and rank; with several sizes, as 64,512, a table for each")
     lr: float = option(0.02, "learning rate")
     epochs: int = option(3, "passes over the training rows in each run")
     steps: int = option(0, "updates in each run, instead of --epochs")
@@ -51,7 +52,7 @@ def ours(options: TrainingBenchOptions, folder: Path) -> dict:
     """Run hpcdl once; return its examples per second and test accuracy."""
     out = folder / f"run-{time.monotonic_ns()}"
     command = [mpiexec(), "-n", str(options.ranks), sys.executable, Path(__file__).with_name("train_allreduce.py")]
-    command += ["--data", options.data, "--model", options.model, "--batch-per-rank", str(options.batch_per_rank)]
+    command += ["--data", options.data, "--model", options.model, "--batch-per-rank", options.batch_per_rank]
     command += ["--optimizer", "momentum", "--lr", str(options.lr), "--schedule", "constant", "--out", out]
     command += ["--steps", str(options.steps)] if options.steps else ["--epochs", str(options.epochs)]
     command += ["--evaluate-every", str(options.epochs), "--progress", "none"]
@@ -65,7 +66,7 @@ def products(options: TrainingBenchOptions) -> tuple[float, float]:
     """Return the GFLOP of the products of a rank's step, and their GFLOP/s by themselves on one core."""
     from hpcdl.reports import roofline
 
-    *_, counted = roofline.prepare(options.model, options.data, options.batch_per_rank)
+    *_, counted = roofline.prepare(options.model, options.data, int(options.batch_per_rank))
     return 1e-9 * roofline.product_flops(counted), roofline.product_gflops(counted)
 
 
@@ -98,7 +99,7 @@ def work(options: TrainingBenchOptions) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
-    rank, ranks, batch = options.worker, options.ranks, options.batch_per_rank
+    rank, ranks, batch = options.worker, options.ranks, int(options.batch_per_rank)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{options.port}", rank=rank, world_size=ranks)
     data = open_data(options.data)
     (x, y), (x_test, y_test) = (map(torch.from_numpy, part.rows(0, part.examples)) for part in (data.train, data.test))
@@ -196,11 +197,23 @@ def main(arguments=None):
 
 
 def compare(options: TrainingBenchOptions) -> None:
-    from hpcdl.launch.benchmark_table import check_files, find_torch, in_turns, print_table, write_json
-    from hpcdl.runs.folder import environment
+    """Print the results of each batch size, and write all of them into the file of --json."""
+    from hpcdl.launch.benchmark_table import check_files, find_torch, whole_numbers, write_json
 
     torch = find_torch()
     check_files(options, 0)
+    rows = []
+    for batch in whole_numbers("batch_per_rank", options.batch_per_rank):
+        rows += compare_at(replace(options, batch_per_rank=str(batch)), torch.__version__)
+    write_json("bench-training", options, rows, {"torch": torch.__version__})
+
+
+def compare_at(options: TrainingBenchOptions, version: str) -> list[dict]:
+    """Print the results of one batch size; return its records. version: of PyTorch."""
+    from hpcdl.launch.benchmark_table import in_turns, print_table
+    from hpcdl.runs.folder import environment
+
+    batch = int(options.batch_per_rank)
     with tempfile.TemporaryDirectory() as folder:
         ways = {"hpcdl": lambda turn: ours(options, Path(folder)), "torch": lambda turn: theirs(options, Path(folder))}
         ways["products"] = lambda turn: products(options)
@@ -208,11 +221,8 @@ def compare(options: TrainingBenchOptions) -> None:
     peaks = results.pop("products")
     speeds = {name: [run["examples_per_second"] for run in runs] for name, runs in results.items()}
     ratios = [mine / other for mine, other in zip(speeds["hpcdl"], speeds["torch"], strict=True)]
-    about = environment() | {"torch": torch.__version__}
-    print(
-        f"{options.model} on {options.data}, {counted(options.ranks, 'rank')}, "
-        f"{options.batch_per_rank} examples each, momentum"
-    )
+    about = environment() | {"torch": version}
+    print(f"{options.model} on {options.data}, {counted(options.ranks, 'rank')}, {batch} examples each, momentum")
     print(", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "numba", "mpi", "torch", "machine")) + "\n")
     print_table(
         [
@@ -227,19 +237,23 @@ def compare(options: TrainingBenchOptions) -> None:
     )
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {counted(len(ratios), 'pair')}"
     print(f"\nhpcdl / PyTorch: {statistics.median(ratios):.2f} ({spread})")
-    steps = [speed / options.ranks / options.batch_per_rank for speed in speeds["hpcdl"]]  # a second
+    steps = [speed / options.ranks / batch for speed in speeds["hpcdl"]]  # a second
     reached = [gflop * step / peak for (gflop, peak), step in zip(peaks, steps, strict=True)]
     print(
         f"matrix products: {statistics.median(peak for _, peak in peaks):,.0f} GFLOP/s on one core by themselves; "
-        f"hpcdl's steps reach {statistics.median(reached):.0%} ({min(reached):.0%} to {max(reached):.0%})"
+        f"hpcdl's steps reach {statistics.median(reached):.0%} ({min(reached):.0%} to {max(reached):.0%})\n"
     )
-    rows = [
-        {"ranks": options.ranks, "repeat": repeat, "examples_per_second_ratio": ratio}
+    return [
+        {
+            "ranks": options.ranks,
+            "batch_size": batch * options.ranks,
+            "repeat": repeat,
+            "examples_per_second_ratio": ratio,
+        }
         | {"products_gflops": peaks[repeat][1], "hpcdl_part_of_products": reached[repeat]}
         | {f"{name}_{key}": value for name, runs in results.items() for key, value in runs[repeat].items()}
         for repeat, ratio in enumerate(ratios)
     ]
-    write_json("bench-training", options, rows, {"torch": torch.__version__})
 
 
 if __name__ == "__main__":

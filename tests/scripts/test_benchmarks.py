@@ -241,15 +241,19 @@ def test_what_bench_training_writes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_training, "theirs", lambda options, folder: run | {"examples_per_second": 100.0})
     monkeypatch.setattr(bench_training, "products", lambda options: (0.5, 2.0))  # GFLOP a step, GFLOP/s
     monkeypatch.chdir(tmp_path)
-    bench_training.main(["--repeats", "2", "--json", "c.json"])
+    bench_training.main(["--repeats", "2", "--batch-per-rank", "64,128", "--json", "c.json"])
     rows = rows_of(tmp_path / "c.json", "bench-training")
-    found = [(row["ranks"], row["repeat"], row["examples_per_second_ratio"]) for row in rows]
-    assert found == [(2, 0, 3.0), (2, 1, 3.0)]
+    found = [(row["ranks"], row["batch_size"], row["repeat"], row["examples_per_second_ratio"]) for row in rows]
+    assert found == [(2, 128, 0, 3.0), (2, 128, 1, 3.0), (2, 256, 0, 3.0), (2, 256, 1, 3.0)]
     out = capsys.readouterr().out
+    assert "2 ranks, 64 examples each" in out and "2 ranks, 128 examples each" in out
     assert "hpcdl / PyTorch: 3.00 (3.00 to 3.00, 2 pairs)" in out
     part = 300 / 2 / 64 * 0.5 / 2  # steps a second on each rank, times GFLOP, by GFLOP/s
-    assert [row["hpcdl_part_of_products"] for row in rows] == [part, part]
+    assert [row["hpcdl_part_of_products"] for row in rows] == [part, part, part / 2, part / 2]
     assert f"matrix products: 2 GFLOP/s on one core by themselves; hpcdl's steps reach {part:.0%} (59% to 59%)" in out
+    with pytest.raises(SystemExit, match="2"):
+        bench_training.main(["--batch-per-rank", "64,0"])
+    assert "--batch-per-rank: whole numbers above 0 with commas between, not '64,0'" in capsys.readouterr().err
 
 
 @pytest.mark.long
