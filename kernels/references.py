@@ -355,7 +355,8 @@ def take(into, x, indices):
 
 
 def add_at(values, into, indices, factor):
-    into[indices] += into.dtype.type(factor) * values
+    inside = indices < into.size
+    into[indices[inside]] += into.dtype.type(factor) * values[inside]
 
 
 def encode(v, factor, fixed):

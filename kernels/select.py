@@ -85,5 +85,7 @@ def take(i, into, x, indices):
 
 @elementwise("T[::1], T[::1], uint32[::1], T")
 def add_at(i, values, into, indices, factor):
-    """into[indices[i]] += factor * values[i]; no index stands twice."""
-    into[indices[i]] += factor * values[i]
+    """into[indices[i]] += factor * values[i]; no index stands twice. An index beyond `into`, as of a message that was
+    corrupted on its way, is skipped."""
+    if indices[i] < into.size:
+        into[indices[i]] += factor * values[i]

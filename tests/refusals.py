@@ -314,6 +314,14 @@ REFUSALS = [
         --compress topk:2 => compression 'topk:2': fraction is above 0 and at most 1, not 2
         --compress qsgd:levels=3 => compression 'qsgd' has no setting 'levels'; write NAME:KEY=VALUE with one of: bits,
         --compress signs => unknown compression 'signs' (did you mean 'sign'?); known: bfloat16, float16, int8, qsgd,
+        --compress dgc:0 => compression 'dgc:0': fraction is above 0 and at most 1, not 0
+        --compress dgc --optimizer adam => --compress dgc is a part of the optimizer sgd or momentum, not of adam
+        --compress dgc --noise-scale => --compress dgc sends no gradients: leave out --noise-scale
+        --compress dgc --clip-norm 1 --overlap => --compress dgc: leave out one of --clip-norm and --overlap: a bucket
+        --compress onebit-adam => --compress onebit-adam is a part of the optimizer adam or adamw, not of momentum
+        --compress onebit-adam:0 => compression 'onebit-adam:0': warmup is a number of steps from 1 on, or a part
+        --compress powersgd:0 => compression 'powersgd:0': rank is 1 or more, not 0
+        --compress powersgd:99 => compression 'powersgd:99': rank is at most
         --compress sign --compress-from -1 => --compress-from must not be negative, and is -1
         --compress sign --compress-from 99999999 => --compress-from 99999999 leaves no tensor to compress
         --model mlq => unknown model 'mlq' (did you mean 'mlp'?); known: gpt, linear, logistic, mlp, softmax

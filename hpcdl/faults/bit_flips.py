@@ -16,8 +16,6 @@ import numpy as np
 if TYPE_CHECKING:
     from hpcdl.comm.communicator import Communicator
 
-CODES = np.uint16  # type of compressed messages (--compress)
-
 
 def rows_of(run: Any) -> Any:
     """Return the writable training rows in this rank's memory (sparse rows: their values); None if it holds no rows."""
@@ -59,9 +57,9 @@ def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
     return place, bit
 
 
-def flip_in_message(comm: "Communicator", generator: np.random.Generator) -> None:
+def flip_in_message(comm: "Communicator", generator: np.random.Generator, codes: bool = False) -> None:
     """Flip a bit of the next message with floats that `comm` or a group of it sends; shared memory has no messages.
-    Integers are spared: a wrong value in a protocol has arbitrary effects."""
+    Integers are spared: a wrong value in a protocol has arbitrary effects. codes: True if bytes are compressed floats."""
     from hpcdl.comm.counting import CountingIntracomm  # imported here: reading options starts no MPI
 
     struck = False
@@ -69,8 +67,8 @@ def flip_in_message(comm: "Communicator", generator: np.random.Generator) -> Non
     class FaultyIntracomm(CountingIntracomm):
         def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
             nonlocal struck
-            floats = isinstance(buf, np.ndarray) and buf.size and (buf.dtype.kind == "f" or buf.dtype == CODES)
-            if floats and not struck:
+            numbers = isinstance(buf, np.ndarray) and buf.size > 0
+            if numbers and not struck and (buf.dtype.kind == "f" or (codes and buf.dtype == np.uint8)):
                 struck = True
                 buf = buf.copy()  # the request keeps the copy alive
                 flip(buf, int(generator.integers(buf.size)))

@@ -333,7 +333,7 @@ class Faults(Drill):
             return
         if what == "message":
             self.announce(fault, step, "a bit of the next message of floats from this rank is flipped")
-            flip_in_message(self.run.comm, generator)
+            flip_in_message(self.run.comm, generator, getattr(self.run.options, "compress", "none") != "none")
             return
         held = getattr(self.run, "held", None)  # None on a data server
         vector = (held and held.parameters) if what == "parameters" else rows_of(self.run)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive
@@ -41,7 +42,7 @@ def train(
     noise_scale: estimate, from |g_r|^2 and |g|^2, the largest batch that pays (hpcdl/runs/noise_scale.py)."""
     from hpcdl.checkpoint.buffers import buffers_restored
     from hpcdl.checkpoint.state import KeptResidual, Same
-    from hpcdl.comm.compression import compressed
+    from hpcdl.comm.compression import TrainingContext, compressed
     from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
     from hpcdl.runs.noise_scale import NoiseScale, Observed
     from hpcdl.runs.ownership import Whole
@@ -64,6 +65,7 @@ def train(
     run.begin("all_reduce", held, data)
     if state is not None:
         state.begin(run.step)
+        state.training = TrainingContext(optimizer, parameters, run.steps, run.plan(data)[1])
 
     exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:
@@ -82,6 +84,8 @@ def train(
                 run.say(exchange.try_out(backward) or "")  # a line if overlap does not pay on the first batch
     for batch in run.batches(data, share):
         gradient[:] = 0
+        if state is not None:
+            state.training.scale = 1 / batch.total
         loss = model.loss_and_gradient(parameters, batch, gradient, exchange.ready)
         if noise is not None:
             noise.own(gradient, len(batch.y))
@@ -112,23 +116,41 @@ class AllReduceOptions(CompressOptions, SurvivingOptions):
 
 def fits(options: AllReduceOptions, ranks: int, model: Any) -> None:
     if options.compress != "none":
-        from hpcdl.comm.compression import check_model, large
+        from hpcdl.comm.compression import check_model, large, parse
 
         check_model(options.compress, model.layout)
         if options.compress_from:
             large(model.layout, options.compress_from)
+        refuse_without_gradients(options, parse(options.compress)[0])
     if options.noise_scale:
         from hpcdl.runs.noise_scale import refuse_no_parts
 
         refuse_no_parts(ranks, options.global_batch(ranks, ranks), options.overlap)  # full: an example for each rank
 
 
+def refuse_without_gradients(options: AllReduceOptions, method: Any) -> None:
+    """Raise UsageError for options that need whole gradients, if the method takes over a part of the optimizer."""
+    if not method.optimizers:
+        return
+    who, given = f"--compress {method.name}", options.optimizer.partition(":")[0]
+    if given not in method.optimizers:
+        raise UsageError(f"{who} is a part of the optimizer {' or '.join(method.optimizers)}, not of {given}")
+    for name in ("compress_from", "noise_scale"):
+        if getattr(options, name):
+            raise UsageError(f"{who} sends no gradients: leave out --{name.replace('_', '-')}")
+    if options.clip_norm and (options.overlap or not method.clips):
+        which = "one of --clip-norm and --overlap: a bucket" if method.clips else "--clip-norm: a rank"
+        raise UsageError(f"{who}: leave out {which} does not know the norm of the gradient")
+
+
 def held(case: Workload, rank: int, memory: Memory) -> None:
     """Add to `memory` what a sequential run on the rank's share holds; with --compress also what messages leave out."""
-    from hpcdl.comm.compression import feedback_of
+    from hpcdl.comm.compression import feedback_of, parse
 
-    residual = case.options.compress != "none" and feedback_of(case.options.compress)
-    case.hold_step(memory, case.share(rank, case.size), optimizer=len(case.vectors) + residual)
+    spec, kept = case.options.compress, 0
+    if spec != "none":
+        kept = feedback_of(spec) + parse(spec)[0].vectors
+    case.hold_step(memory, case.share(rank, case.size), optimizer=len(case.vectors) + kept)
 
 
 def step(case: Workload) -> StepCost:

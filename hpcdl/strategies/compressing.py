@@ -25,7 +25,7 @@ def check_codec(spec: str, messages: str) -> None:
     """Raise UsageError unless `spec` is none or a method with a codec. messages: what the strategy sends."""
     from hpcdl.comm.compression import codecs, parse
 
-    if spec != "none" and parse(spec)[0].codec is None:
+    if spec != "none" and parse(spec)[0].name not in codecs():
         name, names = spec.partition(":")[0], ", ".join(codecs())
         raise UsageError(f"--compress {name} works in an all-reduce, and here {messages}; take one of {names}")
 
@@ -34,7 +34,7 @@ def check_model_differences(spec: str) -> None:
     """Raise UsageError unless `spec` is none or a method whose all-reduce leaves the optimizer alone."""
     from hpcdl.comm.compression import parse
 
-    if spec != "none" and parse(spec)[0].of_optimizer:
+    if spec != "none" and parse(spec)[0].optimizers:
         name = spec.partition(":")[0]
         raise UsageError(
             f"--compress {name} is a part of the optimizer of all-reduced gradients, and here models are averaged: "

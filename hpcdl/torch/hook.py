@@ -3,7 +3,8 @@
     ddp.register_comm_hook(hpcdl.torch.CompressState("bfloat16"), hpcdl.torch.compress_hook)
 
 Each bucket has its own `Compressed` (comm/compression/): its method, and the number of the bucket as
-seed. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped."""
+seed. DDP rebuilds its buckets after the first step; the residuals of the first step are then dropped. Methods that take
+over a part of the optimizer (dgc, onebit-adam) are refused."""
 
 from typing import Any
 
@@ -23,7 +24,8 @@ class CompressState:
     """State of the hook between steps. kind: a method, as in --compress. group: the process group; None: all ranks."""
 
     def __init__(self, kind: str = "bfloat16", group: Any = None):
-        parse(kind)
+        if optimizers := parse(kind)[0].optimizers:
+            raise UsageError(f"{kind} is a part of the optimizer {' or '.join(optimizers)}, and DDP hands on gradients")
         self.kind, self.group = kind, group
         self.states: dict[tuple[int, int, torch.dtype], Compressed] = {}  # by number, length and type of the bucket
 

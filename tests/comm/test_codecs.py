@@ -184,3 +184,12 @@ def test_feedback_is_a_setting_of_every_method():
         assert parse(f"{name}:feedback=yes")[1] and not parse(f"{name}:feedback=no")[1]
     assert not parse("sign:vote")[1] and parse("sign")[1] and parse("sign:vote,feedback=yes")[1]
     assert parse("topk:0.5,feedback=no")[1:] == (False, {"fraction": 0.5})
+
+
+def test_a_corrupt_index_writes_nowhere():
+    codec, memory = make_codec("topk:0.5", "float32"), np.zeros(9, np.float32)
+    message = codec.message(8)
+    codec.encode(np.arange(1, 9, dtype=np.float32), message, KEY)
+    codec.parts(message)[1][0] = 8
+    codec.decode(message, memory[:8])
+    assert memory.tolist() == [0, 0, 0, 0, 0, 6, 7, 8, 0]

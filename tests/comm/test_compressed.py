@@ -170,7 +170,7 @@ def left(states):
 
 
 def test_no_method_is_left_out():
-    assert {spec.partition(":")[0] for spec in SPECS} == set(METHODS)
+    assert {spec.partition(":")[0] for spec in SPECS} == {name for name, each in METHODS.items() if each.codec}
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -15,6 +15,7 @@ from own_time import set_own_time
 from hpcdl import drill, files
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm import Communicator
+from hpcdl.comm.compression import compressed
 from hpcdl.errors import LoneError, TrainingError, UsageError
 from hpcdl.faults import bit_flips, inject, network_faults
 from hpcdl.faults.bit_flips import rows_of
@@ -230,6 +231,21 @@ def test_a_flipped_bit_of_a_message(world):
             each.wait(vector, 0)
             assert np.count_nonzero(vector != numbers) == changes and np.isfinite(vector).all()
     comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_flipped_bit_of_a_compressed_message(world):
+    """The messages are bytes; the sums then differ from those of the same call without the flip."""
+    sums = []
+    for flipped in (False, True):
+        comm = Communicator(world, "ring")
+        if flipped and world.rank == 0:
+            bit_flips.flip_in_message(comm, np.random.default_rng(1), codes=True)
+        vector = np.arange(1.0, 9.0)
+        comm.all_reduce_compressed(vector, compressed("int8", 8, "float64"))
+        sums.append(vector)
+        comm.free()
+    assert any(world.allgather(not np.array_equal(*sums)))
 
 
 @pytest.mark.mpi(min_size=2)

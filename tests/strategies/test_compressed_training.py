@@ -31,6 +31,52 @@ def test_powersgd_of_full_rank_is_no_compression(way, follow, alone, comm):
     assert same_bits(run, comm)
 
 
-def test_resumed_is_never_stopped(way, resumes, world):
-    _, run = resumes(4, all_reduce.train, own=way | {"compress": "powersgd:rank=1"}, optimizer="momentum")
-    assert run.state.tracked["residual"].array.any() == run.state.tracked["factors"].array.any() == (world.size > 1)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_dgc_that_sends_everything_is_the_optimizer(way, optimizer, follow, alone, comm):
+    options = {"optimizer": optimizer, "weight_decay": 0.01}
+    reference = alone(**options)
+    run = follow(comm, all_reduce.train, own=way | {"compress": "dgc:1"}, **options)
+    agree(run, reference, 1e-10)
+    assert same_bits(run, comm)
+    run = follow(comm, all_reduce.train, own=way | {"compress": "dgc:0.1,warmup=1"}, **options)
+    assert comm.size == 1 or np.abs(run.path[-1] - reference.path[-1]).max() > 1e-3
+    assert same_bits(run, comm)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_onebit_adam_is_adam_in_its_warmup(way, optimizer, follow, alone, comm):
+    options = {"optimizer": optimizer, "weight_decay": 0.01}
+    reference = alone(**options)
+    run = follow(comm, all_reduce.train, own=way | {"compress": "onebit-adam:99"}, **options)
+    agree(run, reference, 1e-10)
+    run = follow(comm, all_reduce.train, own=way | {"compress": "onebit-adam:3"}, **options)
+    agree_until = np.abs(run.path[2] - reference.path[2]).max()
+    assert agree_until < 1e-10 < 1e-5 < np.abs(run.path[-1] - reference.path[-1]).max()
+    assert same_bits(run, comm)
+
+
+@pytest.mark.mpi(max_size=1)
+def test_the_steps_of_adam_with_a_frozen_second_moment(follow, comm):
+    """On one rank nothing is left out: Adam's formula, in numpy, from the gradients that its path tells."""
+    run = follow(comm, all_reduce.train, own={"compress": "onebit-adam:3"}, optimizer="adam", schedule="constant")
+    sequential = follow(comm, all_reduce.train, optimizer="adam", schedule="constant", steps=3)
+    m, s = (sequential.state.tracked[f"optimizer/{name}_moment"].array for name in ("first", "second"))
+    found = {name: run.state.tracked[f"optimizer/{name}_moment"].array for name in ("first", "second")}
+    assert np.array_equal(found["second"], s) and not np.array_equal(found["first"], m)
+    t, root = len(run.path), np.sqrt(s / (1 - 0.999**3))
+    step = run.options.lr / (1 - 0.9**t) * found["first"] / (root + 1e-8)
+    assert np.abs(run.path[-2] - run.path[-1] - step).max() < 1e-14
+
+
+@pytest.mark.parametrize(
+    "spec, optimizer, names",
+    [
+        ("powersgd:rank=1", "momentum", ["residual", "factors"]),
+        ("dgc:0.1,warmup=1", "momentum", ["residual", "local_momentum"]),
+        ("onebit-adam:2", "adam", ["residual"]),
+    ],
+)
+def test_resumed_is_never_stopped(way, spec, optimizer, names, resumes, world):
+    _, run = resumes(4, all_reduce.train, own=way | {"compress": spec}, optimizer=optimizer)
+    for name in names:
+        assert run.state.tracked[name].array.any() or world.size == 1

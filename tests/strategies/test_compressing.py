@@ -52,8 +52,8 @@ def further_methods(monkeypatch):
             ),
         )
         monkeypatch.setitem(METHODS, name, method)
-    for name, of_optimizer in (("factors", False), ("momentum", True)):
-        method = CompressionMethod(name, state=lambda *arguments: None, of_optimizer=of_optimizer)
+    for name, optimizers in (("factors", ()), ("momentum", ("sgd",))):
+        method = CompressionMethod(name, state=lambda *arguments: None, optimizers=optimizers)
         monkeypatch.setitem(METHODS, name, method)
 
 

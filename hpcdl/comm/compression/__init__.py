@@ -14,12 +14,21 @@ from hpcdl.comm.compression.codec import ErrorFeedback, RandomKey, VectorCodec
 from hpcdl.comm.compression.exchange import ChunkExchange
 from hpcdl.comm.compression.large_tensors import LargeTensors, large
 from hpcdl.comm.compression.method import CompressionMethod, parse_method
-from hpcdl.comm.compression.state import Compressed
+from hpcdl.comm.compression.state import Compressed, TrainingContext
 from hpcdl.errors import UsageError
 
-__all__ = ["Compressed", "ErrorFeedback", "RandomKey", "VectorCodec", "compressed", "feedback_for", "make_codec"]
+__all__ = [
+    "Compressed",
+    "ErrorFeedback",
+    "RandomKey",
+    "TrainingContext",
+    "VectorCodec",
+    "compressed",
+    "feedback_for",
+    "make_codec",
+]
 
-FILES = ["sixteen", "int8", "qsgd", "terngrad", "sign", "topk", "randomk", "powersgd"]
+FILES = ["sixteen", "int8", "qsgd", "terngrad", "sign", "topk", "randomk", "powersgd", "dgc", "onebit_adam"]
 METHODS: dict[str, CompressionMethod] = {
     method.name: method for name in FILES for method in import_module(f"{__name__}.{name}").METHODS
 }
@@ -60,8 +69,8 @@ def feedback_of(spec: str) -> bool:
 
 
 def codecs() -> list[str]:
-    """Return the names of the methods that have a codec."""
-    return [name for name, method in METHODS.items() if method.codec is not None]
+    """Return the names of the methods that compress any vector: they have a codec, and are no part of an optimizer."""
+    return [name for name, method in METHODS.items() if method.codec is not None and not method.optimizers]
 
 
 def feedback_for(spec: str, size: int, dtype: DTypeLike) -> ErrorFeedback:

@@ -20,7 +20,9 @@ class CompressionMethod:
     state       (size, dtype, key, layout, feedback, **settings) -> Compressed, for all-reduces; None: a `ChunkExchange`
                 of the codec's messages
     check       (**settings): raises UsageError, which `parse` begins with the spec
-    of_optimizer True if the method takes the place of momentum or of another part of the optimizer
+    optimizers  names of the optimizers of which it takes over a part, as momentum; empty: any optimizer
+    clips       True if it clips the gradients of each rank itself (--clip-norm)
+    vectors     vectors of the gradient's length that a rank holds beside the residual
     fits        (layout, **settings): raises UsageError if the method does not fit a model
     lengths     (layout, cut, **settings) -> values of the plain all-reduces that it makes for a slice; for forecasts of
                 a method without codec"""
@@ -32,7 +34,9 @@ class CompressionMethod:
     feedback: bool = True
     first: str = ""
     check: Callable[..., None] = lambda **settings: None
-    of_optimizer: bool = False
+    optimizers: tuple[str, ...] = ()
+    clips: bool = False
+    vectors: int = 0
     fits: Callable[..., None] = lambda layout, **settings: None
     lengths: Callable[..., tuple[int, ...]] = lambda layout, cut, **settings: ()
 

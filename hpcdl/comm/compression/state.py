@@ -3,16 +3,17 @@
     state = compressed("topk:0.01", gradient.size, gradient.dtype, seed)
     comm.all_reduce_compressed(gradient, state)                  or by buckets, each with state.part(slice)
 
-A method overrides `reduce`, the steps of its all-reduce, and names its vectors in `tracked`. A method that takes the
-place of momentum or of a part of the optimizer also overrides `prepare` and `update`:
+A method overrides `reduce`, the steps of its all-reduce, and names its vectors in `tracked`. A method that takes over a
+part of the optimizer also overrides `prepare` and `update`, and knows the `training`:
 
-    before the all-reduce       prepare(vector)         changes this rank's gradient in place
+    before the all-reduce       prepare(vector, ranks)      changes this rank's gradient in place
     after it                    update(optimizer, parameters, gradient, scale)      in the place of optimizer.update
 
 All ranks end with the same bits. A single rank sends nothing and its vector stays as it is."""
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,27 @@ from hpcdl.errors import UsageError
 Steps = Callable[[Any, np.ndarray], Iterator[Step]]  # of a plain all-reduce, which sums the vector
 
 
+@dataclass
+class TrainingContext:
+    """What a part of the optimizer must know of the training. parameters: the whole vector. steps: of the run.
+    per_epoch: steps of an epoch. scale: 1 / (examples of the batch, on all ranks), set before its gradient."""
+
+    optimizer: Any
+    parameters: np.ndarray
+    steps: int
+    per_epoch: int
+    scale: float = 1.0
+
+    def __deepcopy__(self, memo: dict) -> "TrainingContext":
+        return self  # a trial reads it
+
+
 class Compressed:
     """Base of the states. size, dtype: of the vector. spec: the method, as in --compress. key: of the random numbers;
     its step counts the all-reduces. in_flight: True while an all-reduce uses the state."""
 
     spec = ""  # set by `compressed`
+    training: TrainingContext  # set before `part`, for methods that take over a part of the optimizer
 
     def __init__(self, size: int, dtype: DTypeLike, key: RandomKey | None = None):
         self.dtype = VectorCodec(dtype).dtype
@@ -83,14 +100,14 @@ class Compressed:
         """Sum `vector` (flat, contiguous) over all ranks of `comm`, in place.
         all_reduce: for what is not compressed."""
         self.in_flight = True
-        self.prepare(vector)
+        self.prepare(vector, comm.Get_size())
         if comm.Get_size() > 1:
             yield from self.reduce(comm, vector, all_reduce)
         self.key = self.key._replace(step=self.key.step + 1)
         self.in_flight = False
 
-    def prepare(self, vector: np.ndarray) -> None:
-        """Change this rank's gradient before it is reduced."""
+    def prepare(self, vector: np.ndarray, ranks: int) -> None:
+        """Change this rank's gradient before it is reduced over so many ranks."""
 
     def reduce(self, comm: MPI.Intracomm, vector: np.ndarray, all_reduce: Steps) -> Iterator[Step]:
         """Yield the steps of the all-reduce, over several ranks."""
