@@ -313,7 +313,7 @@ REFUSALS = [
         --compress topk:0 => compression 'topk:0': fraction is above 0 and at most 1, not 0
         --compress topk:2 => compression 'topk:2': fraction is above 0 and at most 1, not 2
         --compress qsgd:levels=3 => compression 'qsgd' has no setting 'levels'; write NAME:KEY=VALUE with one of: bits,
-        --compress signs => unknown compression 'signs' (did you mean 'sign'?); known: bfloat16, float16, int8, qsgd,
+        --compress signs => unknown compression 'signs' (did you mean 'sign'?); known: bfloat16, dgc,
         --compress dgc:0 => compression 'dgc:0': fraction is above 0 and at most 1, not 0
         --compress dgc --optimizer adam => --compress dgc is a part of the optimizer sgd or momentum, not of adam
         --compress dgc --noise-scale => --compress dgc sends no gradients: leave out --noise-scale

@@ -59,7 +59,7 @@ def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
 
 def flip_in_message(comm: "Communicator", generator: np.random.Generator, codes: bool = False) -> None:
     """Flip a bit of the next message with floats that `comm` or a group of it sends; shared memory has no messages.
-    Integers are spared: a wrong value in a protocol has arbitrary effects. codes: True if bytes are compressed floats."""
+    Integers are spared: a wrong value in a protocol has arbitrary effects. codes: True if bytes are compressed."""
     from hpcdl.comm.counting import CountingIntracomm  # imported here: reading options starts no MPI
 
     struck = False

@@ -5,7 +5,7 @@ import pytest
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm import Communicator
-from hpcdl.comm.compression import METHODS, codecs, make_codec
+from hpcdl.comm.compression import codecs, make_codec, methods
 from hpcdl.comm.compression.codec import VectorCodec
 from hpcdl.comm.compression.exchange import ChunkExchange
 from hpcdl.comm.compression.method import CompressionMethod
@@ -51,10 +51,10 @@ def further_methods(monkeypatch):
                 size, codec(dtype), feedback, key
             ),
         )
-        monkeypatch.setitem(METHODS, name, method)
+        monkeypatch.setitem(methods(), name, method)
     for name, optimizers in (("factors", ()), ("momentum", ("sgd",))):
         method = CompressionMethod(name, state=lambda *arguments: None, optimizers=optimizers)
-        monkeypatch.setitem(METHODS, name, method)
+        monkeypatch.setitem(methods(), name, method)
 
 
 def ring_of(comm):

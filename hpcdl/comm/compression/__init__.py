@@ -5,6 +5,7 @@
 
 METHODS in a method's file are its records (method.py)."""
 
+import functools
 from importlib import import_module
 from typing import Any
 
@@ -26,17 +27,21 @@ __all__ = [
     "compressed",
     "feedback_for",
     "make_codec",
+    "methods",
 ]
 
 FILES = ["sixteen", "int8", "qsgd", "terngrad", "sign", "topk", "randomk", "powersgd", "dgc", "onebit_adam"]
-METHODS: dict[str, CompressionMethod] = {
-    method.name: method for name in FILES for method in import_module(f"{__name__}.{name}").METHODS
-}
+
+
+@functools.cache
+def methods() -> dict[str, CompressionMethod]:
+    """Return the methods by name. Their files are imported on first use: they load kernels."""
+    return {each.name: each for name in FILES for each in import_module(f"{__name__}.{name}").METHODS}
 
 
 def parse(spec: str) -> tuple[CompressionMethod, bool, dict[str, Any]]:
     """Parse --compress NAME:SETTINGS; return (method, feedback, settings). Raises UsageError."""
-    return parse_method(METHODS, spec)
+    return parse_method(methods(), spec)
 
 
 def check_model(spec: str, layout: Any) -> None:
@@ -70,7 +75,7 @@ def feedback_of(spec: str) -> bool:
 
 def codecs() -> list[str]:
     """Return the names of the methods that compress any vector: they have a codec, and are no part of an optimizer."""
-    return [name for name, method in METHODS.items() if method.codec is not None and not method.optimizers]
+    return [name for name, method in methods().items() if method.codec is not None and not method.optimizers]
 
 
 def feedback_for(spec: str, size: int, dtype: DTypeLike) -> ErrorFeedback:
