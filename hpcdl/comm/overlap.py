@@ -28,6 +28,7 @@ from hpcdl.comm.compression import Compressed
 from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.comm.requests import Request
 from hpcdl.errors import UsageError
+from hpcdl.random import Random
 
 MIB = 1 << 20
 FEWEST, MOST, SECONDS = 3, 15, 1.0  # turns of a trial, and the seconds that decide between them
@@ -41,6 +42,44 @@ def buckets(layout: Any, size: float) -> list[slice]:
             cut.append(slice(start, stop))
             stop = start
     return cut
+
+
+def seconds_of(turn: Callable[[], tuple[float, ...]], own: Communicator) -> list[float]:
+    """Return the seconds that turns measure: medians of several turns, means over the ranks of `own`. Collective."""
+    turn()  # warm-up: touches the memory
+    longest = np.array([sum(turn())])
+    own.all_reduce(longest, "max")
+    turns = int(min(MOST, max(FEWEST, SECONDS / longest[0])))
+    median = np.median([turn() for _ in range(turns)], axis=0)
+    own.all_reduce(median, "mean")
+    return median.tolist()
+
+
+def try_compression(comm: Communicator, gradient: np.ndarray, state: Compressed) -> tuple[dict[str, float], str]:
+    """Measure all-reduces with and without compression, of random numbers in the place of the gradient. Return the
+    seconds, and that compression loses, or "". Collective."""
+    own = comm.duplicate("trial")
+    vector, state = own.empty(like=gradient), state.fresh()
+    values = Random(0)("trial of compression").standard_normal(vector.size).astype(vector.dtype)
+
+    def seconds(reduce: Callable[..., object], *more: Compressed) -> float:
+        vector[:] = values
+        own.barrier()
+        start = time.perf_counter()
+        reduce(vector, *more)
+        return time.perf_counter() - start
+
+    def turn() -> tuple[float, float]:
+        return seconds(own.all_reduce), seconds(own.all_reduce_compressed, state)
+
+    with comm.timeline.span("try compression"):
+        plain, compressed = seconds_of(turn, own)
+    own.free()
+    trial = {"plain_seconds": plain, "compressed_seconds": compressed}
+    if compressed <= plain:
+        return trial, ""
+    both = f"an all-reduce takes {1e3 * compressed:.3g} ms with it, {1e3 * plain:.3g} ms without"
+    return trial, f"compression loses: {both}; on this network leave out --compress"
 
 
 class AfterBackward:
@@ -147,14 +186,8 @@ class Overlap:
         def turn() -> tuple[float, float, float]:
             return step(plain), step(overlapped), alone()
 
-        turn()  # warm-up: touches the memory
-        longest = np.array([sum(turn())])
-        own.all_reduce(longest, "max")
-        turns = int(min(MOST, max(FEWEST, SECONDS / longest[0])))
-        median = np.median([turn() for _ in range(turns)], axis=0)
-        own.all_reduce(median, "mean")
         names = "plain_step_seconds", "overlapped_step_seconds", "exchange_alone_seconds"
-        return dict(zip(names, median.tolist(), strict=True))
+        return dict(zip(names, seconds_of(turn, own), strict=True))
 
     def costs(self, own: Communicator) -> dict:
         """Return the entries of the summary, equal on all ranks; collective on `own`.

@@ -42,8 +42,8 @@ def train(
     noise_scale: estimate, from |g_r|^2 and |g|^2, the largest batch that pays (hpcdl/runs/noise_scale.py)."""
     from hpcdl.checkpoint.buffers import buffers_restored
     from hpcdl.checkpoint.state import KeptResidual, Same
-    from hpcdl.comm.compression import TrainingContext, compressed
-    from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
+    from hpcdl.comm.compression import TrainingContext, compressed, parse
+    from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets, try_compression
     from hpcdl.runs.noise_scale import NoiseScale, Observed
     from hpcdl.runs.ownership import Whole
 
@@ -66,6 +66,10 @@ def train(
     if state is not None:
         state.begin(run.step)
         state.training = TrainingContext(optimizer, parameters, run.steps, run.plan(data)[1])
+        if comm.size > 1 and not run.over and not parse(compress)[0].optimizers:  # these begin with a warm-up
+            trial, line = try_compression(comm, gradient, state)
+            run.say(line)
+            run.report(compression=trial)
 
     exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
+from hpcdl.comm import overlap as overlaps
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.compression import compressed
-from hpcdl.comm.overlap import AfterBackward, Overlap, buckets
+from hpcdl.comm.overlap import AfterBackward, Overlap, buckets, try_compression
 from hpcdl.errors import UsageError
 from hpcdl.models.layout import Layout, Tensor
 
@@ -189,6 +190,21 @@ def test_a_trial_finds_what_is_slower_and_leaves_no_trace(slow, size, kind, worl
     assert set(computed) == {(True, False), (True, True)}
     assert np.array_equal(gradient, integers(world.rank)) and overlap.steps == 0
     assert state is None or not state.residual.any()
+    assert comm.traffic.bytes == comm.traffic["all_reduce"].calls == 0
+
+
+@pytest.mark.parametrize("plain, slower", [(0.25, True), (0.5, False)])
+def test_a_trial_of_compression(plain, slower, world, monkeypatch):
+    """It reduces its own vector and state, a real turn each, and says what the seconds say."""
+    turns = []
+    monkeypatch.setattr(overlaps, "seconds_of", lambda turn, own: turns.append(turn()) or [plain, 0.5])
+    comm, gradient = Communicator(world, "ring"), integers(world.rank)
+    state = compressed("topk:0.1", gradient.size, "float64")
+    trial, line = try_compression(comm, gradient, state)
+    assert trial == {"plain_seconds": plain, "compressed_seconds": 0.5}
+    assert bool(line) == slower == line.startswith("compression loses: an all-reduce takes 500 ms with it, 250 ms")
+    assert [len(each) for each in turns] == [2] and min(turns[0]) > 0
+    assert np.array_equal(gradient, integers(world.rank)) and not state.tracked["residual"].any()
     assert comm.traffic.bytes == comm.traffic["all_reduce"].calls == 0
 
 

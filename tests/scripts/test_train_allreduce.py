@@ -48,6 +48,16 @@ def test_the_same_curve_and_the_bytes_of_theory(run_on, tmp_path, sequential, ra
             assert found["bytes_sent_per_rank"][rank] == counted["bytes"] + traffic["broadcast"]["bytes"]
 
 
+def test_a_run_says_where_compression_loses(run_on, tmp_path):
+    """And the trial counts for nothing: messages are those of the steps, and the residual begins at zero."""
+    options = [*OPTIONS, "--allreduce", "ring", "--compress", "topk:1"]
+    done = run_on(2, SCRIPT, *options, "--out", tmp_path / "a", check=0)
+    found = summary(tmp_path / "a")
+    trial = found["compression"]
+    assert done.stdout.count("compression loses: ") == (trial["compressed_seconds"] > trial["plain_seconds"])
+    assert [traffic["all_reduce"]["calls"] for traffic in found["traffic_per_rank"]] == 2 * [STEPS]
+
+
 def test_overlap_changes_no_step_and_says_what_it_hides(run_on, tmp_path, sequential):
     options = [*OPTIONS, "--allreduce", "ring", "--overlap", "--bucket-mib", "0.001"]
     done = run_on(3, SCRIPT, *options, "--out", tmp_path / "a", check=0)
