@@ -13,7 +13,8 @@ from hpcdl.kernels.quantize import not_below
 def block_scales(x, scales, size, mean):
     """See `scales_of`."""
     for b in range(cuda.blockIdx.x, scales.size, cuda.gridDim.x):
-        start, stop, total, top = b * size, min(b * size + size, x.size), 0.0, 0.0
+        start, total, top = b * size, 0.0, 0.0
+        stop = start + size if start + size < x.size else x.size
         for i in range(start + cuda.threadIdx.x, stop, THREADS):
             v = abs(float(x[i]))
             total += v

@@ -32,7 +32,8 @@ def count_taken(x, kth, part, counts):
     """counts[t] = (values above the k-th magnitude, values equal to it) in part t of the vector, `part` values long."""
     for t in range(cuda.grid(1), counts.shape[0], cuda.gridsize(1)):
         above, equal = 0, 0
-        for i in range(t * part, min(t * part + part, x.size)):
+        stop = t * part + part if t * part + part < x.size else x.size
+        for i in range(t * part, stop):
             bits = bits_of(x[i])
             above += 1 if bits > kth else 0
             equal += 1 if bits == kth else 0
@@ -45,8 +46,9 @@ def write_taken(x, kth, part, ties, before, indices):
     many values equal to the k-th magnitude are taken."""
     for t in range(cuda.grid(1), before.shape[0], cuda.gridsize(1)):
         equal = before[t, 1]
-        place = before[t, 0] + min(equal, ties)
-        for i in range(t * part, min(t * part + part, x.size)):
+        place = before[t, 0] + (equal if equal < ties else ties)
+        stop = t * part + part if t * part + part < x.size else x.size
+        for i in range(t * part, stop):
             bits = bits_of(x[i])
             if bits > kth or (bits == kth and equal < ties):
                 indices[place] = i

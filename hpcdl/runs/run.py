@@ -25,7 +25,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.progress import exempt
 from hpcdl.data import Batch
 from hpcdl.data.scale_warning import scale_warning
-from hpcdl.errors import AgreedError, TrainingError, reason
+from hpcdl.errors import AgreedError, LoneError, TrainingError, reason
 from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.machine.display import Display
@@ -454,8 +454,9 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
-        if value is not None:  # for `hpcdl runs` and `hpcdl watch`
-            log.info("ended after step %d: failed: %s", self.step, reason(value))
+        if value is not None:
+            with contextlib.suppress(LoneError):  # for `hpcdl runs` and `hpcdl watch`; a full disk is not the error
+                log.info("ended after step %d: failed: %s", self.step, reason(value))
         self.threads.__exit__(None, None, None)
         np.seterr(**self.warnings)
         self.display.stop()

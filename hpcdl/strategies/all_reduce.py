@@ -63,19 +63,21 @@ def train(
     noise = NoiseScale() if noise_scale else None
     held = Whole(model, parameters, optimizer) if noise is None else Observed(model, parameters, optimizer, noise)
     run.begin("all_reduce", held, data)
+    size, per_epoch, steps = run.plan(data)
     if state is not None:
-        state.begin(run.step)
-        state.training = TrainingContext(optimizer, parameters, run.steps, run.plan(data)[1])
-        if comm.size > 1 and not run.over and not parse(compress)[0].optimizers:  # these begin with a warm-up
-            trial, line = try_compression(comm, gradient, state)
-            run.say(line)
-            run.report(compression=trial)
+        state.begin(optimizer.step)
+        state.training = TrainingContext(optimizer, parameters, steps, per_epoch)
 
     exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:
         exchange = Overlap(comm, gradient, buckets(model.layout, bucket_mib * MIB), state)
-        if comm.size > 1 and not run.over:
-            size, per_epoch, _ = run.plan(data)
+    lines = []  # what does not pay on this machine
+    if comm.size > 1 and not run.over:
+        if state is not None and not parse(compress)[0].optimizers:  # these begin with a warm-up
+            trial, line = try_compression(comm, gradient, state)
+            run.report(compression=trial)
+            lines.append(line)
+        if overlap:
             epoch, start = divmod(run.step, per_epoch)
             batches: Any = data.batches(epoch, size, share, start)
             with contextlib.closing(batches), buffers_restored(model):
@@ -85,7 +87,9 @@ def train(
                     gradient[:] = 0
                     model.loss_and_gradient(parameters, first, gradient, on_ready)
 
-                run.say(exchange.try_out(backward) or "")  # a line if overlap does not pay on the first batch
+                lines.append(exchange.try_out(backward) or "")
+    for line in lines:
+        run.say(line)
     for batch in run.batches(data, share):
         gradient[:] = 0
         if state is not None:

@@ -96,7 +96,8 @@ def train(
     for kind, vector in client_update.held:
         run.memory.hold(kind, vector)
     codec = Codec(gradient, data.examples)
-    answers = None if compress == "none" else CompressedAnswers(comm, compress, gradient, codec, run.options.seed)
+    options: Any = run.options
+    answers = None if compress == "none" else CompressedAnswers(comm, compress, gradient, codec, options.seed)
     aggregator: Any = answers
     if answers is None:
         aggregator = SecureAggregator(comm, codec.length, secure) if secure else SumAggregator(comm, codec.length)
@@ -106,7 +107,7 @@ def train(
         for name, tracked in part.tracked().items():
             run.track(name, tracked)
     run.report(compress=compress)
-    run.report(clients=len(rows), clients_per_round=averaging.clients, partition=run.options.partition)
+    run.report(clients=len(rows), clients_per_round=averaging.clients, partition=options.partition)
     held = Whole(model, w, rule)
     run.begin("federated", held, data, ("clients", "partition"), optimizer.schedule, accuracy=rounds_to)
     with threadpool_limits(1):  # ranks run in parallel, not BLAS; sums have one order on any number of ranks

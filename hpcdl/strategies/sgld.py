@@ -51,7 +51,8 @@ def train(
     per_epoch, steps = run.plan(data)[1:]
     burn_in, thin = burn_in or 5 * per_epoch, thin or per_epoch
     number = next(c for c, part in enumerate(chunks(comm.size, chains)) if part.start <= comm.rank < part.stop)
-    seed = run.options.seed
+    options: Any = run.options
+    seed = options.seed
     group = comm if chains == 1 else run.until_end(comm.split(number, name="chain"))
     w, key = group.empty(model.layout.size, model.layout.dtype), noise_key(seed, number)
     if group.rank == 0:
@@ -67,7 +68,7 @@ def train(
     run.report(prior_precision=prior_precision, noise_variance=noise_variance)
     fixed = "chains", "burn_in", "thin", "prior_precision", "noise_variance"
     run.begin("sgld", held, data, fixed)
-    held.restore(run.step, run.options.resume)
+    held.restore(run.step, options.resume)
     batches = run.batches(OwnOrder(data, number, chains), share=(group.rank, group.size))
     for step, batch in enumerate(batches, run.step):
         gradient[:] = 0

@@ -43,7 +43,7 @@ def test_what_only_another_strategy_has_is_left_out_in_one_line(config, capsys):
     assert (found.lr, found.seed, found.topology) == (0.25, 3, "ring")
     (line,) = warned(capsys)
     assert line.startswith(
-        f"train-gossip: warning: --config {given[1]}: options of another strategy are left out: overlap, bucket_mib"
+        f"train-gossip: warning: --config {given[1]}: options of another strategy are left out: compress_from, overlap"
     )
     assert parse(AllReduceOptions, "train-allreduce", "", given).compress == "bfloat16" and not warned(capsys)
     assert parse(GossipOptions, "train-gossip", "", config(Options, lr=0.5)).lr == 0.5 and not warned(capsys)
