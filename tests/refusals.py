@@ -674,6 +674,7 @@ REFUSALS = [
     """),
     ("train_local_sgd", 1, "--out a", """
         --sync-every 0 => --sync-every must be greater than 0, not 0
+        --compress powersgd:99 => compression 'powersgd:99': rank is at most
         --sync-every 1.5 => --sync-every: expected a whole number, not 1.5
         --local-from -1 => --local-from must not be negative, and is -1
         --outer newton => unknown outer rule 'newton'; known: adagrad, adam, adamw, average, momentum,

@@ -22,8 +22,8 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive
-from hpcdl.strategies.compressing import CompressOptions
-from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
+from hpcdl.strategies.compressing import CompressOptions, reduction_calls, track_state
+from hpcdl.strategies.description import Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
 def train(
@@ -41,7 +41,6 @@ def train(
     """Train on all ranks of `comm`; return the parameters, the same flat vector on each.
     noise_scale: estimate, from |g_r|^2 and |g|^2, the largest batch that pays (hpcdl/runs/noise_scale.py)."""
     from hpcdl.checkpoint.buffers import buffers_restored
-    from hpcdl.checkpoint.state import KeptResidual, Same
     from hpcdl.comm.compression import TrainingContext, compressed, parse
     from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets, try_compression
     from hpcdl.runs.noise_scale import NoiseScale, Observed
@@ -53,12 +52,8 @@ def train(
     state, update = None, optimizer.update
     if compress != "none":
         state = compressed(compress, gradient.size, gradient.dtype, run.options.seed, model.layout, compress_from)
-        for name, vector in state.tracked.items():
-            run.track(name, KeptResidual(vector))
-        for name, vector in state.common.items():
-            run.track(name, Same(vector))
+        track_state(run, state)
         update = functools.partial(state.update, optimizer)
-        run.report(allreduce="compressed")
     run.report(compress=compress)
     noise = NoiseScale() if noise_scale else None
     held = Whole(model, parameters, optimizer) if noise is None else Observed(model, parameters, optimizer, noise)
@@ -163,17 +158,11 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
 
 def step(case: Workload) -> StepCost:
     """Return the cost of the gradient of a rank's share, and of its all-reduce: of K values at once, or in buckets."""
-    from hpcdl.comm.compression import plain_lengths
     from hpcdl.comm.overlap import MIB, buckets
 
     options, rows = case.options, case.largest
-    operation = options.compress if options.compress != "none" else "all_reduce"
     cut = buckets(case.model.layout, options.bucket_mib * MIB) if options.overlap else [slice(0, case.length)]
-    calls = []
-    for part in cut:
-        factors = () if operation == "all_reduce" else plain_lengths(operation, case.model.layout, part)
-        calls += [Call("all_reduce", length * case.dtype.itemsize) for length in factors]
-        calls += [] if factors else [Call(operation, (part.stop - part.start) * case.dtype.itemsize)]
+    calls = [call for part in cut for call in reduction_calls(options.compress, case, part)]
     if not options.overlap:
         return StepCost(case.batch, [(rows, 1)], calls, drawn=rows)
     return StepCost(case.batch, [(rows, 1)], calls, drawn=rows, hidden_by="backward", buckets=cut)

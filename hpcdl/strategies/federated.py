@@ -33,7 +33,7 @@ from hpcdl.errors import UsageError
 from hpcdl.federated.clients import deal, fate
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive, refuse
-from hpcdl.strategies.compressing import CompressOptions, check_codec
+from hpcdl.strategies.compressing import CompressOptions, check_codec, message_bytes
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -260,9 +260,7 @@ def step(case: Workload) -> StepCost:
     times = -(-clients // case.size) * options.local_epochs * -(-rows // batch)
     calls = [Call("all_reduce", 8 * (case.length + 1), 1 + bool(options.late))]
     if options.compresses:  # an all-gather
-        from hpcdl.comm.compression import make_codec
-
-        message = make_codec(options.compress, case.dtype).message_bytes(case.length) + 8
+        message = message_bytes(options.compress, case, case.length) + 8
         calls = [Call("message", -(-clients // case.size) * message, case.size - 1)]
     drawn = -(-clients // case.size) * options.local_epochs * rows
     return StepCost(clients * options.local_epochs * rows, [(batch, times)], calls, times + 1, drawn)

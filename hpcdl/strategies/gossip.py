@@ -39,7 +39,7 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, refuse
-from hpcdl.strategies.compressing import CompressOptions, check_codec
+from hpcdl.strategies.compressing import CompressOptions, check_codec, message_bytes
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -361,9 +361,7 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
     else:
         batches_of(options.method, graph, options.mixing, options.phase)
         if options.compresses:  # messages in, and out; the difference; the estimate, and the neighbours' mixed ones
-            from hpcdl.comm.compression import make_codec
-
-            length = make_codec(options.compress, case.dtype).message_bytes(case.length)
+            length = message_bytes(options.compress, case, case.length)
             case.hold(memory, "parameters", 1 + received, length, 1)
             case.hold_step(memory, rows, 3, optimizer=vectors + 2)
             return
@@ -387,9 +385,7 @@ def step(case: Workload) -> StepCost:
     vectors = 2 if method in ("gradient-tracking", "detag") else 1
     sent = vectors * case.bytes
     if options.compresses:
-        from hpcdl.comm.compression import make_codec
-
-        sent = make_codec(options.compress, case.dtype).message_bytes(case.length)
+        sent = message_bytes(options.compress, case, case.length)
     calls = Call.exchanges(sent, graph.graphs())
     hidden_by = "" if method == "adapt-then-combine" else "gradient"
     return StepCost(case.batch, gradients, calls, drawn=rows, hidden_by=hidden_by)

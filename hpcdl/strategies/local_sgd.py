@@ -41,7 +41,7 @@ from hpcdl.kernels.device import CPU, Device, device_of
 from hpcdl.plugins import of_torch
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive
-from hpcdl.strategies.compressing import CompressOptions, check_model_differences
+from hpcdl.strategies.compressing import CompressOptions, check_model_differences, reduction_calls, track_state
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -60,7 +60,7 @@ def train(
 ) -> np.ndarray:
     """Train on all ranks of `comm`; return this rank's parameters. The run reports the average of all ranks. Arguments
     as in LocalOptions; outer: average, or an optimizer as `make_optimizer` names it, with the rate outer_lr."""
-    from hpcdl.checkpoint.state import KeptResidual, Same
+    from hpcdl.checkpoint.state import Same
     from hpcdl.comm.compression import compressed
     from hpcdl.kernels.reduce import add_scaled
     from hpcdl.models.model import abilities_of
@@ -80,9 +80,7 @@ def train(
 
     if compress != "none":
         state = compressed(compress, w.size, w.dtype, run.options.seed, model.layout)
-        for name, vector in state.tracked.items():
-            run.track(name, KeptResidual(vector))
-        run.report(allreduce="compressed")
+        track_state(run, state)
     if rule is not None or state is not None:
         start = device_of(w).empty(w.size, w.dtype)
         start[:] = w
@@ -188,13 +186,17 @@ def step(case: Workload) -> StepCost:
     vectors = 1 + (len(case.vectors) if options.local_momentum == "average" else 0)
     calls = [Call("all_reduce", case.bytes, together + (vectors - options.compresses) * often)]
     if options.compresses:
-        calls.append(Call(options.compress, case.bytes, often))
+        calls += reduction_calls(options.compress, case, slice(0, case.length), often)
     updates = 1 + (often if options.outer != "average" else 0.0)
     return StepCost(case.batch, [(case.largest, 1)], calls, updates, drawn=case.largest)
 
 
 def fits(options: LocalOptions, ranks: int, model: Any) -> None:
+    from hpcdl.comm.compression import check_model
+
     check_model_differences(options.compress)
+    if options.compresses:
+        check_model(options.compress, model.layout)
 
 
 STRATEGY = Strategy("train-local-sgd", LocalOptions, train, held, step, check=fits)

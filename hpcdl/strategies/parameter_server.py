@@ -45,7 +45,7 @@ from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
 from hpcdl.runs.options import not_negative, option, refuse
-from hpcdl.strategies.compressing import CompressOptions, check_codec
+from hpcdl.strategies.compressing import CompressOptions, check_codec, message_bytes
 from hpcdl.strategies.description import Service, StepCost, Strategy
 
 if TYPE_CHECKING:
@@ -410,17 +410,11 @@ def service_of(case: Workload) -> Service:
         pulled = (rows * width + case.length - features * width) * item / holders
         pushed = pulled + rows * KEY.itemsize / holders
     part = -(-case.length // holders)
-    pushed, pulled = encoded(options.compress, case, part, pushed), encoded(options.compress_pull, case, part, pulled)
+    pushed = message_bytes(options.compress, case, part) if options.compresses else pushed
+    pulled = message_bytes(options.compress_pull, case, part) if options.compress_pull != "none" else pulled
     bound = options.staleness if options.consistency == "ssp" else math.inf
     rounds, apart = options.chosen.in_rounds, not options.chosen.clocked
     return Service(holders, workers, pulled, pushed, rounds, apart, bound)
-
-
-def encoded(spec: str, case: Workload, values: int, plain: float) -> float:
-    """Return the bytes of a message of so many values by this method; `plain` without one."""
-    from hpcdl.comm.compression import make_codec
-
-    return plain if spec == "none" else float(make_codec(spec, case.dtype).message_bytes(values))
 
 
 def held(case: Workload, rank: int, memory: Memory) -> None:

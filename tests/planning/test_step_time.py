@@ -66,6 +66,12 @@ def test_each_algorithm_and_16_bits():
     assert told("--allreduce auto") == told("--allreduce mpi") == min(each)
 
 
+def test_local_sgd_by_factors_sends_what_all_reduce_does_every_so_often():
+    more = "--allreduce ring --compress powersgd:rank=1"
+    each = parts(f"train-allreduce {more}", 4).messages
+    assert parts(f"train-local-sgd --sync-every 2 {more}", 4).messages == pytest.approx(each / 2)
+
+
 def test_what_was_measured_on_as_many_ranks_stands_above_theory():
     curve = {"ranks": 4, "nodes": 4, "collectives": {"ring": {1000: 1e-3, 2 * K: 1e-3 + 2 * K - 1000}}}
     found = parts("train-allreduce --allreduce ring", 4, measured=[SECTION, curve])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from paths import agree
 
-from hpcdl.strategies import all_reduce
+from hpcdl.strategies import all_reduce, local_sgd
 
 pytestmark = pytest.mark.four
 
@@ -33,10 +33,12 @@ def test_powersgd_of_full_rank_is_no_compression(way, follow, alone, comm):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 def test_dgc_that_sends_everything_is_the_optimizer(way, optimizer, follow, alone, comm):
-    options = {"optimizer": optimizer, "weight_decay": 0.01}
+    options = {"optimizer": optimizer, "weight_decay": 0.01, "average": "from=1"}
     reference = alone(**options)
     run = follow(comm, all_reduce.train, own=way | {"compress": "dgc:1"}, **options)
     agree(run, reference, 1e-10)
+    assert np.abs(run.parameters - reference.parameters).max() < 1e-10  # the means of the paths
+    assert np.abs(run.parameters - run.path[-1]).max() > 1e-3
     assert same_bits(run, comm)
     run = follow(comm, all_reduce.train, own=way | {"compress": "dgc:0.1,warmup=1"}, **options)
     assert comm.size == 1 or np.abs(run.path[-1] - reference.path[-1]).max() > 1e-3
@@ -80,3 +82,8 @@ def test_resumed_is_never_stopped(way, spec, optimizer, names, resumes, world):
     _, run = resumes(4, all_reduce.train, own=way | {"compress": spec}, optimizer=optimizer)
     for name in names:
         assert run.state.tracked[name].array.any() or world.size == 1
+
+
+def test_local_sgd_keeps_the_factors_of_powersgd(resumes, world):
+    _, run = resumes(4, local_sgd.train, own={"sync_every": 2, "compress": "powersgd:rank=1"}, optimizer="momentum")
+    assert run.state.tracked["factors"].array.any() == (world.size > 1)

@@ -80,8 +80,8 @@ class DeepGradientCompression(SparseAllReduce):
         own.clip_norm = 0.0
         own.update(parameters, gradient)
         optimizer.step = own.step
-        for momentum in optimizer.state.values() if optimizer.vectors else ():
-            momentum -= gradient  # it had its momentum on the ranks; what is left is that of the weight decay
+        for name in optimizer.vectors:  # the gradient had its momentum on the ranks; that of the weight decay is left
+            optimizer.state[name] -= gradient
 
 
 def check(fraction: float, warmup: int) -> None:

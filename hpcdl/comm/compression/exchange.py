@@ -37,6 +37,8 @@ from hpcdl.comm.compression.state import Compressed, Steps
 class ChunkExchange(Compressed):
     """State of all-reduces by an exchange of encoded chunks. feedback: False for a codec without a residual."""
 
+    feedback: ErrorFeedback
+
     def __init__(self, size: int, codec: VectorCodec, feedback: bool = True, key: RandomKey | None = None):
         super().__init__(size, codec.dtype, key)
         self.feedback = ErrorFeedback(codec, size, feedback)
@@ -51,10 +53,6 @@ class ChunkExchange(Compressed):
     def residual(self) -> np.ndarray:
         """What this rank's messages have left out; empty without feedback."""
         return self.feedback.residual
-
-    @property
-    def tracked(self) -> dict[str, np.ndarray]:
-        return {"residual": self.residual} if self.feedback.keep else {}
 
     def cut_vectors(self, cut: slice) -> None:
         self.feedback, self.messages, self.inbox = self.feedback.part(cut), [], []

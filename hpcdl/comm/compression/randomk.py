@@ -66,16 +66,14 @@ class RandomK(VectorCodec):
 class SharedIndices(Compressed):
     """State of all-reduces of values at random indices, equal on all ranks."""
 
+    feedback: ErrorFeedback
+
     def __init__(self, size: int, codec: RandomK, feedback: bool = True, key: RandomKey | None = None):
         super().__init__(size, codec.dtype, key)
         self.feedback, self.codec = ErrorFeedback(codec, size, feedback), codec
         self.message = codec.message(size)
         one = np.zeros(1, codec.dtype)  # compile before any timed call
         ErrorFeedback(codec, 1).encode(one, codec.message(1), self.key)
-
-    @property
-    def tracked(self) -> dict[str, np.ndarray]:
-        return {"residual": self.feedback.residual} if self.feedback.keep else {}
 
     def cut_vectors(self, cut: slice) -> None:
         self.feedback = self.feedback.part(cut)

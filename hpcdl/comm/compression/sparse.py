@@ -11,7 +11,7 @@ The sum is exact: nothing is selected anew. Each chunk is added on one rank, so 
 "SparCML: high-performance sparse communication for machine learning", SC 2019: split, then all-gather)"""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -59,8 +59,27 @@ def add_chunk(message: np.ndarray, count: int, into: np.ndarray) -> None:
         add_at(message[:end].view(into.dtype), into, message[end:].view(np.uint32), 1.0)
 
 
+def exchange(
+    comm: MPI.Intracomm, messages: list[np.ndarray], counts: np.ndarray, lengths: list[int], item: int
+) -> Generator[Step, None, tuple[list[np.ndarray], np.ndarray]]:
+    """Send messages[r], of counts[r] values, to each other rank r; return the messages and counts of all ranks, by
+    rank, with its own. lengths[r]: values of the chunk that rank r's message is of. item: bytes of a value."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    others, sent = [other for other in range(size) if other != rank], counts.astype(np.int64)
+    received = sent.copy()
+    yield [comm.Irecv(received[other : other + 1], other) for other in others] + [
+        comm.Isend(sent[to : to + 1], to) for to in others
+    ]
+    inbox = [CPU.empty(packed_bytes(int(received[r]), lengths[r], item), np.uint8) for r in range(size)]
+    inbox[rank] = messages[rank]
+    yield [comm.Irecv(inbox[other], other) for other in others] + [comm.Isend(messages[to], to) for to in others]
+    return inbox, received
+
+
 class SparseAllReduce(Compressed):
     """State of sparse all-reduces. codec: with a message of values and indices, in ascending order, its `parts`."""
+
+    feedback: ErrorFeedback
 
     def __init__(self, size: int, codec: VectorCodec, feedback: bool = True, key: RandomKey | None = None):
         super().__init__(size, codec.dtype, key)
@@ -71,10 +90,6 @@ class SparseAllReduce(Compressed):
         add_at(one[:0], one, none, 1.0)
         take(one[:0], one, none)
 
-    @property
-    def tracked(self) -> dict[str, np.ndarray]:
-        return {"residual": self.feedback.residual} if self.feedback.keep else {}
-
     def cut_vectors(self, cut: slice) -> None:
         self.feedback = self.feedback.part(cut)
         self.message = self.feedback.codec.message(cut.stop - cut.start)
@@ -82,43 +97,25 @@ class SparseAllReduce(Compressed):
     def reduce(self, comm: MPI.Intracomm, vector: np.ndarray, all_reduce: Steps) -> Iterator[Step]:
         rank, size = comm.Get_rank(), comm.Get_size()
         codec: Any = self.feedback.codec
-        cut, others = chunks(vector.size, size), [other for other in range(size) if other != rank]
+        cut = chunks(vector.size, size)
         lengths, own = [part.stop - part.start for part in cut], cut[rank]
         self.feedback.encode(vector, self.message, self.key)
         values, indices = codec.parts(self.message)
         bounds = np.searchsorted(indices, [part.start for part in cut] + [vector.size])
         places = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(bounds)]
 
-        sent = np.diff(bounds).astype(np.int64)
-        received = np.zeros(size, np.int64)
-        yield [comm.Irecv(received[other : other + 1], other) for other in others] + [
-            comm.Isend(sent[to : to + 1], to) for to in others
+        packed = [
+            pack_chunk(values[place], indices[place] - np.uint32(part.start), length)
+            for place, part, length in zip(places, cut, lengths, strict=True)
         ]
-        packed = {
-            to: pack_chunk(values[places[to]], indices[places[to]] - np.uint32(cut[to].start), lengths[to])
-            for to in range(size)
-        }
-        inbox = {
-            other: CPU.empty(packed_bytes(int(received[other]), lengths[rank], vector.itemsize), np.uint8)
-            for other in others
-        }
-        yield [comm.Irecv(inbox[other], other) for other in others] + [comm.Isend(packed[to], to) for to in others]
-
+        inbox, counts = yield from exchange(comm, packed, np.diff(bounds), [lengths[rank]] * size, vector.itemsize)
         vector[:] = 0
-        for other in range(size):
-            message, count = (packed[rank], sent[rank]) if other == rank else (inbox[other], received[other])
+        for message, count in zip(inbox, counts, strict=True):
             add_chunk(message, int(count), vector[own])
+
         left = np.flatnonzero(vector[own]).astype(np.uint32)  # NaN is not zero
-        counts = np.zeros(size, np.int64)
-        counts[rank] = left.size
-        yield [comm.Irecv(counts[other : other + 1], other) for other in others] + [
-            comm.Isend(counts[rank : rank + 1], to) for to in others
-        ]
         total = pack_chunk(vector[own][left], left, lengths[rank])
-        sums = {
-            other: CPU.empty(packed_bytes(int(counts[other]), lengths[other], vector.itemsize), np.uint8)
-            for other in others
-        }
-        yield [comm.Irecv(sums[other], other) for other in others] + [comm.Isend(total, to) for to in others]
-        for other in others:
-            add_chunk(sums[other], int(counts[other]), vector[cut[other]])
+        sums, counts = yield from exchange(comm, [total] * size, np.full(size, left.size), lengths, vector.itemsize)
+        for other in range(size):
+            if other != rank:
+                add_chunk(sums[other], int(counts[other]), vector[cut[other]])

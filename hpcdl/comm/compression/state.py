@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike
 
 from hpcdl.comm.allreduce.ring import ring_all_reduce
 from hpcdl.comm.collective_schedule import Step
-from hpcdl.comm.compression.codec import RandomKey, VectorCodec
+from hpcdl.comm.compression.codec import ErrorFeedback, RandomKey, VectorCodec
 from hpcdl.errors import UsageError
 
 Steps = Callable[[Any, np.ndarray], Iterator[Step]]  # of a plain all-reduce, which sums the vector
@@ -45,9 +45,11 @@ class TrainingContext:
 
 class Compressed:
     """Base of the states. size, dtype: of the vector. spec: the method, as in --compress. key: of the random numbers;
-    its step counts the all-reduces. in_flight: True while an all-reduce uses the state."""
+    its step counts the all-reduces. in_flight: True while an all-reduce uses the state. feedback: of a method with a
+    codec."""
 
     spec = ""  # set by `compressed`
+    feedback: ErrorFeedback | None = None
     training: TrainingContext  # set before `part`, for methods that take over a part of the optimizer
 
     def __init__(self, size: int, dtype: DTypeLike, key: RandomKey | None = None):
@@ -58,7 +60,7 @@ class Compressed:
     def tracked(self) -> dict[str, np.ndarray]:
         """This rank's vectors by name, for the checkpoint. Their sum over the ranks is what counts: a run that goes on
         with another number of ranks distributes the sum anew."""
-        return {}
+        return {"residual": self.feedback.residual} if self.feedback is not None and self.feedback.keep else {}
 
     @property
     def common(self) -> dict[str, np.ndarray]:
