@@ -13,8 +13,8 @@ import numpy as np
 
 from hpcdl.kernels.bind import block, elementwise, function
 
-SAMPLES = 2048
-GROUP = 16  # values that the pass looks at together
+SAMPLES = 4096
+GROUP = 8  # values that the pass looks at together
 
 
 @function
@@ -41,17 +41,20 @@ def select_largest(x, indices):
         expected = SAMPLES * k / n
         rank = min(SAMPLES - 1, int(expected + 4 * np.sqrt(expected)) + 4)
         lower = x.dtype.type(np.partition(sample, SAMPLES - 1 - rank)[SAMPLES - 1 - rank])
-    found = np.empty(n, np.uint32)
-    count = 0
-    whole = n // GROUP * GROUP
-    for start in range(0, whole, GROUP):
+    found, groups = np.empty(n, np.uint32), np.empty(n // GROUP + 1, np.uint32)
+    whole, many = n // GROUP * GROUP, 0
+    for start in range(0, whole, GROUP):  # no branch that a processor would have to guess
         hits = np.int32(0)
         for i in range(GROUP):
             hits |= np.int32(0) if abs(x[start + i]) < lower else np.int32(1)  # NaN is a hit
-        if hits:
-            for i in range(start, start + GROUP):
-                found[count] = i
-                count += 0 if abs(x[i]) < lower else 1
+        groups[many] = start
+        many += hits
+    count = 0
+    for g in range(many):
+        start = np.int64(groups[g])
+        for i in range(start, start + GROUP):
+            found[count] = i
+            count += 0 if abs(x[i]) < lower else 1
     for i in range(whole, n):
         found[count] = i
         count += 0 if abs(x[i]) < lower else 1

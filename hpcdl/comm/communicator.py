@@ -92,6 +92,7 @@ class Communicator(PointToPoint, Collectives):
         self.several_nodes = self.size > 1 and spans_nodes(comm)
         self._open_call_path(comm.Dup())
         activity.short_slices = request_short_slice()
+        activity.between_nodes = activity.between_nodes or self.several_nodes
         self.use(allreduce)
         if check:
             self.checker = CollectiveChecker(comm)

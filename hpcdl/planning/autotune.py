@@ -2,12 +2,13 @@
 
     updates as of one rank     all-reduce, with and without overlap; ZeRO's stages; servers in rounds; pipelines, tensor
                                parallelism and grids of both (fitting.py)
-    other updates              16-bit gradients; local SGD; gossip; asynchronous servers
+    other updates              compressed gradients, by each method; local SGD; gossip; asynchronous servers
 
 Other updates may need more steps for the same loss: `compare` shows how many; a forecast of time does not."""
 
 from typing import NamedTuple
 
+from hpcdl.comm.compression import methods
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted, size, table
 from hpcdl.planning.fitting import fits
@@ -19,12 +20,7 @@ from hpcdl.planning.time_report import rate
 
 SAME = ["train-allreduce", "train-allreduce --overlap", *(f"train-fully-sharded --stage {n}" for n in (1, 2, 3))]
 SAME += ["train-parameter-server", "train-parameter-server --servers-on-workers"]
-OTHER = (
-    "train-allreduce --compress bfloat16",
-    "train-local-sgd --sync-every 8",
-    "train-gossip --topology ring",
-    "train-parameter-server --consistency async",
-)
+OTHER = ("train-local-sgd --sync-every 8", "train-gossip --topology ring", "train-parameter-server --consistency async")
 GRIDS = 16  # most grids with a forecast, the first in the order of fitting.py
 SHOWN = 16
 
@@ -41,7 +37,8 @@ def program_lines(ranks: int) -> list[tuple[str, bool]]:
     """Return (program and its own options, True if its updates equal those of one rank) of each strategy."""
     if ranks == 1:
         return [("train-sequential", True)]
-    return [(text, True) for text in SAME] + [(text, False) for text in OTHER]
+    compressed = [f"train-allreduce --compress {name}" for name in methods()]
+    return [(text, True) for text in SAME] + [(text, False) for text in (*OTHER, *compressed)]
 
 
 def candidates(model: str, ranks: int, room: float, machine: Machine, read: Read) -> tuple[list[Candidate], list[str]]:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS
-from hpcdl.comm.compression import compressed
+from hpcdl.comm.compression import compressed, methods
 from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.comm.overlap import Overlap, buckets
 from hpcdl.comm.progress import inside
@@ -30,13 +30,12 @@ from hpcdl.models import for_data
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.part import ModelPart
 from hpcdl.planning.machine_sheet import Curve, MeasuredModel, RowTimes, Section, rounded
-from hpcdl.planning.message_time import COMPRESSED, UNSHARED
+from hpcdl.planning.message_time import UNSHARED, one_matrix
 from hpcdl.random import Random
 from hpcdl.runs.options import Options
 
 SIZES = [256, 4 << 10, 32 << 10, 256 << 10, 2 << 20]  # bytes
-MESSAGES = *COMPRESSED, UNSHARED, "reduce_scatter", "all_gather", "message", "exchange"
-OPERATIONS = *ALGORITHMS, *MESSAGES
+MESSAGES = UNSHARED, "reduce_scatter", "all_gather", "message", "exchange"
 LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: loops, seconds of a loop, fewest turns of a loop
 DRAWN = 50  # most batches to draw
 NAP = 0.004  # seconds of the sleep whose lateness is measured
@@ -92,7 +91,7 @@ def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str,
     curves: dict[str, Curve] = {}
     if world.size == 1:
         return curves
-    for name in [each for each in names if each not in MESSAGES]:
+    for name in [each for each in names if each not in MESSAGES and not compresses(each)]:
         with inside(f"all-reduce by {name}"):
             comm = Communicator(world, name)
             curves[name] = {}
@@ -102,7 +101,7 @@ def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str,
                 curves[name][size] = timed(world, functools.partial(comm.all_reduce, vector))
             comm.free()
     comm = Communicator(world, "auto")
-    for name in [each for each in names if each in MESSAGES]:
+    for name in [each for each in names if each in MESSAGES or compresses(each)]:
         with inside(f"measure {name}"):
             curves[name] = {size: timed(world, operation(comm, name, size)) for size in SIZES}
             if name == "message":  # a turn is a round trip
@@ -111,12 +110,22 @@ def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str,
     return curves
 
 
+def all_operations() -> list[str]:
+    """Return the operations that can be measured: all-reduces, messages, methods of compression as they are."""
+    return [*ALGORITHMS, *MESSAGES, *(name for name, method in methods().items() if method.phases is None)]
+
+
+def compresses(name: str) -> bool:
+    """Return True if an operation is an all-reduce by a method of compression."""
+    return name.partition(":")[0] in methods()
+
+
 def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
     """Return a function that runs the operation `name` on `size` bytes once."""
     vector, other = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    if name in COMPRESSED:
-        state = compressed(name, vector.size, vector.dtype)
+    if compresses(name):
+        state = compressed(name, vector.size, vector.dtype, layout=one_matrix(vector.size))
         return lambda: comm.all_reduce_compressed(vector, state)
     if name == UNSHARED:
         return lambda: comm.all_reduce(vector)

@@ -2,7 +2,8 @@
 
     all-reduce          its algorithm's steps (collective_time.py); direct: (N-1) K/B + L + (N-1) K/a; shared: of one
                         node, as hierarchical; mpi and auto: the fastest algorithm
-    compressed          2 (L + (N-1)/N M/B), M bytes of a message of all values, and each chunk added N - 1 times
+    compressed          s L + M/B + c, M bytes that a rank sends in s steps; c seconds of coding: as the method needs
+                        within a node, or without measurements CODED K/a
     reduce-scatter      (N-1) (L + K/N/B + K/N/a)       short, on more than 3 ranks: ceil(log2 N) L instead of (N-1) L
     all-gather          (N-1) (L + K/N/B)               likewise
     broadcast, reduce   ceil(log2 N) (L + K/B), or, between nodes, (N-2+s) (L + K/s/B) in s segments (chain.py); a
@@ -20,17 +21,25 @@ from typing import Any
 
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.allreduce.circulant import SHORT
-from hpcdl.comm.compression import make_codec
+from hpcdl.comm.compression import traffic
 from hpcdl.comm.primitives.chain import fastest
 from hpcdl.errors import unknown
+from hpcdl.models.layout import Layout, Tensor
 from hpcdl.planning import collective_time
-from hpcdl.planning.machine_sheet import Machine, interpolate
-from hpcdl.strategies.description import Call, Service
+from hpcdl.planning.machine_sheet import Machine, Section, interpolate
+from hpcdl.strategies.description import CODING, Call, Service
 
 BEST_OF = "auto", "mpi"  # take the fastest of several algorithms
 CHOICES = "recursive", "ring", "tree", "circulant", "double_tree", "hierarchical"
-COMPRESSED = "float16", "bfloat16"
+CODED = 3  # encoding and decoding, in additions of the whole vector
 UNSHARED = "elsewhere"  # auto, of vectors outside of the node's shared memory
+
+
+def one_matrix(size: int) -> Layout:
+    """Return the layout of a vector as one matrix, as square as it can be, and a vector of what is left."""
+    rows = math.isqrt(size)
+    matrix = Tensor("matrix", (rows, size // max(1, rows)), 0, "")
+    return Layout([matrix, Tensor("rest", (size - math.prod(matrix.shape),), math.prod(matrix.shape), "")], "float32")
 
 
 class RankGroup:
@@ -51,9 +60,12 @@ class RankGroup:
         self.beside = machine.sharing(self.job) / machine.sharing(size)  # other groups on the same cores
         self.latency, self.bandwidth = self.links.link(self.inside)  # of the slowest link, which a node's ranks share
 
-    def measured_seconds(self, name: str, bytes: float) -> float | None:
-        """Return the measured seconds, interpolated; None if there are no measurements."""
-        curve = self.section.collectives.get(name) if self.section is not None else None
+    def measured_seconds(self, name: str, bytes: float, section: Section | None = None) -> float | None:
+        """Return the measured seconds, interpolated; None if there are no measurements. A method of compression with
+        other settings than those measured takes as long."""
+        section = section or self.section
+        curves = section.collectives if section is not None else {}
+        curve = curves.get(name) or curves.get(name.partition(":")[0])
         return None if curve is None else interpolate(curve, bytes) * self.beside
 
     def seconds(self, name: str, bytes: float, formula: float, times: float = 1) -> float:
@@ -86,11 +98,20 @@ class RankGroup:
 
     def compressed(self, bytes: float, spec: str) -> float:
         """Return the seconds of an all-reduce in compressed messages. bytes: of the vector in float32. spec: as in
-        --compress, of a method with a codec."""
-        others = (self.size - 1) / self.size
-        part = others * make_codec(spec, "float32").message_bytes(round(bytes / 4))
-        formula = 2 * (self.latency + part / self.bandwidth) + self.links.add(others * bytes)
-        return self.seconds(spec, bytes, formula)
+        --compress, of a method with a codec that leaves the optimizer alone."""
+        if self.size == 1:
+            return 0.0
+        sent, steps = traffic(spec, round(bytes / 4), self.size)
+        return self.seconds(spec, bytes, steps * self.latency + sent / self.bandwidth + self.coding(bytes, spec))
+
+    def coding(self, bytes: float, spec: str) -> float:
+        """Return the seconds of a method's computing in an all-reduce: all of it where it was measured within a node,
+        whose links take little of it."""
+        if self.size == 1:
+            return 0.0
+        near = next((each for each in self.machine.measured if (each.ranks, each.nodes) == (self.size, 1)), None)
+        measured = None if near is None else self.measured_seconds(spec, bytes, near)
+        return self.links.add(CODED * bytes) if measured is None else measured
 
     def reduce_scatter(self, bytes: float) -> float:
         """Return the seconds of a reduce-scatter. bytes: of all ranks' chunks."""
@@ -136,6 +157,8 @@ def call_seconds(case: Any, machine: Machine, call: Call) -> float:
         return group.message(call.bytes)
     if call.operation == "all_reduce":
         return group.all_reduce(call.bytes)
+    if call.operation.startswith(CODING):
+        return group.coding(call.bytes, call.operation.removeprefix(CODING))
     return group.compressed(call.bytes, call.operation)
 
 

@@ -8,6 +8,7 @@
     servers, ssp K   a closed queue (kernels/queues.py), in which none is more than K clocks ahead of the slowest
     servers, async   the same, without a bound
 
+compress=topk:0.01 (a method of --compress) is a setting of all but pipelines; coding has the cost of three additions.
 The messages of a step are those that the strategy declares (hpcdl/strategies/description.py); message_time.py gives
 their seconds. Neighbours on a ring: r +- 1; on an exponential graph: r + 2^j, for one j in each step (Assran et al.,
 "Stochastic gradient push", ICML 2019). No message overlaps with computing. Draws are keyed by (seed, step), so that
@@ -22,15 +23,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from hpcdl.comm import compression
 from hpcdl.errors import UsageError, parse_spec
 from hpcdl.kernels.queues import queue
 from hpcdl.planning import collective_time
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.planning.message_time import RankGroup, call_seconds, service_seconds
+from hpcdl.planning.message_time import RankGroup, call_seconds, one_matrix, service_seconds
 from hpcdl.planning.pipeline_time import last
 from hpcdl.random import Random
 from hpcdl.strategies import all_reduce, gossip, local_sgd, parameter_server
+from hpcdl.strategies.compressing import check_codec
 from hpcdl.strategies.description import Service, StepCost
 from hpcdl.strategies.pipeline_schedules import gpipe, one_f_one_b
 
@@ -42,14 +45,15 @@ NOISES: dict[str, dict[str, Any]] = {
     "slow": {"ranks": 1, "factor": 2.0},
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "allreduce": {"algorithm": "ring"},
-    "local": {"every": 16, "algorithm": "ring"},
-    "gossip": {"topology": "ring"},
-    "servers": {"consistency": "bsp", "staleness": 0, "count": 0},
+    "allreduce": {"algorithm": "ring", "compress": "none"},
+    "local": {"every": 16, "algorithm": "ring", "compress": "none"},
+    "gossip": {"topology": "ring", "compress": "none"},
+    "servers": {"consistency": "bsp", "staleness": 0, "count": 0, "compress": "none"},
     "pipeline": {"stages": 8, "microbatches": 32, "schedule": "1f1b", "algorithm": "ring"},
 }
 TOPOLOGIES, CONSISTENCIES, SCHEDULES = ("ring", "exponential"), ("bsp", "ssp", "async"), ("gpipe", "1f1b")
 MOST = 2**31  # draws at once, in bytes
+LONG = 10**6  # steps of a run, whose warm-up does not count
 FORWARD = 1 / 3  # of a micro-batch's computing
 
 
@@ -132,6 +136,13 @@ def read_strategy(text: str) -> tuple[str, dict[str, Any]]:
     for key, smallest in least.items():
         if settings.get(key, smallest) < smallest:
             raise UsageError(f"{text}: {key} is at least {smallest}, not {settings[key]}")
+    try:
+        if name in ("gossip", "servers"):
+            check_codec(settings["compress"], "messages are of one rank")
+        elif settings.get("compress", "none") != "none":
+            compression.parse(settings["compress"])
+    except UsageError as error:
+        raise UsageError(f"{text}: {error}") from None
     if settings.get("staleness") and settings["consistency"] != "ssp":
         raise UsageError(f"{text}: staleness needs consistency=ssp")
     return name, settings
@@ -141,20 +152,23 @@ def step_at_scale(name: str, settings: dict[str, Any], bytes: float, ranks: int)
     """Return a training (like Workload) of a vector of `bytes` bytes on `ranks` workers, and the cost of its step."""
     options: Any
     if name == "allreduce":
-        strategy, options = all_reduce.STRATEGY, all_reduce.AllReduceOptions(allreduce=settings["algorithm"])
+        how = {"allreduce": settings["algorithm"], "compress": settings["compress"]}
+        strategy, options = all_reduce.STRATEGY, all_reduce.AllReduceOptions(**how)
     elif name == "local":
-        strategy = local_sgd.STRATEGY
-        options = local_sgd.LocalOptions(allreduce=settings["algorithm"], sync_every=settings["every"])
+        how = {"allreduce": settings["algorithm"], "compress": settings["compress"]}
+        strategy, options = local_sgd.STRATEGY, local_sgd.LocalOptions(sync_every=settings["every"], **how)
     elif name == "gossip":
         graph = "ring" if settings["topology"] == "ring" else "one-peer"
-        strategy, options = gossip.STRATEGY, gossip.GossipOptions(topology=graph)
+        strategy, options = gossip.STRATEGY, gossip.GossipOptions(topology=graph, compress=settings["compress"])
     else:
         servers = settings["count"] or max(1, ranks // 8)
-        how = {each: settings[each] for each in ("consistency", "staleness")}
+        how = {each: settings[each] for each in ("consistency", "staleness", "compress")}
         strategy, options = parameter_server.STRATEGY, parameter_server.ServerOptions(servers=servers, **how)
     size = ranks + getattr(options, "servers", 0)
-    case = SimpleNamespace(options=options, size=size, ranks=size, bytes=bytes, length=bytes / 4, dtype=np.dtype("f4"))
-    case.batch, case.largest, case.share, case.vectors, case.plan = size, 1, lambda *_: 1, (), (size, 1, 1)
+    length = round(bytes / 4)
+    case = SimpleNamespace(options=options, size=size, ranks=size, bytes=bytes, length=length, dtype=np.dtype("f4"))
+    case.model = SimpleNamespace(layout=one_matrix(length))
+    case.batch, case.largest, case.share, case.vectors, case.plan = size, 1, lambda *_: 1, (), (size, 1, LONG)
     assert strategy.step is not None
     return case, strategy.step(case)
 

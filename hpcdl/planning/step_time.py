@@ -99,7 +99,9 @@ def parts_of(case: Workload, machine: Machine, computing: ComputeTime, start: fl
     alone, hidden = sum(each), 0.0
     if step.buckets:
         ready = bucket_ready_times(case, computing, step.buckets, step.drawn, forward, backward)
-        hidden = machine.progress * max(0.0, alone - exposed_seconds(ready, each, forward + backward))
+        count = len(each) // len(step.buckets)  # calls of a bucket
+        reduced = [sum(each[i : i + count]) for i in range(0, len(each), count)]
+        hidden = machine.progress * max(0.0, alone - exposed_seconds(ready, reduced, forward + backward))
     elif step.hidden_by:
         hidden = machine.progress * min(alone, backward + (forward if step.hidden_by == "gradient" else 0.0))
     compute = forward + backward + step.updates * computing.update()

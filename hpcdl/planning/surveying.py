@@ -17,11 +17,11 @@ from hpcdl.formatting import counted
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.dry_run import cut_of
 from hpcdl.planning.machine_sheet import Machine, Section, read_section
-from hpcdl.planning.measuring import OPERATIONS
+from hpcdl.planning.measuring import all_operations
 from hpcdl.planning.message_time import UNSHARED
 from hpcdl.planning.probe_jobs import Start, run
 from hpcdl.planning.step_time import ASLEEP, Read, calibrate_start, program_name, refuse_unknown
-from hpcdl.strategies.description import SMALL
+from hpcdl.strategies.description import CODING, SMALL
 from hpcdl.strategies.workload import Workload
 
 ON_ONE_NODE = 4096  # ranks_per_node of a machine measured on one node
@@ -60,7 +60,8 @@ def operations_of(case: Workload) -> set[str]:
     operations = {"auto", "tree", "message", case.options.allreduce}
     if case.strategy.step is None:
         return operations | {"reduce_scatter", "all_gather", UNSHARED}
-    return operations | {call.operation for call in case.strategy.step(case).calls} - {"all_reduce"}
+    calls = case.strategy.step(case).calls
+    return operations | {call.operation.removeprefix(CODING) for call in calls} - {"all_reduce"}
 
 
 def survey(
@@ -88,7 +89,7 @@ def survey(
         text = f"train-allreduce {SMALL}"
         add(wanted.setdefault(2, {}), text, read(text, 2))
         small[2] = {}
-    own = sorted(operations - set(OPERATIONS))  # a user's all-reduces
+    own = sorted(operations - set(all_operations()))  # a user's all-reduces; methods with settings
     answers: dict[int, dict[str, Any]] = {}
     for ranks, models in sorted(wanted.items()):
         say(f"measuring on {counted(ranks, 'rank')}: {counted(len(models), 'model')}")
@@ -96,7 +97,7 @@ def survey(
             "models": [[text, sorted(rows)] for text, rows in models.values()],
             "lines": [[line, NAPS if name.endswith(ASLEEP) else STEPS] for name, line in sorted(small[ranks].items())],
             "repeat": REPEAT,
-            "operations": [*(each for each in OPERATIONS if whole or each in operations), *own],
+            "operations": [*(each for each in all_operations() if whole or each in operations), *own],
         }
         answers[ranks] = run(ranks, job, start)
     return with_starts(machine_of(answers), {n: (small[n], answers[n]["runs"]) for n in answers}, read)

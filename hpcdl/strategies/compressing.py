@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.comm.gossip.topology import Topology
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import Array
+from hpcdl.kernels.reduce import add_scaled
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import Call, Run, Workload
+from hpcdl.strategies.description import CODING, Call, Communicator, Run, Workload
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,33 @@ def check_codec(spec: str, messages: str) -> None:
         raise UsageError(f"--compress {name} works in an all-reduce, and here {messages}; take one of {names}")
 
 
-def check_model_differences(spec: str) -> None:
-    """Raise UsageError unless `spec` is none or a method whose all-reduce leaves the optimizer alone."""
-    from hpcdl.comm.compression import parse
+def check_averaging(spec: str, layout: Any) -> None:
+    """Raise UsageError unless `spec` is none, or a method that fits the model and leaves the optimizer alone."""
+    from hpcdl.comm.compression import check_model, parse
 
-    if spec != "none" and parse(spec)[0].optimizers:
+    if spec == "none":
+        return
+    if parse(spec)[0].optimizers:
         name = spec.partition(":")[0]
         raise UsageError(
             f"--compress {name} is a part of the optimizer of all-reduced gradients, and here models are averaged: "
             "take another method, or train-allreduce"
         )
+    check_model(spec, layout)
+
+
+def check_gossip(spec: str, graph: Topology) -> None:
+    """Raise UsageError if CHOCO-SGD cannot compress the messages over this graph by `spec`."""
+    check_codec(spec, "neighbours exchange models")
+    if spec != "none" and graph.period != 1:
+        raise UsageError(f"--compress needs a graph that stays the same, but {graph.spec} changes; take another")
+
+
+def average_by_differences(comm: Communicator, w: Array, start: Array, state: Any) -> None:
+    """w <- start + the mean over the ranks of w - start, in compressed messages. start: equal on all ranks."""
+    add_scaled(w, start, -1.0)
+    comm.all_reduce_compressed(w, state, op="mean")
+    add_scaled(w, start, 1.0)
 
 
 def track_state(run: Run, state: Any) -> None:
@@ -57,13 +77,18 @@ def track_state(run: Run, state: Any) -> None:
 
 def reduction_calls(spec: str, case: Workload, part: slice, times: float = 1.0) -> list[Call]:
     """Return the all-reduces of slice `part` of the vector by a method, or by none; so many times a step."""
-    from hpcdl.comm.compression import plain_lengths
+    from hpcdl.comm.compression import phases, plain_lengths
 
-    plain = () if spec == "none" else plain_lengths(spec, case.model.layout, part)
+    bytes = (part.stop - part.start) * case.dtype.itemsize
+    if spec == "none":
+        return [Call("all_reduce", bytes, times)]
+    plain = plain_lengths(spec, case.model.layout, part)
     if plain:
-        return [Call("all_reduce", length * case.dtype.itemsize, times) for length in plain]
-    operation = "all_reduce" if spec == "none" else spec
-    return [Call(operation, (part.stop - part.start) * case.dtype.itemsize, times)]
+        factors = [Call("all_reduce", length * case.dtype.itemsize, times) for length in plain]
+        return [*factors, Call(CODING + spec, bytes, times)]
+    _, per_epoch, steps = case.plan
+    named = [(share, "all_reduce" if own == "none" else own) for share, own in phases(spec, steps, per_epoch)]
+    return [Call(operation, bytes, times * share) for share, operation in named]
 
 
 def message_bytes(spec: str, case: Workload, values: int) -> int:

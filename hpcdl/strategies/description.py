@@ -38,9 +38,13 @@ SAME = 5  # arguments of every loop: comm, model, data, optimizer, run
 SMALL = "--model mlp:32 --batch-per-rank 8"
 
 
+CODING = "coding "
+
+
 class Call(NamedTuple):
     """A call of the communicator by `ranks` ranks (0: all that train) on `bytes` bytes; `times` per step, on average.
-    operation: all_reduce, float16 or bfloat16 (compressed), message, or exchange (with each of `partners` ranks)."""
+    operation: all_reduce; a method of --compress with its settings; CODING and such a method, for its computing alone;
+    message; or exchange (with each of `partners` ranks)."""
 
     operation: str
     bytes: float
@@ -72,7 +76,8 @@ class Service(NamedTuple):
 class StepCost(NamedTuple):
     """The cost of a step of `examples` examples on all ranks. gradients: (rows, number of gradients of so many rows) of
     the rank that computes most; drawn: rows of its batches. updates: of all parameters. hidden_by: what hides the
-    calls, "backward", "gradient" or "" (nothing). buckets: slices of the gradient, each sent when complete."""
+    calls, "backward", "gradient" or "" (nothing). buckets: slices of the gradient, each sent when complete, and
+    each by as many of the calls."""
 
     examples: int
     gradients: Sequence[tuple[float, float]]

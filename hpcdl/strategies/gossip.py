@@ -39,7 +39,7 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, refuse
-from hpcdl.strategies.compressing import CompressOptions, check_codec, message_bytes
+from hpcdl.strategies.compressing import CompressOptions, check_gossip, message_bytes
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -113,11 +113,9 @@ def batches_of(method: str, topology: Topology, rule: str, phase: int = 0) -> in
 
 def check_compressed(spec: str, method: str, topology: Topology) -> None:
     """Raise UsageError if messages of gossip cannot be compressed by `spec`, under this method and graph."""
-    check_codec(spec, "neighbours exchange models")
+    check_gossip(spec, topology)
     if method != "adapt-then-combine":
         raise UsageError(f"--compress is CHOCO-SGD, which takes a step and then averages: leave out --method {method}")
-    if topology.period != 1:
-        raise UsageError(f"--compress needs a graph that stays the same, but {topology.spec} changes; take another")
 
 
 @dataclass(eq=False)

@@ -25,6 +25,8 @@ shared: all ranks of a node work on one vector in shared memory. Several vectors
     servers        w <- pull; a round; push the change of w, which servers add         K to the servers, and K back
 
 With one thread and one batch per round, all-reduce is local SGD. Adagrad's sums of squares stay with their vector.
+compress: all-reduce sends compressed changes of w since the last joining, as local SGD does; gossip is CHOCO-SGD's
+(hpcdl/comm/gossip/choco.py); to servers the pushes are compressed (hpcdl/comm/compression).
 
 (Recht, Re, Wright and Niu, "HOGWILD!: a lock-free approach to parallelizing stochastic gradient descent", NeurIPS 2011;
 exchanges: Zhang, Hsieh and Akella, "HogWild++", ICDM 2016)"""
@@ -47,7 +49,17 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.runs.options import Options, not_negative, of_model, of_training, option, positive, refuse
+from hpcdl.runs.options import not_negative, of_model, of_training, option, positive, refuse
+from hpcdl.strategies.compressing import (
+    CompressOptions,
+    average_by_differences,
+    check_averaging,
+    check_codec,
+    check_gossip,
+    message_bytes,
+    reduction_calls,
+    track_state,
+)
 from hpcdl.strategies.description import Call, Service, StepCost, Strategy
 
 if TYPE_CHECKING:
@@ -77,9 +89,11 @@ def train(
     join_every: int = 1,
     topology: Callable[[int], Topology] | None = None,
     rule: str = RULES[0],
+    compress: str = "none",
 ) -> np.ndarray:
     """Train on all ranks of `comm`, each with `threads` threads; return the vector that this rank works on. batch:
-    examples of an update. join: all-reduce or gossip. topology(n): gossip's graph of n vectors. rule: for W (RULES)."""
+    examples of an update. join: all-reduce or gossip. topology(n): gossip's graph of n vectors. rule: for W (RULES).
+    compress: method of compression of what is joined."""
     from mpi4py import MPI
 
     from hpcdl.comm import refuse_together
@@ -102,7 +116,9 @@ def train(
     turns = math.ceil(math.ceil(most / threads) / batch)  # no thread of any rank has more updates in a round
     crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
     with refuse_together(comm.mpi):
-        meet = None if one else joining(run, sharing, w, join, topology, rule)
+        if one and not alone and compress != "none":
+            raise UsageError("--compress: all ranks work on one vector, and send nothing; leave it out")
+        meet = None if one else joining(run, sharing, model, w, join, topology, rule, compress)
         settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch, "turns": turns}
         settings |= {"exchange_every": exchange_every, "words": words}
         settings |= {"first": sharing.place * threads, "count": sharing.sharers * threads}
@@ -111,6 +127,7 @@ def train(
     run.report(allreduce=comm.allreduce if meet and join == "all-reduce" else None, locking=locking, shared=shared)
     run.report(threads=threads, vectors=sharing.vectors, update_batch=batch, repeatable=team.count == 1)
     run.report(join=join if meet else None, join_every=join_every if meet else None, exchange_every=exchange_every)
+    run.report(compress=compress)
     weigh, tally = team.weigh, ThreadCounts(optimizer, team)
     run.track("hogwild/tally", tally, counted=False)
     whole = Whole(model, w, optimizer, weigh) if one else VectorPerNode(model, w, optimizer, weigh, sharing)
@@ -149,15 +166,17 @@ def train_on_servers(
     locking: str = "none",
     batch: int = 1,
     exchange_every: int = 0,
+    compress: str = "none",
 ) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` ranks hold the vector, the other ranks do whole rounds.
     Return all parameters on rank 0 and the workers, on other servers their slice."""
     from hpcdl.comm import refuse_together
+    from hpcdl.comm.compression import feedback_of
     from hpcdl.parallel.shared_vector import ThreadCounts
     from hpcdl.parallel.thread_team import ThreadTeam, words_for
     from hpcdl.parameter_server.parameter_store import ParameterStore
     from hpcdl.parameter_server.run_on_servers import OnServers
-    from hpcdl.parameter_server.store_settings import Serving, StoreLayout
+    from hpcdl.parameter_server.store_settings import Serving, StoreCompression, StoreLayout
 
     works, team = comm.rank >= servers, None
     with refuse_together(comm.mpi):
@@ -166,7 +185,8 @@ def train_on_servers(
             raise UsageError("--join servers adds up the workers' changes, which share no optimizer state: take sgd")
     whole = model.initialize(run.random) if comm.rank == 0 else None
     w = np.empty(model.layout.size, model.layout.dtype) if works else None
-    held = OnServers(run, model, w if whole is None else whole, optimizer, works)
+    residuals = comm.size - servers if compress != "none" and feedback_of(compress) else 0
+    held = OnServers(run, model, w if whole is None else whole, optimizer, works, residuals)
     bookkeeping, stopwatch, memory = run.bookkeeping, run.stopwatch, run.memory
     crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
     with refuse_together(comm.mpi):
@@ -177,7 +197,7 @@ def train_on_servers(
             team = ThreadTeam(form, data, w, optimizer, decays, **settings)
     run.report(allreduce=None, threads=threads, locking=locking, shared=False, vectors=comm.size - servers)
     run.report(update_batch=batch, join="servers", join_every=1, servers=servers, repeatable=False)
-    run.report(exchange_every=exchange_every)
+    run.report(exchange_every=exchange_every, compress=compress)
 
     def count(run: Run, loss: float, total: int) -> None:
         optimizer.step += sum(-(-(part.stop - part.start) // batch) for part in chunks(total, threads))
@@ -187,7 +207,7 @@ def train_on_servers(
     store = ParameterStore(
         comm,
         StoreLayout(model.layout.size, comm.size, model.layout.dtype, servers),
-        Serving(Consistency("async")),
+        Serving(Consistency("async"), compression=StoreCompression(compress, seed=run.options.seed)),
         initial=whole,
         start=run.step,
         horizon=held.horizon_of_store if comm.rank == 0 else None,
@@ -276,29 +296,67 @@ def decays_of(bookkeeping: Communicator, data: Data, share: tuple[int, int], opt
     return (optimizer.weight_decay * factors).astype(optimizer.dtype)
 
 
-def joining(run: Run, sharing: VectorSharing, w: Array, join: str, graph: Any, rule: str) -> Callable[[int], None]:
+def joining(
+    run: Run, sharing: VectorSharing, model: Any, w: Array, join: str, graph: Any, rule: str, compress: str
+) -> Callable[[int], None]:
     """Return the function that joins the vectors; all ranks call it, with 0, 1, 2, ... Raises UsageError."""
-    from hpcdl.comm.gossip.rounds import Gossip
-
     if join not in JOINS[:2]:
         raise unknown("join", join, JOINS)
-    gossip, matrix = None, None
     if join == "gossip":
-        topology = graph(sharing.vectors)
-        check_mixing(mixing_over_period(topology, rule))
-        matrix = matrices(topology, rule)
-        gossip = None if sharing.owners is None else Gossip(sharing.owners, w, run.memory)
-        run.report(topology=topology.spec, mixing=rule)
+        join_owners = gossiping(run, sharing, w, graph(sharing.vectors), rule, compress)
+    else:
+        join_owners = averaging(run, sharing, model, w, compress)
 
     def meet(time: int) -> None:
         sharing.meet()
-        if gossip is not None and matrix is not None:
-            gossip.round(matrix(time))
-        elif sharing.owners is not None:
-            sharing.owners.all_reduce(w, op="mean")
+        if sharing.owners is not None:
+            join_owners(time)
         sharing.meet()
 
     return meet
+
+
+def averaging(run: Run, sharing: VectorSharing, model: Any, w: Array, compress: str) -> Callable[[int], None]:
+    """Return the function by which the vectors' first ranks average them, in compressed messages or in plain ones."""
+    from hpcdl.checkpoint.state import Same
+    from hpcdl.comm.compression import compressed
+
+    owners: Any = sharing.owners
+    if compress == "none":
+        return lambda time: owners.all_reduce(w, op="mean")
+    start = w.copy()  # the vector after the last joining
+    state = compressed(compress, w.size, w.dtype, run.options.seed, model.layout)
+    track_state(run, state)
+    run.track("joined", Same(start))
+
+    def average(time: int) -> None:
+        state.begin(time)
+        average_by_differences(owners, w, start, state)
+        start[:] = w
+
+    return average
+
+
+def gossiping(
+    run: Run, sharing: VectorSharing, w: Array, graph: Topology, rule: str, compress: str
+) -> Callable[[int], None]:
+    """Return the function of a round of gossip among the vectors' first ranks. Raises UsageError."""
+    from hpcdl.checkpoint.state import PerRank
+    from hpcdl.comm.gossip.choco import ChocoGossip
+    from hpcdl.comm.gossip.rounds import Gossip
+
+    check_gossip(compress, graph)
+    check_mixing(mixing_over_period(graph, rule))
+    matrix, owners = matrices(graph, rule), sharing.owners
+    run.report(topology=graph.spec, mixing=rule)
+    if compress == "none":
+        gossip = None if owners is None else Gossip(owners, w, run.memory)
+        return lambda time: gossip.round(matrix(time))  # type: ignore[union-attr]  # called where it is
+    choco = None if owners is None else ChocoGossip(owners, w, matrix(0), compress, 0.0, run.options.seed, run.memory)
+    kept = (w.copy(), w.copy()) if choco is None else (choco.estimate, choco.mixed)
+    for name, vector in zip(("estimate", "mixed_estimates"), kept, strict=True):
+        run.track(name, PerRank(vector))
+    return choco.round if choco is not None else lambda time: None
 
 
 PARTS = 10  # rounds of an epoch, by default
@@ -306,7 +364,7 @@ MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
-class HogwildOptions(Options):
+class HogwildOptions(CompressOptions):
     threads: int = option(1, "threads of each rank, which update one vector all at once")
     locking: Literal["none", "atomic", "striped", "global", "round-robin"] = option(
         "none", "none; atomic: lose no update; striped: lock coordinates; global: lock all; round-robin: in turn"
@@ -402,13 +460,21 @@ def check(options: HogwildOptions, ranks: int, model: Any) -> None:
     from hpcdl.models.linear_form import linear_form
 
     linear_form(model, "train-hogwild")
-    if options.join == "gossip" and not options.shared:
-        check_mixing(mixing_over_period(topology(options.topology, ranks, options.seed), options.mixing))
+    if options.join == "servers":
+        check_codec(options.compress, "workers push to servers")
+    elif options.join == "gossip":
+        check_codec(options.compress, "neighbours exchange models")
+        if not options.shared:
+            graph = topology(options.topology, ranks, options.seed)
+            check_mixing(mixing_over_period(graph, options.mixing))
+            check_gossip(options.compress, graph)
+    else:
+        check_averaging(options.compress, model.layout)
 
 
 def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
     options: Any = run.options
-    settings = {name: getattr(options, name) for name in ("threads", "locking", "exchange_every")}
+    settings = {name: getattr(options, name) for name in ("threads", "locking", "exchange_every", "compress")}
     settings["batch"] = options.batch_size
     if options.join == "servers":
         train_on_servers(comm, model, data, optimizer, run, servers=options.servers, **settings)
@@ -434,18 +500,27 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
             return
         case.hold(memory, "parameters", 2 + exchanging)  # w, and its values when pulled
         case.hold(memory, "gradients")  # OnServers counts the vector that it scores
-        case.hold(memory, "optimizer", exchanging)
+        case.hold(memory, "optimizer", exchanging + options.compresses)  # the residual
         return
     several, received = vectors_of(case) > 1, 0
+    compresses = several and options.compresses
     if several and options.join == "gossip":
         received = len(topology(options.topology, case.size, options.seed).senders(rank))
+    if compresses and received:  # messages in and out; the difference
+        length = message_bytes(options.compress, case, case.length)
+        case.hold(memory, "parameters", 1 + received, length, 1)
+        received = 1
     case.hold(memory, "parameters", 1 + several + received + exchanging)
-    case.hold(memory, "optimizer", rules + exchanging * rules)
+    # Two estimates, or the residual and the vector after the last joining.
+    case.hold(memory, "optimizer", rules + exchanging * rules + 2 * compresses)
 
 
 def service_of(case: Workload) -> Service:
-    each = case.bytes / case.options.servers
-    return Service(case.options.servers, vectors_of(case), each, each, apart=True)
+    options = case.options
+    pulled = pushed = case.bytes / options.servers
+    if options.compresses:
+        pushed = message_bytes(options.compress, case, -(-case.length // options.servers))
+    return Service(options.servers, vectors_of(case), pulled, pushed, apart=True)
 
 
 def step(case: Workload) -> StepCost:
@@ -456,9 +531,10 @@ def step(case: Workload) -> StepCost:
     calls: list[Call] = []
     if workers > 1 and options.join == "gossip":
         graph = topology(options.topology, workers, options.seed)
-        calls = Call.exchanges(case.bytes, graph.graphs(), 1 / options.join_every)
+        sent = message_bytes(options.compress, case, case.length) if options.compresses else case.bytes
+        calls = Call.exchanges(sent, graph.graphs(), 1 / options.join_every)
     elif workers > 1:
-        calls = [Call("all_reduce", case.bytes, 1 / options.join_every)]
+        calls = reduction_calls(options.compress, case, slice(0, case.length), 1 / options.join_every)
     return StepCost(case.batch, [(case.batch / case.size / options.threads, 1)], calls, updates=0.0)
 
 

@@ -41,7 +41,13 @@ from hpcdl.kernels.device import CPU, Device, device_of
 from hpcdl.plugins import of_torch
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive
-from hpcdl.strategies.compressing import CompressOptions, check_model_differences, reduction_calls, track_state
+from hpcdl.strategies.compressing import (
+    CompressOptions,
+    average_by_differences,
+    check_averaging,
+    reduction_calls,
+    track_state,
+)
 from hpcdl.strategies.description import Call, Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -106,9 +112,7 @@ def train(
         if state is None:
             comm.all_reduce(w, op="mean")
         else:
-            add_scaled(w, start, -1.0)
-            comm.all_reduce_compressed(w, state, op="mean")
-            add_scaled(w, start, 1.0)
+            average_by_differences(comm, w, start, state)
         if rule is not None:
             outer_step(w)
         elif state is not None:
@@ -192,11 +196,7 @@ def step(case: Workload) -> StepCost:
 
 
 def fits(options: LocalOptions, ranks: int, model: Any) -> None:
-    from hpcdl.comm.compression import check_model
-
-    check_model_differences(options.compress)
-    if options.compresses:
-        check_model(options.compress, model.layout)
+    check_averaging(options.compress, model.layout)
 
 
 STRATEGY = Strategy("train-local-sgd", LocalOptions, train, held, step, check=fits)

@@ -83,7 +83,7 @@ def train(
 ) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` ranks serve, the other ranks work; on_workers: each does both.
     Return all parameters on rank 0 and the workers, on other servers their slice."""
-    from hpcdl.comm.compression import feedback_for
+    from hpcdl.comm.compression import feedback_of
     from hpcdl.comm.failure import refuse_together
     from hpcdl.models.model import abilities_of
     from hpcdl.parameter_server.parameter_store import ParameterStore
@@ -108,8 +108,7 @@ def train(
         optimizer.average_from *= len(layout.clients)  # counts updates
     whole = CPU.array(model.initialize(run.random)) if leads else None
     pulled: Any = abilities_of(model).device.empty(size, model.layout.dtype) if works else None
-    keeps = compress != "none" and feedback_for(compress, 0, model.layout.dtype).keep
-    residuals = len(layout.clients) if keeps else 0
+    residuals = len(layout.clients) if compress != "none" and feedback_of(compress) else 0
     held = OnServers(run, model, pulled if whole is None else whole, optimizer, works, residuals)
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
     run.report(compress=compress, compress_pull=compress_pull)

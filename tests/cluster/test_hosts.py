@@ -377,7 +377,10 @@ def test_scaling_measures_and_tabulates(possible, tmp_path):
 def test_pytorch_over_hpcdl_and_gloo_is_measured(possible):
     pytest.importorskip("torch")
     done = subprocess.run(
-        [sys.executable, HERE / "torch_links.py", "--mbits", "1000", "--sizes", "1KiB,256KiB", "--seconds", "0.1"],
+        [
+            *(sys.executable, HERE / "on_links.py", "--mbits", "1000", "bench-torch", "--models", "none"),
+            *("--sizes", "1KiB,256KiB", "--seconds", "0.1"),
+        ],
         capture_output=True, text=True, timeout=150,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

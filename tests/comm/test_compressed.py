@@ -11,6 +11,7 @@ from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.collective_schedule import complete
 from hpcdl.comm.compression import compressed, methods, parse
+from hpcdl.comm.compression.terngrad import bits_of_sum
 from hpcdl.errors import UsageError
 from hpcdl.models.layout import Layout
 
@@ -147,7 +148,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(world):
 
 SPECS = ["float16", "bfloat16", "int8", "qsgd:bits=1", "qsgd:bits=2", "qsgd", "qsgd:bits=8", "terngrad", "sign"]
 SPECS += ["sign:vote", "sign:vote,feedback=yes", "topk:0.05", "topk:0.4,feedback=no", "randomk:0.1"]
-SPECS += ["randomk:0.1,feedback=no"]
+SPECS += ["randomk:0.1,feedback=no", "terngrad:clip=2.5,feedback=yes"]
 
 
 def reduced(spec, rows, calls=1, key=0):
@@ -222,6 +223,24 @@ def test_the_sum_is_unbiased(spec):
         draws.append(result[0])
     deviation = np.std(draws, axis=0) / np.sqrt(len(draws))
     assert (np.abs(np.mean(draws, axis=0) - rows.sum(0)) <= 5 * deviation + 1e-6).all()
+
+
+@pytest.mark.parametrize("ranks, bits", [(3, 4), (7, 4), (8, 8)])
+def test_sums_of_ternary_codes_are_exact_multiples_of_the_scale_of_all_ranks(ranks, bits):
+    rows = vectors(ranks, 8 * ranks)
+    result, _, comms = reduced("terngrad", rows)
+    times = result[0] / np.abs(rows).max()
+    np.testing.assert_allclose(times, np.round(times), atol=1e-5)
+    assert np.abs(times).max() > 1  # of several ranks
+    assert [comm.values for comm in comms] == [(ranks - 1) * (4 + 8 * 2 // 8 + 8 * bits // 8)] * ranks
+
+
+def test_sums_of_more_than_127_ternary_codes_travel_in_16_bits():
+    state, sums = compressed("terngrad", 3, "float64"), np.array([0, 200, 400], np.uint16)
+    assert bits_of_sum(127) == 8 and bits_of_sum(128) == 16
+    into = np.ones(3)
+    state.add(state.packed(sums, 16), np.array([0.5], "f4"), 200, into)
+    assert into.tolist() == [-99, 1, 101]
 
 
 def test_a_majority_decides_and_a_tie_goes_to_the_larger_scale():

@@ -188,3 +188,20 @@ def test_where_others_have_taken_it_waits_are_in_naps_for_a_while(spent, monkeyp
     takes[:] = [progress.PREEMPTED + 1, *long]
     activity.block(after(6))
     assert done[6:] == ["yield"] * 6
+
+
+def test_a_long_wait_for_other_nodes_is_in_naps(spent, monkeypatch):
+    """From then on each offer is a nap; the next wait begins with yields again."""
+    done, takes = spent
+    monkeypatch.setattr(activity, "short_slices", True)
+    monkeypatch.setattr(activity, "between_nodes", True)
+    takes += [progress.PATIENT + 1]
+    activity.block(after(2 * progress.POLLS))
+    assert done[0] == "yield" and len(done) > 2 and set(done[1:]) == {"nap"}
+    done.clear()
+    activity.block(after(progress.POLLS))
+    assert done and set(done) == {"yield"}
+    monkeypatch.setattr(activity, "between_nodes", False)
+    takes[:] = [progress.PATIENT]
+    activity.block(after(progress.POLLS + 2))
+    assert set(done) == {"yield"}

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from in_process import assert_ends, ends
 from mpi4py import MPI
 
+from hpcdl.comm.compression import methods
 from hpcdl.comm.gossip.topology import topology
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_text import prepare_text
@@ -27,7 +28,7 @@ from hpcdl.optim import SETTINGS as OPTIMIZERS
 from hpcdl.optim.schedules import SETTINGS as SCHEDULES
 from hpcdl.runs.options import kinds_of
 
-TRAIN = """sequential allreduce coordinate_descent federated pipeline grid local_sgd svrg sgld gossip kmeans
+TRAIN = """sequential allreduce coordinate_descent federated pipeline grid local_sgd svrg sgld gossip hogwild kmeans
     parameter_server tensor_parallel model_parallel fully_sharded"""
 PROGRAMS = [f"train_{name}" for name in TRAIN.split()]
 MANY = ["1e20", "100000000000000000000", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 5000]
@@ -54,6 +55,9 @@ STRAGGLERS = ["0:2", "0:inf", "0:1e308", "0:nan", "0:", "1:2", "-1:2", "random:2
 GRAPHS = ["torus:0x0", "torus:1x1", "torus:1e20x1", "random-regular:degree=-1", "erdos-renyi:p=nan", "erdos-renyi:p=-1"]
 GRIDS = st.tuples(st.sampled_from(["data", "pipeline", "tensor", ""]), NUMBERS).map("=".join)
 FUNCTIONS = ["..:x", ":", ".:x", "a..b:x", "os:path", "os:nothing", "this is:no", "json.nothing:x"]
+COMPRESSIONS = {
+    each.name: each.settings | {"feedback": "", each.first or "feedback": ""} for each in methods().values()
+}
 PARTITIONS = ["shards", "dirichlet", "column", "iid", "by-label"]
 FIELDS = {
     "model": specs(MODELS) | WIDTHS | DEEP | st.sampled_from([*MODELS]),
@@ -61,6 +65,8 @@ FIELDS = {
     "schedule": specs(SCHEDULES) | st.sampled_from(["gpipe", "naive", "interleaved", "pipedream"]),
     "lr_schedule": specs(SCHEDULES),
     "server_optimizer": specs(OPTIMIZERS | SERVERS),
+    "compress": specs(COMPRESSIONS) | st.tuples(st.sampled_from([*COMPRESSIONS]), NUMBERS).map(":".join),
+    "compress_pull": specs(COMPRESSIONS),
     "outer": specs(OPTIMIZERS) | st.just("average"),
     "partition": st.tuples(st.sampled_from(PARTITIONS), NUMBERS).map(":".join),
     "augment": NUMBERS.map("shift:{}".format) | st.just("flip"),
@@ -130,6 +136,8 @@ def arguments(folder, program, given, filed, text):
         small |= {"clients": "3"} if program == "train_federated" else {}
     if program == "train_coordinate_descent" and not text:
         small |= {"data": str(folder / "two.h5"), "model": "logistic"}
+    if program == "train_hogwild" and not text:
+        small |= {"model": "softmax"}
     if program == "train_parameter_server":
         small |= {"servers_on_workers": "true"}
     if "epochs" in given:

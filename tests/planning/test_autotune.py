@@ -2,6 +2,7 @@
 
 import pytest
 
+from hpcdl.comm.compression import methods
 from hpcdl.launch.command_lines import read_command
 from hpcdl.launch.option_parser import parse
 from hpcdl.planning.autotune import candidates, grid_lines, report
@@ -24,7 +25,8 @@ def program(candidate):
 def test_they_are_in_order_and_all_fit():
     first, refused = found()
     rates = [each.forecast.parts.rate for each in first]
-    assert rates == sorted(rates, reverse=True) and len(first) >= 11 and not refused
+    assert rates == sorted(rates, reverse=True) and len(first) >= 11
+    assert [text.partition(" --model")[0] for text in refused] == ["train-allreduce --compress onebit-adam"]
     assert {"train-allreduce", "train-fully-sharded --stage 3"} < set(map(program, first))
     room = sorted(each.bytes for each in first)[len(first) // 2]
     fewer, left_out = found(room)
@@ -43,6 +45,11 @@ def test_a_slow_network_prefers_few_bytes():
     stage = [program(each) for each in slow].index
     assert stage("train-fully-sharded --stage 3") > stage("train-allreduce")
     assert same[0].startswith("train-grid") and "pipeline" in same[0]  # activations are less than gradients
+    assert {f"train-allreduce --compress {name}" for name in methods() if name != "onebit-adam"} < {
+        program(each) for each in slow
+    }
+    order = [stage(f"train-allreduce --compress {name}") for name in ("sign", "qsgd", "int8", "float16")]
+    assert order == sorted(order) and order[-1] < stage("train-allreduce")
     one = [program(each) for each in found(bandwidth=1e6)[0]].index
     assert one("train-allreduce") < one("train-parameter-server")
 

@@ -37,6 +37,21 @@ def test_gossip_and_servers_without_noise(alone):
     assert bsp.seconds == pytest.approx(0.1 + 2e-4 + 2 * wire + 2 * 63 / 4 * wire)  # a worker's own port, and others
 
 
+def test_compressed_messages_without_noise(alone):
+    coding, selected = 3 * BYTES / CLUSTER.adding, 8 * BYTES / 4 / 1000
+    topk = simulate("allreduce:compress=topk:0.001", CLUSTER, work(), 64, 5).seconds
+    assert topk == pytest.approx(0.1 + 4e-4 + 63 * (selected / 64 + selected + 16) / 1e9 + coding)
+    local = simulate("local:every=4,compress=int8", CLUSTER, work(), 64, 8)
+    whole = simulate("allreduce:compress=int8", CLUSTER, work(), 64, 8)
+    assert local.seconds - 0.1 == pytest.approx((whole.seconds - 0.1) / 4)
+    plain, sign = (simulate(f"gossip:compress={name}", CLUSTER, work(), 100, 5).messages for name in ("none", "sign"))
+    assert sign < plain / 20
+    servers = [simulate(f"servers:compress={name}", CLUSTER, work(), 64, 5).seconds for name in ("none", "qsgd")]
+    assert 0.5 < (servers[1] - 0.1) / (servers[0] - 0.1) < 0.7  # pushes of an eighth; pulls as they are
+    factors = simulate("allreduce:compress=powersgd:rank=2", CLUSTER, work(), 64, 5).messages
+    assert factors == pytest.approx(2 * seconds("ring", CLUSTER, 64, 4 * 2 * 1000) + coding)  # of 1000 x 1000 values
+
+
 def test_a_queue_of_one_worker_waits_for_nobody(alone):
     for text in ("servers:consistency=async,count=2", "servers:consistency=ssp,staleness=3,count=2"):
         found = simulate(text, CLUSTER, work(), 1, 50)
@@ -108,6 +123,8 @@ def test_a_pipeline_as_a_strategy(alone):
         ("servers:staleness=2", "needs consistency=ssp"),
         ("local:every=0", "every is at least 1"),
         ("fork", "fork"),
+        ("allreduce:compress=signs", "did you mean 'sign'"),
+        ("gossip:compress=powersgd", "works in an all-reduce"),
     ],
 )
 def test_what_is_no_strategy(alone, text, words):

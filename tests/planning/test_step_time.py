@@ -61,9 +61,34 @@ def test_each_algorithm_and_16_bits():
     assert told("--allreduce tree") == pytest.approx(2 * (2 * (L + K / B) + K / A))
     assert told("--allreduce direct") == pytest.approx(L + 3 * (K / B + K / A))
     assert told("--allreduce recursive") == pytest.approx(2 * (2 * L + 0.75 * K / B) + 0.75 * K / A - 0.75 * 0 * L)
-    assert told("--compress bfloat16") == pytest.approx(2 * (L + 0.375 * K / B) + 0.75 * K / A)
+    assert told("--compress bfloat16") == pytest.approx(2 * (L + 0.375 * K / B) + 3 * K / A)
     each = [told(f"--allreduce {name}") for name in ("ring", "tree", "recursive", "hierarchical")]
     assert told("--allreduce auto") == told("--allreduce mpi") == min(each)
+
+
+def test_compressed_messages_are_those_of_the_method_and_take_its_computing():
+    def told(spec, **more):
+        return parts(f"train-allreduce --compress {spec}", 4, **more).messages
+
+    n, coded = K // 4, 3 * K / A
+    selected = round(0.01 * n)
+    assert told("topk:0.01") == pytest.approx(4 * L + 3 * (8 * selected / 4 + 8 * selected + 16) / B + coded)
+    assert told("topk:0.9") == pytest.approx(4 * L + 3 * (8 * round(0.9 * n) / 4 + n / 4 * 4 + 16) / B + coded)
+    assert told("randomk:0.01") == pytest.approx(4 * L + 1.5 * 4 * selected / B + coded)
+    assert told("terngrad") == pytest.approx(3 * L + 3 * (4 + n / 4 / 8 * (2 + 4)) / B + coded)
+    epochs = [told(f"topk:{fraction}") for fraction in (0.25, 0.0625, 0.02)]
+    assert told("dgc:0.02 --epochs 2") == pytest.approx(sum(epochs[:2]) / 2)
+    assert told("dgc:0.02,warmup=2 --epochs 10") == pytest.approx(sum(epochs[:2]) / 10 + 0.8 * epochs[2])
+    plain = parts("train-allreduce", 4).messages
+    assert told("onebit-adam:0.3 --optimizer adam") == pytest.approx(0.3 * plain + 0.7 * told("sign"))
+    near = {"ranks": 4, "nodes": 1, "collectives": {"topk": {1: 0.5, K: 0.5}, "powersgd": {1: 0.25, K: 0.25}}}
+    assert told("topk:0.2", measured=[SECTION, near]) - told("topk:0.2") == pytest.approx(0.5 - coded)
+    factors = told("powersgd:rank=1 --allreduce ring", measured=[SECTION, near]) - 0.25
+    assert factors == pytest.approx(told("powersgd:rank=1 --allreduce ring") - coded)
+    for spec in ("powersgd:rank=1", "dgc:0.02", "sign"):  # several calls of a bucket
+        buckets = parts(f"train-allreduce --overlap --bucket-mib 0.001 --compress {spec}", 4)
+        assert buckets.hidden > 0 and buckets.messages + buckets.hidden >= told(spec)  # more latencies
+    assert 0 < factors < 0.5 * parts("train-allreduce --allreduce ring", 4).messages
 
 
 def test_local_sgd_by_factors_sends_what_all_reduce_does_every_so_often():

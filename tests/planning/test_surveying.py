@@ -8,7 +8,7 @@ import pytest
 from hpcdl.errors import UsageError
 from hpcdl.planning import forecast_error
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.planning.measuring import OPERATIONS
+from hpcdl.planning.measuring import all_operations
 from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import forecast_step
 from hpcdl.planning.surveying import ON_ONE_NODE, small_line, survey
@@ -64,10 +64,13 @@ def test_only_what_is_asked_is_measured_unless_it_is_written():
     survey(LINES, read, some, 0, lambda text: None, whole=False)
     assert set(some.jobs[2]["operations"]) == {"auto", "tree", "message", "exchange"}
     survey(LINES, read, all_of_them, 0, lambda text: None)
-    assert all_of_them.jobs[2]["operations"] == list(OPERATIONS)
+    assert all_of_them.jobs[2]["operations"] == all_operations()
+    some, lines = Ranks(), [f"train-allreduce --compress {spec}" for spec in ("topk:0.1", "powersgd", "dgc:0.2")]
+    survey([(line, 2) for line in lines], read, some, 0, lambda text: None, whole=False)
+    assert {"powersgd", "topk:0.1", "topk:0.2"} < set(some.jobs[2]["operations"])
     own, name = Ranks(), "hpcdl.comm.allreduce.ring:ring_all_reduce"
     survey([(f"train-allreduce --allreduce {name}", 2)], read, own, 0, lambda text: None)
-    assert own.jobs[2]["operations"] == [*OPERATIONS, name]
+    assert own.jobs[2]["operations"] == [*all_operations(), name]
 
 
 def test_links_are_those_that_were_measured():

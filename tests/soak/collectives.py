@@ -15,12 +15,24 @@ from mpi4py import MPI
 from hpcdl.chunks import chunk
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS
+from hpcdl.comm.compression import compressed
 from hpcdl.comm.progress import activity
 from hpcdl.random import Random
 
-KINDS = *(3 * ["all_reduce"]), "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier", "pair"
+KINDS = (
+    *(3 * ["all_reduce"]),
+    "all_reduce_compressed",
+    "reduce",
+    "broadcast",
+    "reduce_scatter",
+    "all_gather",
+    "barrier",
+    "pair",
+)
+TO_ALL = "all_reduce", "all_reduce_compressed", "all_gather"
 TYPES = "float32", "float64", "int32", "int64", "uint8"
 LENGTHS = 0, 1, 2, 3, 5, 64, 1000, 2047, 2048, 2049, 5003, 100_003, 262_144, 262_145, 600_001
+ALL_VALUES = "topk:1", "randomk:1"  # methods that leave nothing out
 TIMEOUT = 60
 
 
@@ -46,6 +58,10 @@ class One:
         self.type, self.length = TYPES[draw.integers(len(TYPES))], int(LENGTHS[draw.integers(len(LENGTHS))])
         ops = ("sum", "max", "min", "mean")[: 4 if self.type.startswith("float") else 3]
         self.op, self.root = ops[draw.integers(len(ops))], int(draw.integers(comm.size))
+        if self.kind == "all_reduce_compressed":
+            self.type, self.op = self.type if self.type.startswith("float") else "float32", ("sum", "mean")[number % 2]
+            spec = ALL_VALUES[draw.integers(len(ALL_VALUES))]
+            self.state = compressed(spec, self.length, self.type, number)
         self.blocking, shared, self.shift = draw.random() < 0.4, draw.random() < 0.4, int(draw.integers(comm.size))
         self.vector = comm.empty(self.length, self.type) if shared else np.empty(self.length, self.type)
         self.vector[:] = values(comm.rank, number, self.length, self.type)
@@ -55,6 +71,8 @@ class One:
     def start(self) -> None:
         arguments = {"all_reduce": (self.op,), "reduce": (self.root, self.op), "reduce_scatter": (self.op,)}
         arguments |= {"broadcast": (self.root,), "all_gather": (), "barrier": (), "pair": ()}
+        if self.kind == "all_reduce_compressed":
+            arguments[self.kind] = self.state, self.op
         if self.kind == "pair":
             rank, size = self.comm.rank, self.comm.size
             self.got = np.empty_like(self.vector)
@@ -77,7 +95,7 @@ class One:
             found, right = self.got, everyone[(comm.rank - self.shift) % comm.size]
         elif self.kind == "broadcast":
             right = everyone[self.root]
-        elif self.kind in ("all_reduce", "all_gather") or (self.kind == "reduce" and comm.rank == self.root):
+        elif self.kind in TO_ALL or (self.kind == "reduce" and comm.rank == self.root):
             right = wanted(self.kind, self.op, everyone)
         elif self.kind == "reduce_scatter":
             mine = chunk(self.length, comm.size, comm.rank)

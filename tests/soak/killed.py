@@ -39,7 +39,27 @@ LINEAR = "--data few.h5 --model softmax --batch-size 5 --checkpoint-every 4 --pr
 DEEP = BASE.replace("mlp:8,8", "mlp:8,8,8,8") + " --steps 60"
 ACT = "--env chains:chain --model mlp:8 --learning-starts 20 --batch-size 8 --replay 400 --episodes 2 --progress none"
 ACT += " --evaluate-every 240 --train-every 1 --env-steps 320 --checkpoint-every 40"
+CODECS = "float16", "bfloat16", "int8", "qsgd", "terngrad", "sign", "topk:0.1", "randomk:0.1"
 ALIKE = 0
+
+
+def compressed_lines() -> list[tuple[tuple[int, ...], str, int]]:
+    """Each strategy whose messages may be compressed, by each method that it takes."""
+    steps, rounds = f"{BASE} --steps 60", f"{BASE} --rounds 30"
+    of_gradients = [*CODECS, "sign:vote", "powersgd:1", "dgc:0.1", "onebit-adam --optimizer adam"]
+    lines = [
+        *((f"allreduce{more} {steps}", of_gradients) for more in ("", " --overlap --bucket-mib 0.0001")),
+        (f"local-sgd --sync-every 3 {steps}", [*CODECS, "powersgd:1"]),
+        (f"hogwild --join-every 2 {LINEAR}", [*CODECS, "powersgd:1"]),
+        (f"hogwild --join gossip {LINEAR}", CODECS),
+        *((f"parameter-server{more} {steps}", CODECS) for more in ("", " --servers-on-workers")),
+        (f"gossip {steps}", CODECS),
+        (f"federated --clients 10 {rounds}", CODECS),
+    ]
+    found = [((2, 3, 4), f"train-{line} --compress {spec}", ALIKE) for line, specs in lines for spec in specs]
+    return found + [((2,), f"train-hogwild --join servers {LINEAR} --compress {spec}", ALIKE) for spec in CODECS]
+
+
 # Ranks, command, and ALIKE where what is gone on with ends with the bits of a run that nobody disturbed, and all is
 # compared with one; else about how many lines of metrics.jsonl a run writes.
 PROGRAMS: dict[str, list[tuple[tuple[int, ...], str, int]]] = {
@@ -70,6 +90,7 @@ PROGRAMS: dict[str, list[tuple[tuple[int, ...], str, int]]] = {
         ((2,), f"train-hogwild --shared {LINEAR}", 70),
         ((2,), f"train-hogwild --threads 2 --join gossip --join-every 2 {LINEAR}", 70),
     ],
+    "compressed": compressed_lines(),
     "full-disk": [
         ((1,), f"train-sequential --checkpoint-async {BASE} --steps 60 --keep 3", ALIKE),
         ((2,), f"train-allreduce --checkpoint-async {BASE} --steps 60 --keep 3", ALIKE),

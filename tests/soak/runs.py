@@ -17,6 +17,7 @@ from mpi4py import MPI
 from soak import as_arguments
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.comm.compression import codecs
 from hpcdl.comm.progress import activity
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.roles import divide
@@ -24,6 +25,7 @@ from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.random import Random
 from hpcdl.runs import signals
 from hpcdl.scripts import train_parameter_server
+from hpcdl.strategies.parameter_server import PULLED
 
 WORLD = MPI.COMM_WORLD
 AGES = 1_000_000  # more steps than a run gets to that is stopped
@@ -66,6 +68,8 @@ def draw(seed: int, i: int) -> tuple[dict, dict]:
         "evaluate-every": one(1, 3),
         "seed": i,
     }
+    options["compress"] = one("none", "none", *codecs())
+    options["compress-pull"] = "none" if options["broadcast-every"] else one("none", "none", *PULLED)
     options["checkpoint-every"] = 0 if options["fixed-delay"] else one(0, 1, 7)
     signalled = roles.servers if one(True, False) and not on_workers else roles.workers
     after = int(random.integers(1, 30)), signalled[random.integers(len(signalled))]

@@ -29,7 +29,10 @@ CASES = {  # name: (number of ranks, command)
     },
     "all-reduce adam": ((1, 3, 4), "train-allreduce --optimizer adam --accumulate 3 --clip-norm 0.5 --validation 0.2"),
     "all-reduce overlap": ((3, 4), "train-allreduce --overlap --bucket-mib 0.001 --accumulate 2 --dtype float64"),
-    "all-reduce compress": ((1, 3, 4), "train-allreduce --compress bfloat16"),
+    **{
+        f"all-reduce {name}": ((1, 3, 4), f"train-allreduce --compress {name}")
+        for name in ("bfloat16", "qsgd", "topk:0.05", "powersgd:rank=1", "dgc:0.05")
+    },
     "all-reduce data server": ((3, 4), "train-allreduce --data-servers 1 --standardize"),
     "all-reduce streamed": ((3,), "train-allreduce --placement streamed --augment shift:1"),
     "server bsp": ((3, 4), "train-parameter-server --consistency bsp"),

@@ -12,11 +12,11 @@ from hpcdl.comm.compression.method import CompressionMethod
 from hpcdl.comm.gossip.choco import ChocoGossip, measured
 from hpcdl.comm.gossip.mixing import mixing
 from hpcdl.comm.gossip.topology import topology
-from hpcdl.errors import UsageError
+from hpcdl.errors import TrainingError, UsageError
 from hpcdl.memory import Memory
 from hpcdl.parameter_server.consistency import Consistency
-from hpcdl.strategies import federated, gossip, local_sgd, parameter_server
-from hpcdl.strategies.compressing import check_codec, check_model_differences
+from hpcdl.strategies import federated, gossip, hogwild, local_sgd, parameter_server
+from hpcdl.strategies.compressing import check_averaging, check_codec
 from hpcdl.strategies.parameter_server import PULLED
 
 
@@ -66,6 +66,11 @@ STRATEGIES = {
     "SlowMo": (local_sgd.train, lambda comm: {"sync_every": 2, "outer": "momentum", "outer_lr": 0.9}),
     "post-local SGD": (local_sgd.train, lambda comm: {"sync_every": 2, "local_from": 1, "local_momentum": "average"}),
     "gossip": (gossip.train, ring_of),
+    "HOGWILD!": (hogwild.train, lambda comm: {"join_every": 2}),
+    "HOGWILD! by gossip": (
+        hogwild.train,
+        lambda comm: {"join_every": 2, "join": "gossip", "topology": lambda n: topology("ring", n, 0)},
+    ),
 }
 SERVED = {
     "bsp": {"servers": 1},
@@ -77,24 +82,43 @@ SERVED = {
 }
 
 
+def options_of(name, **options):
+    """HOGWILD! has linear models, and sgd without momentum."""
+    return options | ({"model": "softmax", "optimizer": "sgd"} if "HOGWILD" in name else {})
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.mpi(min_size=2)
 def test_all_values_are_as_no_compression(name, bare, follow):
     train, own = STRATEGIES[name]
-    plain = follow(bare, train, own=own(bare), optimizer="momentum")
-    exact = follow(bare, train, own=own(bare) | {"compress": "exact"}, optimizer="momentum")
+    options = options_of(name, optimizer="momentum")
+    plain = follow(bare, train, own=own(bare), **options)
+    exact = follow(bare, train, own=own(bare) | {"compress": "exact"}, **options)
     assert np.allclose(exact.path, plain.path, rtol=0, atol=1e-10)
-    half = follow(bare, train, own=own(bare) | {"compress": "half"}, optimizer="momentum")
+    half = follow(bare, train, own=own(bare) | {"compress": "half"}, **options)
     assert not np.allclose(half.path, plain.path, rtol=0, atol=1e-10)  # what is sent counts
 
 
 @pytest.mark.parametrize("spec", codecs())
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.in_turn("spec")
 @pytest.mark.mpi(min_size=2)
 def test_each_codec_trains(name, spec, bare, follow):
     train, own = STRATEGIES[name]
-    path = follow(bare, train, own=own(bare) | {"compress": spec}, dtype="float32", lr=0.01).path
+    options = options_of(name, dtype="float32", lr=0.01)
+    path = follow(bare, train, own=own(bare) | {"compress": spec}, **options).path
     assert np.isfinite(path).all() and (np.diff(path, axis=0) != 0).any(axis=1).all()
+
+
+@pytest.mark.parametrize("spec", codecs())
+@pytest.mark.parametrize("name", ["local SGD", "gossip", "HOGWILD!", "HOGWILD! by gossip"])
+@pytest.mark.in_turn("spec")
+@pytest.mark.mpi(min_size=2)
+def test_what_is_not_finite_is_found_on_all_ranks(name, spec, bare, follow):
+    train, own = STRATEGIES[name]
+    options = options_of(name, dtype="float32", lr=3e38, steps=30)
+    with pytest.raises(TrainingError, match=r"(loss|parameters|train loss) .*not finite"):
+        follow(bare, train, own=own(bare) | {"compress": spec}, **options)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -154,6 +178,7 @@ def test_servers_get_all_values(name, bare, serve):
 
 @pytest.mark.parametrize("spec", codecs())
 @pytest.mark.parametrize("name", SERVED)
+@pytest.mark.in_turn("spec")
 @pytest.mark.mpi(min_size=2)
 def test_each_codec_trains_on_servers(name, spec, bare, serve):
     own = SERVED[name] | {"compress": spec}
@@ -162,6 +187,21 @@ def test_each_codec_trains_on_servers(name, spec, bare, serve):
         run = serve(bare, own | {"compress_pull": spec if pulled else "none"}, dtype="float32", lr=0.01)
         if bare.rank == 0:
             assert np.isfinite(run.path).all() and run.step == 12
+
+
+@pytest.mark.parametrize("spec", ["exact", "half", *codecs()])
+@pytest.mark.mpi(min_size=2)
+def test_rounds_of_hogwild_are_pushed_compressed(spec, bare, follow):
+    """With one worker the order of pushes is given, and a codec that sends all values changes nothing."""
+    options = options_of("HOGWILD!", dtype="float32" if spec in codecs() else "float64", lr=0.01)
+
+    def path(compress):
+        own = {"servers": bare.size - 1, "compress": compress}
+        return follow(bare, hogwild.train_on_servers, own=own, workers=1, **options).path
+
+    found, plain = path(spec), path("none")
+    if bare.rank == 0:
+        assert np.isfinite(found).all() and np.allclose(found, plain, rtol=0, atol=1e-12) == (spec == "exact")
 
 
 CLIENTS = {"clients": 7, "fraction": 0.6, "local_epochs": 1, "local_batch": 3, "drop_out": 0.2}
@@ -185,7 +225,9 @@ def test_answers_of_clients_do_not_depend_on_the_number_of_ranks(spec, world, fo
     assert np.isfinite(found[0]).all() and np.array_equal(world.bcast(found[0]), found[1])
 
 
-@pytest.mark.parametrize("name", ["on workers", "2 servers", "local SGD", "SlowMo", "gossip"])
+@pytest.mark.parametrize(
+    "name", ["on workers", "2 servers", "local SGD", "SlowMo", "gossip", "HOGWILD!", "HOGWILD! by gossip"]
+)
 @pytest.mark.mpi(min_size=2)
 def test_resumed_is_never_stopped(name, world, follow, mpi_tmp_path):
     """To the bit, what messages have left out as well."""
@@ -195,22 +237,21 @@ def test_resumed_is_never_stopped(name, world, follow, mpi_tmp_path):
     if not workers:
         return
     for stop, options in ((11, {}), (5, {"out": folder}), (11, {"resume": folder})):
-        run = follow(
-            world, train, own=own, workers=workers, dtype="float32", schedule="constant", steps=stop, **options
-        )
+        settings = options_of(name, dtype="float32", schedule="constant", steps=stop) | options
+        run = follow(world, train, own=own, workers=workers, **settings)
         path = run.path if not options else path
     if world.rank == 0 or name not in SERVED:
         assert np.array_equal(run.path, path[5:])
     if world.rank == 0:
         kept = [each for each in Checkpoint.read(folder).vectors if "residual" in each or "estimate" in each]
-        assert len(kept) == (2 if name == "gossip" else 1)
+        assert len(kept) == (2 if "gossip" in name else 1)
         assert all(np.any(row) for each in kept for row in Checkpoint.read(folder).vectors[each])
 
 
 def test_methods_that_do_not_fit_are_refused():
-    check_model_differences("factors")  # an all-reduce of their own is all that averages need
+    check_averaging("factors", None)  # an all-reduce of their own is all that averages need
     with pytest.raises(UsageError, match="--compress momentum is a part of the optimizer of all-reduced gradients"):
-        check_model_differences("momentum")
+        check_averaging("momentum", None)
     for spec in ("factors", "momentum"):
         with pytest.raises(
             UsageError, match=f"--compress {spec} works in an all-reduce, and here clients answer; take"
@@ -218,4 +259,4 @@ def test_methods_that_do_not_fit_are_refused():
             check_codec(spec, "clients answer")
     for spec in ("none", "exact"):
         check_codec(spec, "")
-        check_model_differences(spec)
+        check_averaging(spec, None)

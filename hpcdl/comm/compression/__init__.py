@@ -59,6 +59,18 @@ def plain_lengths(spec: str, layout: Any, cut: slice) -> tuple[int, ...]:
     return method.lengths(layout, cut, **settings)
 
 
+def phases(spec: str, steps: int, per_epoch: int) -> list[tuple[float, str]]:
+    """Return [(part of a run's steps, method whose all-reduce is made there, or none)]; of most methods, their own."""
+    method, _, settings = parse(spec)
+    return [(1.0, spec)] if method.phases is None else method.phases(steps, per_epoch, **settings)
+
+
+def traffic(spec: str, n: int, ranks: int) -> tuple[float, int]:
+    """Return the bytes that a rank sends in an all-reduce of n values in float32, and the steps. UsageError as
+    `make_codec`."""
+    return parse(spec)[0].traffic(make_codec(spec, "float32"), n, ranks)
+
+
 def make_codec(spec: str, dtype: DTypeLike) -> VectorCodec:
     """Return the codec of a method for vectors of `dtype`. UsageError: a bad spec, or a method without a codec."""
     method, feedback, settings = parse(spec)

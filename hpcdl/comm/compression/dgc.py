@@ -34,6 +34,21 @@ from hpcdl.kernels.norm import sum_of_squares
 WARMUP = 4  # epochs, as in the paper
 
 
+def fraction_of(epoch: int, fraction: float, warmup: int) -> float:
+    """Return the fraction of an epoch."""
+    return max(fraction, 0.25 ** (1 + epoch)) if epoch < warmup else fraction
+
+
+def phases(steps: int, per_epoch: int, fraction: float, warmup: int) -> list[tuple[float, str]]:
+    """Return the parts of a run by their fractions, as those of top-k."""
+    found, left = [], 1.0
+    for epoch in range(warmup + 1):
+        part = left if epoch == warmup else min(left, per_epoch / steps)
+        found += [(part, f"topk:{fraction_of(epoch, fraction, warmup)}")] * (part > 0)
+        left -= part
+    return found
+
+
 class DeepGradientCompression(SparseAllReduce):
     """State of all-reduces of the largest accumulated values. fraction: of the values. warmup: epochs. momentum: u."""
 
@@ -54,7 +69,7 @@ class DeepGradientCompression(SparseAllReduce):
     def now(self) -> float:
         """The fraction of this epoch."""
         epoch = self.training.optimizer.step // self.training.per_epoch
-        return max(self.fraction, 0.25 ** (1 + epoch)) if epoch < self.warmup else self.fraction
+        return fraction_of(epoch, self.fraction, self.warmup)
 
     def prepare(self, vector: np.ndarray, ranks: int) -> None:
         optimizer, scale = self.training.optimizer, self.training.scale
@@ -103,6 +118,7 @@ METHODS = [
         check=check,
         optimizers=("sgd", "momentum"),
         clips=True,
+        phases=phases,
         vectors=1,
     )
 ]

@@ -24,6 +24,9 @@ class CompressionMethod:
     clips       True if it clips the gradients of each rank itself (--clip-norm)
     vectors     vectors of the gradient's length that a rank holds beside the residual
     fits        (layout, **settings): raises UsageError if the method does not fit a model
+    traffic     (codec, n, ranks) -> (bytes that a rank sends in an all-reduce of n values, steps); for forecasts
+    phases      (steps, steps of an epoch, **settings) -> [(part of the steps, spec of the method whose all-reduce it
+                has there, or none)]; for forecasts of a method with a warm-up
     lengths     (layout, cut, **settings) -> values of the plain all-reduces that it makes for a slice; for forecasts of
                 a method without codec"""
 
@@ -38,6 +41,11 @@ class CompressionMethod:
     clips: bool = False
     vectors: int = 0
     fits: Callable[..., None] = lambda layout, **settings: None
+    traffic: Callable[[Any, int, int], tuple[float, int]] = lambda codec, n, ranks: (
+        2 * (ranks - 1) / ranks * codec.message_bytes(n),
+        2,
+    )
+    phases: Callable[..., list[tuple[float, str]]] | None = None
     lengths: Callable[..., tuple[int, ...]] = lambda layout, cut, **settings: ()
 
 

@@ -96,5 +96,9 @@ METHODS = [
         first="warmup",
         check=check,
         optimizers=("adam", "adamw"),
+        phases=lambda steps, per_epoch, warmup, block: [
+            (part := min(1.0, warmup if warmup < 1 else warmup / steps), "none"),
+            (1 - part, f"sign:block={block}"),
+        ],
     )
 ]

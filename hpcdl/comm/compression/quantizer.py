@@ -43,12 +43,16 @@ class Quantizer(VectorCodec):
         start = 4 * self.blocks(n)
         return message[:start].view(np.float32), message[start:]
 
+    def measure(self, values: Array, scales: Array) -> None:
+        """Set `scales` to those of the values' blocks."""
+        quantize.scales_of(values, scales, self.block or values.size, int(self.rounding == "sign"))
+        if self.clip and values.size:
+            np.minimum(scales, np.float32(self.clip * np.std(values, dtype=np.float64)), out=scales)
+
     def encode(self, values: Array, message: Array, key: RandomKey) -> None:
         scales, packed = self.parts(message, values.size)
         signs = self.rounding == "sign"
-        quantize.scales_of(values, scales, self.block or values.size, int(signs))
-        if self.clip and values.size:
-            np.minimum(scales, np.float32(self.clip * np.std(values, dtype=np.float64)), out=scales)
+        self.measure(values, scales)
         codes = packed if self.bits == 8 else device_of(values).empty(values.size, np.uint8)
         if signs:
             quantize.sign_codes(values, codes)

@@ -8,6 +8,7 @@ With error feedback (the default) the other values are kept for later steps. Wit
 by n / k, which makes the mean over the draws the vector itself. (Stich et al., "Sparsified SGD with memory", NeurIPS
 2018; Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016: random mask)"""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -63,6 +64,12 @@ class RandomK(VectorCodec):
         add_at(message[NUMBER:].view(self.dtype), into, indices, factor * self.factor(into.size))
 
 
+def traffic(codec: RandomK, n: int, ranks: int) -> tuple[float, int]:
+    """Return the bytes that a rank sends of n values, and the steps, by an all-reduce with the fewest of both."""
+    sent = count_of(codec.fraction, n) * codec.dtype.itemsize
+    return 2 * (ranks - 1) / ranks * sent, 2 * math.ceil(math.log2(ranks))
+
+
 class SharedIndices(Compressed):
     """State of all-reduces of values at random indices, equal on all ranks."""
 
@@ -92,6 +99,7 @@ METHODS = [
             size, RandomK(dtype, fraction, not feedback), feedback, key
         ),
         codec=lambda dtype, feedback, fraction: RandomK(dtype, fraction, not feedback),
+        traffic=traffic,
         settings={"fraction": 0.01},
         first="fraction",
         check=check_fraction,

@@ -76,6 +76,13 @@ def exchange(
     return inbox, received
 
 
+def traffic(codec: Any, n: int, ranks: int) -> tuple[float, int]:
+    """Return the bytes that a rank sends at most, and the steps: its sum has the values of all ranks, if all differ."""
+    selected, others = codec.message_bytes(n), ranks - 1
+    sums = min(selected, n / ranks * codec.dtype.itemsize)
+    return others * (selected / ranks + sums + 16), 4
+
+
 class SparseAllReduce(Compressed):
     """State of sparse all-reduces. codec: with a message of values and indices, in ascending order, its `parts`."""
 

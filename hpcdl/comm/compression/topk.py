@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from hpcdl.comm.compression.codec import RandomKey, VectorCodec
 from hpcdl.comm.compression.method import CompressionMethod, check_fraction
-from hpcdl.comm.compression.sparse import SparseAllReduce, count_of
+from hpcdl.comm.compression.sparse import SparseAllReduce, count_of, traffic
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.select import add_at, select_largest, take
 
@@ -50,6 +50,7 @@ METHODS = [
         ),
         codec=lambda dtype, feedback, fraction: TopK(dtype, fraction),
         settings={"fraction": 0.01},
+        traffic=traffic,
         first="fraction",
         check=check_fraction,
     )
