@@ -20,7 +20,7 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.collective_schedule import Step, Until
 from hpcdl.comm.counting import TAGS, Counters, CountingIntracomm, size_class
 from hpcdl.comm.operations import CODES, Reduction
-from hpcdl.comm.progress import YIELDS, activity
+from hpcdl.comm.progress import YIELDS, activity, clock
 from hpcdl.kernels import schedule as kernels
 from hpcdl.kernels import shared
 from hpcdl.time_slice import request_short_slice
@@ -172,11 +172,16 @@ class ScheduleRunner:
         rows, waited, done, failed = schedule.rows, shared.WAITED, shared.DONE, kernels.FAILED
 
         def run(vector: np.ndarray) -> int:
-            words[waited] = 0
+            words[waited], begun, yields = 0, 0, YIELDS
             try:
-                while (found := loop(vector, rows, state, code, YIELDS)) != done:
+                while (found := loop(vector, rows, state, code, yields)) != done:
                     if found == failed:
                         raise MPI.Exception(words[kernels.ERROR])
+                    if activity.between_nodes:
+                        before = clock()
+                        begun = begun or before
+                        yields = 1 if activity.nap_for_network(begun) else YIELDS
+                        words[waited] += clock() - before
             except BaseException:
                 self.abandon(vector)
                 raise

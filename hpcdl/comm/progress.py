@@ -7,8 +7,8 @@ the core between two polls:
 
     activity.block(condition)         nothing else is in flight: a yield after every 50 polls; after each poll while a
                                       yield takes longer than one to nobody, as another process has run on this core,
-                                      perhaps the awaited one. Of a wait for other nodes naps of 20 us after 1 ms: each
-                                      poll of a socket delays the kernel, which processes its packets on these cores
+                                      perhaps the awaited one. A wait for other nodes naps after 1 ms, for a hundredth of
+                                      the time that it has taken, from 20 us to 1 ms
     activity.advance_others()         operations advance, then a yield; no sleep, as their work looks like preemption
     nap_until(condition, "wait")      `pause`: yields for 200 us, then naps of an eighth of the wait, at most 1 ms
     compiled_schedule.py,             the same in compiled code, with up to 64 polls of MPI or 2,000 of a flag between
@@ -38,7 +38,7 @@ POLLS = 50  # polls between two yields, at most
 SHARED = 3_000  # nanoseconds of a yield from which on another process has run: a yield to nobody takes some 700
 PREEMPTED = 500_000  # nanoseconds of a yield from which on the core counts as preempted
 NAP, NAPS = 2e-5, 1000  # seconds of a nap after a preemption, and the yields that nap
-PATIENT = 1_000_000  # nanoseconds of a wait for other nodes until its yields are naps
+PATIENT = 1_000_000  # nanoseconds of a wait for other nodes until it goes on in naps
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: polling before the first nap; the longest nap
 SPINS = 2000  # polls of a node's flags between two yields, at most
 YIELDS = 50  # before MPI and signal handlers get a turn; each yield may cost a time slice of some ms
@@ -116,16 +116,21 @@ class Activity:
 
     def block(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds, by polling; only for use while nothing else is in flight."""
-        polls, begun = 0, clock()
+        polls, begun, patient = 0, clock(), False
         while not condition():
             polls += 1
-            if polls < self.polls:
-                continue
-            polls = 0
-            if self.between_nodes and clock() - begun > PATIENT:
-                time.sleep(NAP)
-            else:
-                self.yield_core()
+            if patient or polls >= self.polls:
+                polls, patient = 0, self.between_nodes and self.nap_for_network(begun)
+                if not patient:
+                    self.yield_core()
+
+    def nap_for_network(self, begun: int) -> bool:
+        """Nap if the wait since `begun` is long, and return True: messages of other nodes are not lost meanwhile, and
+        each poll of a socket delays the kernel, which processes packets on these cores."""
+        waited = clock() - begun
+        if waited > PATIENT:
+            time.sleep(min(LONGEST, max(NAP, waited / 1e11)))
+        return waited > PATIENT
 
     def yield_core(self) -> None:
         """Yield the core, and set how many polls may pass before the next yield (as in kernels/shared.py)."""
