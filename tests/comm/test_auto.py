@@ -131,6 +131,25 @@ def test_timed_at_the_cost_of_a_blocking_call(world, monkeypatch):
         assert calls == {"bare": 0, "bound": 1 + auto.TRIAL * in_a_row, "compared": 1 + auto.TRIAL * in_a_row}
 
 
+def test_on_a_slow_link_longer_vectors_are_not_measured(world, monkeypatch):
+    """Nor are there more turns than those of the trial."""
+    turns = {size: 0 for size in auto.SIZES}
+
+    def crawl(comm, vector, op):
+        turns[vector.nbytes] += 1
+        time.sleep(0 if vector.nbytes < auto.SIZES[2] else 0.03)
+
+    for name in auto.CANDIDATES:
+        monkeypatch.setitem(auto.CANDIDATES, name, Algorithm(name, blocking=crawl))
+    monkeypatch.setattr(auto, "SECONDS", 0.025)
+    table, microseconds = auto.measure(world)
+    assert len(table) == len(auto.SIZES) and len(microseconds) == 3 and table[3:] == table[2:3] * 2
+    assert turns[auto.SIZES[3]] == turns[auto.SIZES[4]] == 0
+    assert (
+        turns[auto.SIZES[2]] % (1 + auto.TRIAL) == 0 < turns[auto.SIZES[2]] <= len(auto.CANDIDATES) * (1 + auto.TRIAL)
+    )
+
+
 def test_not_taken_where_it_is_far_behind_in_other_vectors(world, monkeypatch):
     """The algorithm in shared memory is the fastest in windows, and elsewhere far behind the library's own."""
 

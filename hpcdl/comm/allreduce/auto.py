@@ -9,7 +9,7 @@ The candidates take turns of up to 20 calls. A call costs what a blocking call o
 messages, and for mpi with the wait in which the ranks compare their calls. A turn's time is that of the slowest rank,
 and the first quartile of the turns counts, because other load only makes turns longer. A candidate, except mpi and
 those in shared memory, is dropped if its best of three trial turns is more than three times as long as the best turn of
-all. Algorithms in shared memory are timed with vectors from `comm.empty`, and are chosen only if they keep up with mpi
+all. If the fastest takes more than 20 ms, longer vectors get the same: on a slow link their turns would take minutes. Algorithms in shared memory are timed with vectors from `comm.empty`, and are chosen only if they keep up with mpi
 for other vectors, too. A file in $HPCDL_CACHE or the user's cache folder (hpcdl/files.py) keeps the table of each MPI
 library, processor, number of cores, nodes and ranks per node. Delete it to measure again. The order of additions
 depends on the algorithm: name one for equal bits on all machines."""
@@ -48,6 +48,7 @@ SHARING = ("shared", "hierarchical")  # algorithms in shared memory
 SECONDS = 0.04  # for the turns of a candidate at one size
 TRIAL, MIN_TURNS, MAX_TURNS = 3, 9, 100
 CALLS, CALLS_BYTES = 20, 64 << 10  # calls of a turn, at most, and their bytes: a barrier makes a single call longer
+SLOW = 0.02  # seconds of the fastest at one size from which on longer ones are not measured: the links decide
 HOPELESS = 3.0  # times the best trial turn of all candidates
 ALWAYS_RACED = ("mpi", "elsewhere", *SHARING)  # never dropped: they are compared with each other
 MAX_LAG = 1.25  # times the library's time, for vectors outside of shared memory
@@ -152,6 +153,9 @@ def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
     plain, ranks = np.ones(SIZES[-1] // 4, np.float32), comm.Get_size()
     halving = "circulant" if ranks & (ranks - 1) else "recursive"  # which then takes the same steps
     for size in SIZES:
+        if microseconds and min(microseconds[-1].values()) > 1e6 * SLOW:
+            fastest.append(fastest[-1])
+            continue
         length = size // 4
         vectors = {name: (CANDIDATES[name], plain[:length]) for name in (halving, "ring", "tree", "double_tree", "mpi")}
         for name in sharing:
@@ -186,7 +190,8 @@ def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) 
         if turn == TRIAL:
             most = HOPELESS * min(min(times) for times in taken.values())
             taken = {name: times for name, times in taken.items() if min(times) <= most or name in ALWAYS_RACED}
-            turns = int(min(MAX_TURNS, max(MIN_TURNS, SECONDS / max(min(times) for times in taken.values()))))
+            longest = max(min(times) for times in taken.values())
+            turns = int(min(MAX_TURNS, max(MIN_TURNS, SECONDS / longest))) if longest < SECONDS else TRIAL
     return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
 
 
