@@ -7,8 +7,8 @@ the core between two polls:
 
     activity.block(condition)         nothing else is in flight: a yield after every 50 polls; after each poll while a
                                       yield takes longer than one to nobody, as another process has run on this core,
-                                      perhaps the awaited one. A wait for other nodes naps after 1 ms, for a hundredth of
-                                      the time that it has taken, from 20 us to 1 ms
+                                      perhaps the awaited one. A wait for other nodes naps after 1 ms, for a hundredth
+                                      of the time that it has taken, from 20 us to 1 ms
     activity.advance_others()         operations advance, then a yield; no sleep, as their work looks like preemption
     nap_until(condition, "wait")      `pause`: yields for 200 us, then naps of an eighth of the wait, at most 1 ms
     compiled_schedule.py,             the same in compiled code, with up to 64 polls of MPI or 2,000 of a flag between

@@ -150,6 +150,18 @@ def test_on_a_slow_link_longer_vectors_are_not_measured(world, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("nodes", "taken"), [(1, "mpi"), (2, "ring")])
+def test_between_nodes_the_librarys_own_has_to_be_faster_by_more_than_a_little(world, nodes, taken, monkeypatch):
+    own = world.Dup()
+    memory = node_memory(own)
+    monkeypatch.setattr(memory, "nodes", nodes)
+    times = {"mpi": 1.0, "ring": 1.04}
+    monkeypatch.setattr(auto, "race", lambda comm, vectors: {name: times.get(name, 2.0) for name in vectors})
+    assert auto.measure(own)[0] == [taken] * len(auto.SIZES)
+    memory.free()
+    own.Free()
+
+
 def test_not_taken_where_it_is_far_behind_in_other_vectors(world, monkeypatch):
     """The algorithm in shared memory is the fastest in windows, and elsewhere far behind the library's own."""
 
