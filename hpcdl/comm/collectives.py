@@ -9,7 +9,7 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.comm.allreduce.circulant import circulant_all_gather, circulant_reduce_scatter, has_fewer_steps
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
+from hpcdl.comm.allreduce.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from hpcdl.comm.call_matching import CallComparison, number
 from hpcdl.comm.call_path import CallPath, flat
 from hpcdl.comm.collective_schedule import Step, complete
@@ -60,14 +60,22 @@ class Collectives(CallPath):
         if self.size > 1 and (self.algorithm.fixed or self.algorithm.choose is not None):
             compile_for(dtype)
 
-    @staged()
     def iall_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> Request:
         """Replace every rank's `array` by the sum (mean), in compressed messages. state: of this array, as
-        hpcdl.comm.compression.compressed makes it; what it does not compress is reduced by the chosen algorithm."""
+        hpcdl.comm.compression.compressed makes it; what it does not compress is reduced by the chosen algorithm, or by
+        `ring` if that is not made of messages alone."""
+        return self._reduce_compressed(array, state, op, self._message_steps)
+
+    def all_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> None:
+        """The blocking form of `iall_reduce_compressed`; by any algorithm."""
+        self._reduce_compressed(array, state, op, self._plain_steps).wait()
+
+    @staged()
+    def _reduce_compressed(self, array: np.ndarray, state: Compressed, op: str, plain: Any) -> Request:
         state.check_vector(flat(array), op)
 
         def steps(comm: Any, vector: "np.ndarray", _: Reduction) -> Iterator[Step]:
-            return state.steps(comm, vector, self._plain_steps)
+            return state.steps(comm, vector, plain)
 
         return self._all_reduce(array, op, Algorithm("all_reduce_compressed", steps))
 
@@ -78,9 +86,14 @@ class Collectives(CallPath):
             return algorithm.steps(comm, vector, SUM)
         return self._at_once(lambda: algorithm.blocking(comm, vector, SUM))  # type: ignore[misc]  # not None here
 
-    def all_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> None:
-        """The blocking form of `iall_reduce_compressed`."""
-        self.iall_reduce_compressed(array, state, op).wait()
+    def _message_steps(self, comm: Any, vector: np.ndarray) -> Iterator[Step]:
+        """Yield the steps of an all-reduce that may begin on each rank in another order than other operations in
+        flight: its messages have tags of their own, but calls of MPI and places in shared memory do not."""
+        algorithm = self._chosen(vector)
+        tagged = algorithm.steps is not None and algorithm.prepare is None and not algorithm.meets
+        if tagged:
+            return algorithm.steps(comm, vector, SUM)  # type: ignore[misc]  # not None here
+        return ring_all_reduce.steps(comm, vector, SUM)
 
     @staged(direct=True)
     def _all_reduce(self, array: np.ndarray, name: str, algorithm: Any = None, blocking: bool = False) -> Request:

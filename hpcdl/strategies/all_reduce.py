@@ -22,7 +22,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import not_negative, option, positive
-from hpcdl.strategies.compressing import CompressOptions, reduction_calls, track_state
+from hpcdl.strategies.compressing import CompressOptions, hold_kept, reduction_calls, track_state
 from hpcdl.strategies.description import Communicator, Data, Memory, Optimizer, Run, StepCost, Strategy, Workload
 
 
@@ -148,12 +148,8 @@ def refuse_without_gradients(options: AllReduceOptions, method: Any) -> None:
 
 def held(case: Workload, rank: int, memory: Memory) -> None:
     """Add to `memory` what a sequential run on the rank's share holds; with --compress also what messages leave out."""
-    from hpcdl.comm.compression import feedback_of, parse
-
-    spec, kept = case.options.compress, 0
-    if spec != "none":
-        kept = feedback_of(spec) + parse(spec)[0].vectors
-    case.hold_step(memory, case.share(rank, case.size), optimizer=len(case.vectors) + kept)
+    case.hold_step(memory, case.share(rank, case.size), optimizer=len(case.vectors))
+    hold_kept(case, memory)
 
 
 def step(case: Workload) -> StepCost:

@@ -8,7 +8,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.description import CODING, Call, Communicator, Run, Workload
+from hpcdl.strategies.description import CODING, Call, Communicator, Memory, Run, Workload
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,17 @@ def reduction_calls(spec: str, case: Workload, part: slice, times: float = 1.0) 
     _, per_epoch, steps = case.plan
     named = [(share, "all_reduce" if own == "none" else own) for share, own in phases(spec, steps, per_epoch)]
     return [Call(operation, bytes, times * share) for share, operation in named]
+
+
+def hold_kept(case: Workload, memory: Memory) -> None:
+    """Add to `memory` what the method of --compress keeps from one all-reduce to the next."""
+    from hpcdl.comm.compression import feedback_of, parse, plain_lengths
+
+    spec = case.options.compress
+    if spec != "none":
+        case.hold(memory, "optimizer", feedback_of(spec) + parse(spec)[0].vectors)
+        for length in plain_lengths(spec, case.model.layout, slice(0, case.length))[1:]:
+            case.hold(memory, "optimizer", 1, length)  # PowerSGD's factors
 
 
 def message_bytes(spec: str, case: Workload, values: int) -> int:

@@ -56,6 +56,7 @@ from hpcdl.strategies.compressing import (
     check_averaging,
     check_codec,
     check_gossip,
+    hold_kept,
     message_bytes,
     reduction_calls,
     track_state,
@@ -511,8 +512,10 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
         case.hold(memory, "parameters", 1 + received, length, 1)
         received = 1
     case.hold(memory, "parameters", 1 + several + received + exchanging)
-    # Two estimates, or the residual and the vector after the last joining.
-    case.hold(memory, "optimizer", rules + exchanging * rules + 2 * compresses)
+    kept = compresses * (2 if received else 1)  # two estimates; or the vector after the last joining
+    case.hold(memory, "optimizer", rules + exchanging * rules + kept)
+    if compresses and not received:
+        hold_kept(case, memory)
 
 
 def service_of(case: Workload) -> Service:

@@ -45,6 +45,7 @@ from hpcdl.strategies.compressing import (
     CompressOptions,
     average_by_differences,
     check_averaging,
+    hold_kept,
     reduction_calls,
     track_state,
 )
@@ -178,8 +179,8 @@ def held(case: Workload, rank: int, memory: Memory) -> None:
     outer = case.options.outer.partition(":")[0]
     more = len(vectors_of(case.options.outer)) if outer in SETTINGS else 0
     more += outer in SETTINGS or case.options.compresses  # the start
-    more += case.options.compresses  # the residual
     case.hold_step(memory, case.share(rank, case.size), parameters=2, optimizer=len(case.vectors) + more)
+    hold_kept(case, memory)
 
 
 def step(case: Workload) -> StepCost:

@@ -31,6 +31,17 @@ def test_powersgd_of_full_rank_is_no_compression(way, follow, alone, comm):
     assert same_bits(run, comm)
 
 
+@pytest.mark.parametrize("allreduce", ["shared", "mpi", "hierarchical", "tree"])
+@pytest.mark.parametrize("own", [{"compress": "powersgd:rank=1"}, {"compress": "sign", "compress_from": 60}], ids=str)
+@pytest.mark.mpi(min_size=2)
+def test_buckets_in_flight_begin_their_second_all_reduce_in_any_order(own, allreduce, follow, comm):
+    """Many small buckets: each rank has another of them complete first."""
+    own |= {"overlap": True, "bucket_mib": 0}
+    many = follow(comm, all_reduce.train, model="mlp:7,5,7,5,7", own=own, allreduce=allreduce)
+    few = follow(comm, all_reduce.train, model="mlp:7,5,7,5,7", own=own, allreduce="ring")
+    assert np.allclose(many.path, few.path, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
 def test_dgc_that_sends_everything_is_the_optimizer(way, optimizer, follow, alone, comm):
     options = {"optimizer": optimizer, "weight_decay": 0.01, "average": "from=1"}
