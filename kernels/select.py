@@ -2,7 +2,8 @@
 
     1  a sample of the magnitudes gives a threshold that, almost surely, at least k values reach
     2  one pass collects the indices of these candidates; if they are fewer than k, all values become candidates
-    3  the k-th largest magnitude among the candidates; those above it, and the first of those equal to it
+    3  a histogram of the candidates has the bin of the k-th largest magnitude, which is then found among that bin's;
+       selected are those above it, and the first of those equal to it
 
 The result is exact and does not depend on the sample: a tie goes to the lower index. NaN counts as infinite, so that it
 is always among the selected values. (Sampled threshold: Lin et al., "Deep gradient compression", ICLR 2018)
@@ -10,11 +11,25 @@ is always among the selected values. (Sampled threshold: Lin et al., "Deep gradi
 Bytes moved per value of b bytes: b, if k is small."""
 
 import numpy as np
+from numba import types
+from numba.core.cgutils import ir
+from numba.extending import intrinsic
 
 from hpcdl.kernels.bind import block, elementwise, function
 
 SAMPLES = 4096
-GROUP = 8  # values that the pass looks at together
+GROUP = 32  # values that the pass looks at together
+BINS = 2048
+
+
+@intrinsic
+def lowest_bit(context, word):
+    """Return the number of the lowest bit that is set in a word of 32 bits, which is not 0."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.int32(types.int32), generate
 
 
 @function
@@ -41,43 +56,56 @@ def select_largest(x, indices):
         expected = SAMPLES * k / n
         rank = min(SAMPLES - 1, int(expected + 4 * np.sqrt(expected)) + 4)
         lower = x.dtype.type(np.partition(sample, SAMPLES - 1 - rank)[SAMPLES - 1 - rank])
-    found, groups = np.empty(n, np.uint32), np.empty(n // GROUP + 1, np.uint32)
-    whole, many = n // GROUP * GROUP, 0
-    for start in range(0, whole, GROUP):  # no branch that a processor would have to guess
-        hits = np.int32(0)
-        for i in range(GROUP):
-            hits |= np.int32(0) if abs(x[start + i]) < lower else np.int32(1)  # NaN is a hit
-        groups[many] = start
-        many += hits
+    found = np.empty(n, np.uint32)
+    whole = n // GROUP * GROUP
     count = 0
-    for g in range(many):
-        start = np.int64(groups[g])
-        for i in range(start, start + GROUP):
-            found[count] = i
-            count += 0 if abs(x[i]) < lower else 1
+    for start in range(0, whole, GROUP):
+        hits = np.int32(0)
+        for i in range(GROUP):  # a bit for each; NaN is a hit
+            hits |= np.int32(0) if abs(x[start + i]) < lower else np.int32(1) << np.int32(i)
+        while hits:
+            found[count] = start + lowest_bit(hits)
+            count += 1
+            hits &= hits - np.int32(1)
     for i in range(whole, n):
         found[count] = i
         count += 0 if abs(x[i]) < lower else 1
     if count < k:
+        lower = x.dtype.type(0)
         for i in range(n):
             found[i] = i
         count = n
-    size = np.empty(count)
+    base = np.float64(lower) if lower < np.inf else 0.0
+    size, top = np.empty(count, x.dtype), base
     for j in range(count):
-        size[j] = magnitude(x[found[j]])
-    kth = np.partition(size, count - k)[count - k]
-    above = 0
+        v = abs(x[found[j]])
+        size[j] = v if v == v else x.dtype.type(np.inf)
+        top = size[j] if size[j] > top and size[j] < np.inf else top
+    width = (BINS - 1) / (top - base) if top > base else 0.0
+    width = width if width < np.inf else 0.0
+    bins = np.zeros(BINS, np.int64)
     for j in range(count):
-        above += 1 if size[j] > kth else 0
-    equal, filled = k - above, 0
+        bins[np.int64((min(np.float64(size[j]), top) - base) * width)] += 1
+    at, above = BINS - 1, 0
+    while above + bins[at] < k:
+        above += bins[at]
+        at -= 1
+    inside, many = np.empty(bins[at], x.dtype), 0
     for j in range(count):
-        take = size[j] > kth
-        if size[j] == kth and equal > 0:
-            take = True
-            equal -= 1
-        if take:
-            indices[filled] = found[j]
-            filled += 1
+        if np.int64((min(np.float64(size[j]), top) - base) * width) == at:
+            inside[many] = size[j]
+            many += 1
+    kth = np.partition(inside, many - (k - above))[many - (k - above)]
+    for j in range(many):
+        above += 1 if inside[j] > kth else 0
+    equal, filled, chosen = k - above, 0, np.empty(count + 1, np.uint32)
+    for j in range(count):
+        same = size[j] == kth
+        chosen[filled] = found[j]
+        filled += 1 if size[j] > kth or (same and equal > 0) else 0
+        equal -= 1 if same else 0
+    for j in range(k):
+        indices[j] = chosen[j]
 
 
 @elementwise("T[::1], T[::1], uint32[::1]")

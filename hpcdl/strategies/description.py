@@ -38,7 +38,7 @@ SAME = 5  # arguments of every loop: comm, model, data, optimizer, run
 SMALL = "--model mlp:32 --batch-per-rank 8"
 
 
-CODING = "coding "
+CODING = "coding "  # before the name of a method, in `Call.operation`
 
 
 class Call(NamedTuple):
