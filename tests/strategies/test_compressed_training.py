@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from paths import agree
 
+from hpcdl.data import from_arrays
 from hpcdl.strategies import all_reduce, local_sgd
 
 pytestmark = pytest.mark.four
@@ -66,6 +67,18 @@ def test_onebit_adam_is_adam_in_its_warmup(way, optimizer, follow, alone, comm):
     agree_until = np.abs(run.path[2] - reference.path[2]).max()
     assert agree_until < 1e-10 < 1e-5 < np.abs(run.path[-1] - reference.path[-1]).max()
     assert same_bits(run, comm)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_onebit_adam_moves_no_value_further_than_adam(way, follow, comm):
+    """Nor one without a gradient, by the sign that it has in its block."""
+    x = np.random.default_rng(0).standard_normal((60, 4)) * [1, 1, 1e-6, 0]
+    data = from_arrays(x, np.arange(60) % 3, dtype="float64")
+    options = {"optimizer": "adam", "schedule": "constant", "model": "softmax", "lr": 0.01}
+    path = follow(comm, all_reduce.train, data, own=way | {"compress": "onebit-adam:3"}, **options).path
+    moves = np.abs(np.diff(np.reshape(path, (len(path), -1, 3)), axis=0))[3:]
+    assert 0 < moves[:, 2].max() <= 0.01 * 0.1 / 0.001**0.5 * (1 + 1e-9)
+    assert not moves[:, 3].any() and moves[:, 0].min() > 0
 
 
 @pytest.mark.mpi(max_size=1)

@@ -7,7 +7,9 @@
 
 Adam is not linear in the gradient, so errors that are fed back would spoil its second moment; with s frozen it is SGD
 with momentum and a rate for each parameter. warmup: a number of steps, or below 1 a part of the run (0.2; the paper's
-runs take 15 to 25 %). With adam the weight decay is part of the g_r. On one rank nothing is left out.
+runs take 15 to 25 %). A sign has the mean magnitude of its block, also where s is next to 0, as for the weights of a
+pixel that is nearly always black. So no w moves further than Adam itself could move it, by lr (1 - beta1) / sqrt(1 -
+beta2) (Kingma and Ba, ICLR 2015, section 2.1), and none whose s is 0. With adam the weight decay is part of the g_r. On one rank nothing is left out.
 (Tang et al., "1-bit Adam: communication efficient large-scale training with Adam's convergence speed", ICML 2021)"""
 
 import copy
@@ -67,10 +69,14 @@ class OneBitAdam(ChunkExchange):
         def apply(w: np.ndarray, moment: np.ndarray, rate: float, _: float) -> None:
             first, second = optimizer.state["first_moment"], optimizer.state["second_moment"]
             shrink = 1 - rate * optimizer.weight_decay if optimizer.decoupled else 1.0
-            rate /= 1 - optimizer.beta1 ** (optimizer.step + 1 - optimizer.since)
+            begun = 1 - optimizer.beta1 ** (optimizer.step + 1 - optimizer.since)
             root = 1 / math.sqrt(1 - optimizer.beta2 ** max(1, self.begins - optimizer.since))
+            furthest = max(1.0, (1 - optimizer.beta1) / math.sqrt(1 - optimizer.beta2))
+            most = (furthest * begun * (np.sqrt(second) * root + optimizer.eps)).astype(self.dtype)
+            np.clip(moment, -most, most, out=moment)
+            moment[second == 0] = 0
             keep, replace = (1.0, 0.0), (0.0, 1.0)
-            updates.adam(w, moment, first, second, rate, 1.0, 0.0, shrink, *replace, *keep, root, optimizer.eps)
+            updates.adam(w, moment, first, second, rate / begun, 1.0, 0.0, shrink, *replace, *keep, root, optimizer.eps)
 
         own = copy.copy(optimizer)
         own.apply = apply
