@@ -1,4 +1,4 @@
-"""docs/compression.md as printed: from a slow link's data sheet to a trained model; its other commands, and programs."""
+"""docs/compression.md: from a slow link's data sheet to a trained model, as printed; other commands, and programs."""
 
 import json
 import re

@@ -8,8 +8,9 @@
 Adam is not linear in the gradient, so errors that are fed back would spoil its second moment; with s frozen it is SGD
 with momentum and a rate for each parameter. warmup: a number of steps, or below 1 a part of the run (0.2; the paper's
 runs take 15 to 25 %). A sign has the mean magnitude of its block, also where s is next to 0, as for the weights of a
-pixel that is nearly always black. So no w moves further than Adam itself could move it, by lr (1 - beta1) / sqrt(1 -
-beta2) (Kingma and Ba, ICLR 2015, section 2.1), and none whose s is 0. With adam the weight decay is part of the g_r. On one rank nothing is left out.
+pixel that is nearly always black. So no w moves further than Adam itself could move it, by
+lr (1 - beta1) / sqrt(1 - beta2) (Kingma and Ba, ICLR 2015, section 2.1), and none whose s is 0. With adam the weight
+decay is part of the g_r. On one rank nothing is left out.
 (Tang et al., "1-bit Adam: communication efficient large-scale training with Adam's convergence speed", ICML 2021)"""
 
 import copy
