@@ -45,7 +45,8 @@ ALIKE = 0
 
 def compressed_lines() -> list[tuple[tuple[int, ...], str, int]]:
     """Each strategy whose messages may be compressed, by each method that it takes."""
-    steps, rounds = f"{BASE} --steps 60", f"{BASE} --rounds 30"
+    steps = f"{BASE} --steps 60"
+    rounds = f"{BASE.replace('--batch-size 5', '--local-batch 5')} --rounds 30"
     of_gradients = [*CODECS, "sign:vote", "powersgd:1", "dgc:0.1", "onebit-adam --optimizer adam"]
     lines = [
         *((f"allreduce{more} {steps}", of_gradients) for more in ("", " --overlap --bucket-mib 0.0001")),
