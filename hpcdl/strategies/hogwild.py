@@ -91,10 +91,11 @@ def train(
     topology: Callable[[int], Topology] | None = None,
     rule: str = RULES[0],
     compress: str = "none",
+    seed: int = 0,
 ) -> np.ndarray:
     """Train on all ranks of `comm`, each with `threads` threads; return the vector that this rank works on. batch:
     examples of an update. join: all-reduce or gossip. topology(n): gossip's graph of n vectors. rule: for W (RULES).
-    compress: method of compression of what is joined."""
+    compress, seed: method of compression of what is joined, and the key of its random numbers."""
     from mpi4py import MPI
 
     from hpcdl.comm import refuse_together
@@ -119,7 +120,7 @@ def train(
     with refuse_together(comm.mpi):
         if one and not alone and compress != "none":
             raise UsageError("--compress: all ranks work on one vector, and send nothing; leave it out")
-        meet = None if one else joining(run, sharing, model, w, join, topology, rule, compress)
+        meet = None if one else joining(run, sharing, model, w, join, topology, rule, (compress, seed))
         settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch, "turns": turns}
         settings |= {"exchange_every": exchange_every, "words": words}
         settings |= {"first": sharing.place * threads, "count": sharing.sharers * threads}
@@ -168,6 +169,7 @@ def train_on_servers(
     batch: int = 1,
     exchange_every: int = 0,
     compress: str = "none",
+    seed: int = 0,
 ) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` ranks hold the vector, the other ranks do whole rounds.
     Return all parameters on rank 0 and the workers, on other servers their slice."""
@@ -208,7 +210,7 @@ def train_on_servers(
     store = ParameterStore(
         comm,
         StoreLayout(model.layout.size, comm.size, model.layout.dtype, servers),
-        Serving(Consistency("async"), compression=StoreCompression(compress, seed=run.options.seed)),
+        Serving(Consistency("async"), compression=StoreCompression(compress, seed=seed)),
         initial=whole,
         start=run.step,
         horizon=held.horizon_of_store if comm.rank == 0 else None,
@@ -298,15 +300,23 @@ def decays_of(bookkeeping: Communicator, data: Data, share: tuple[int, int], opt
 
 
 def joining(
-    run: Run, sharing: VectorSharing, model: Any, w: Array, join: str, graph: Any, rule: str, compress: str
+    run: Run,
+    sharing: VectorSharing,
+    model: Any,
+    w: Array,
+    join: str,
+    graph: Any,
+    rule: str,
+    compression: tuple[str, int],
 ) -> Callable[[int], None]:
-    """Return the function that joins the vectors; all ranks call it, with 0, 1, 2, ... Raises UsageError."""
+    """Return the function that joins the vectors; all ranks call it, with 0, 1, 2, ... compression: the method, and the
+    seed of its random numbers. Raises UsageError."""
     if join not in JOINS[:2]:
         raise unknown("join", join, JOINS)
     if join == "gossip":
-        join_owners = gossiping(run, sharing, w, graph(sharing.vectors), rule, compress)
+        join_owners = gossiping(run, sharing, w, graph(sharing.vectors), rule, *compression)
     else:
-        join_owners = averaging(run, sharing, model, w, compress)
+        join_owners = averaging(run, sharing, model, w, *compression)
 
     def meet(time: int) -> None:
         sharing.meet()
@@ -317,7 +327,9 @@ def joining(
     return meet
 
 
-def averaging(run: Run, sharing: VectorSharing, model: Any, w: Array, compress: str) -> Callable[[int], None]:
+def averaging(
+    run: Run, sharing: VectorSharing, model: Any, w: Array, compress: str, seed: int
+) -> Callable[[int], None]:
     """Return the function by which the vectors' first ranks average them, in compressed messages or in plain ones."""
     from hpcdl.checkpoint.state import Same
     from hpcdl.comm.compression import compressed
@@ -326,7 +338,7 @@ def averaging(run: Run, sharing: VectorSharing, model: Any, w: Array, compress: 
     if compress == "none":
         return lambda time: owners.all_reduce(w, op="mean")
     start = w.copy()  # the vector after the last joining
-    state = compressed(compress, w.size, w.dtype, run.options.seed, model.layout)
+    state = compressed(compress, w.size, w.dtype, seed, model.layout)
     track_state(run, state)
     run.track("joined", Same(start))
 
@@ -339,7 +351,7 @@ def averaging(run: Run, sharing: VectorSharing, model: Any, w: Array, compress: 
 
 
 def gossiping(
-    run: Run, sharing: VectorSharing, w: Array, graph: Topology, rule: str, compress: str
+    run: Run, sharing: VectorSharing, w: Array, graph: Topology, rule: str, compress: str, seed: int
 ) -> Callable[[int], None]:
     """Return the function of a round of gossip among the vectors' first ranks. Raises UsageError."""
     from hpcdl.checkpoint.state import PerRank
@@ -348,12 +360,12 @@ def gossiping(
 
     check_gossip(compress, graph)
     check_mixing(mixing_over_period(graph, rule))
-    matrix, owners = matrices(graph, rule), sharing.owners
+    matrix, owners, memory = matrices(graph, rule), sharing.owners, run.memory
     run.report(topology=graph.spec, mixing=rule)
     if compress == "none":
-        gossip = None if owners is None else Gossip(owners, w, run.memory)
+        gossip = None if owners is None else Gossip(owners, w, memory)
         return lambda time: gossip.round(matrix(time))  # type: ignore[union-attr]  # called where it is
-    choco = None if owners is None else ChocoGossip(owners, w, matrix(0), compress, 0.0, run.options.seed, run.memory)
+    choco = None if owners is None else ChocoGossip(owners, w, matrix(0), compress, 0.0, seed, memory)
     kept = (w.copy(), w.copy()) if choco is None else (choco.estimate, choco.mixed)
     for name, vector in zip(("estimate", "mixed_estimates"), kept, strict=True):
         run.track(name, PerRank(vector))
@@ -475,7 +487,7 @@ def check(options: HogwildOptions, ranks: int, model: Any) -> None:
 
 def start(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> None:
     options: Any = run.options
-    settings = {name: getattr(options, name) for name in ("threads", "locking", "exchange_every", "compress")}
+    settings = {name: getattr(options, name) for name in ("threads", "locking", "exchange_every", "compress", "seed")}
     settings["batch"] = options.batch_size
     if options.join == "servers":
         train_on_servers(comm, model, data, optimizer, run, servers=options.servers, **settings)
