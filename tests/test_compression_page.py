@@ -17,9 +17,9 @@ def test_from_the_plan_to_the_model(environment, tmp_path):
     write_shown(shown, tmp_path)
     as_printed([each for each in shown if not each[0].startswith("cat ")], tmp_path, environment)
     rows = json.loads((tmp_path / "runs/methods/results.json").read_text())["lines"]
-    assert len(rows) == 5
+    assert len(rows) == 6
     run = json.loads((tmp_path / "runs/model/summary.json").read_text())
-    assert run["compress"] == "powersgd" and run["test_accuracy"] > 0.95
+    assert run["compress"] == "topk" and run["test_accuracy"] > 0.95
 
 
 @pytest.mark.long

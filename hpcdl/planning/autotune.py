@@ -20,7 +20,12 @@ from hpcdl.planning.time_report import rate
 
 SAME = ["train-allreduce", "train-allreduce --overlap", *(f"train-fully-sharded --stage {n}" for n in (1, 2, 3))]
 SAME += ["train-parameter-server", "train-parameter-server --servers-on-workers"]
-OTHER = ("train-local-sgd --sync-every 8", "train-gossip --topology ring", "train-parameter-server --consistency async")
+OTHER = (
+    "train-local-sgd --sync-every 8",
+    "train-local-sgd --sync-every 8 --compress topk",
+    "train-gossip --topology ring",
+    "train-parameter-server --consistency async",
+)
 GRIDS = 16  # most grids with a forecast, the first in the order of fitting.py
 SHOWN = 16
 
