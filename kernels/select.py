@@ -18,18 +18,18 @@ from numba.extending import intrinsic
 from hpcdl.kernels.bind import block, elementwise, function
 
 SAMPLES = 4096
-GROUP = 32  # values that the pass looks at together
+GROUP = 64  # values that the pass looks at together
 BINS = 2048
 
 
 @intrinsic
 def lowest_bit(context, word):
-    """Return the number of the lowest bit that is set in a word of 32 bits, which is not 0."""
+    """Return the number of the lowest bit that is set in a word of 64 bits, which is not 0."""
 
     def generate(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.IntType(1)(1))
 
-    return types.int32(types.int32), generate
+    return types.int64(types.int64), generate
 
 
 @function
@@ -57,16 +57,19 @@ def select_largest(x, indices):
         rank = min(SAMPLES - 1, int(expected + 4 * np.sqrt(expected)) + 4)
         lower = x.dtype.type(np.partition(sample, SAMPLES - 1 - rank)[SAMPLES - 1 - rank])
     found = np.empty(n, np.uint32)
+    hits = np.zeros(GROUP, np.uint8)
+    words = hits.view(np.int64)
     whole = n // GROUP * GROUP
     count = 0
     for start in range(0, whole, GROUP):
-        hits = np.int32(0)
-        for i in range(GROUP):  # a bit for each; NaN is a hit
-            hits |= np.int32(0) if abs(x[start + i]) < lower else np.int32(1) << np.int32(i)
-        while hits:
-            found[count] = start + lowest_bit(hits)
-            count += 1
-            hits &= hits - np.int32(1)
+        for i in range(GROUP):
+            hits[i] = np.uint8(0) if abs(x[start + i]) < lower else np.uint8(1)  # NaN is a hit
+        for w in range(GROUP // 8):
+            word = words[w]
+            while word:
+                found[count] = start + 8 * w + (lowest_bit(word) >> 3)
+                count += 1
+                word &= word - 1
     for i in range(whole, n):
         found[count] = i
         count += 0 if abs(x[i]) < lower else 1

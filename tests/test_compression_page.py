@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from printed import as_printed, commands, shell, write_shown
+import ready_ranks
+from printed import as_printed, commands, program, shell, write_shown
 
 PAGE = (Path(__file__).parents[1] / "docs" / "compression.md").read_text()
 PLAIN = [line[4:] for line in PAGE.splitlines() if re.match("    (mpiexec|hpcdl) ", line)]
@@ -22,12 +23,12 @@ def test_from_the_plan_to_the_model(environment, tmp_path):
     assert run["compress"] == "topk" and run["test_accuracy"] > 0.95
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("command", [each for each in PLAIN if "compare" not in each])
-def test_other_commands_run(command, environment, tmp_path):
-    """Shorter: with two epochs, or rounds."""
-    length = "" if "--steps" in command else " --rounds 2" if "federated" in command else " --epochs 2"
-    done = shell(f"{command}{length} --progress none --out none", tmp_path, environment)
+def test_other_commands_run(command, tmp_path):
+    """Shorter: with few steps, or rounds."""
+    length = "" if "--epochs" in command else " --rounds 2" if "federated" in command else " --steps 5"
+    started = program(f"{command}{length} --progress none --out none")
+    done = ready_ranks.run(*started, tmp_path, 120, {})
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from hpcdl.comm.gossip.topology import Topology
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.kernels.reduce import add_scaled
 from hpcdl.runs.options import Options, option
 from hpcdl.strategies.description import CODING, Call, Communicator, Memory, Run, Workload
 
@@ -59,6 +58,8 @@ def check_gossip(spec: str, graph: Topology) -> None:
 
 def average_by_differences(comm: Communicator, w: Array, start: Array, state: Any) -> None:
     """w <- start + the mean over the ranks of w - start, in compressed messages. start: equal on all ranks."""
+    from hpcdl.kernels.reduce import add_scaled
+
     add_scaled(w, start, -1.0)
     comm.all_reduce_compressed(w, state, op="mean")
     add_scaled(w, start, 1.0)

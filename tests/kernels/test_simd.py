@@ -95,4 +95,5 @@ def test_vectorized(name, kind, widest):
     element = case.make(1, 3, dtype, np.random.default_rng(0))[0].dtype
     count = packed(machine_code(kernel, element))
     print(f"\n{name} {dtype}: packed instructions {count}", end="")
-    assert count[widest], f"{count}: nothing in the widest registers, {widest}mm"
+    wide = sum(count[name] for name in "xyz" if name >= widest)  # a conversion may take wider ones than a plain loop
+    assert wide, f"{count}: nothing in the widest registers, {widest}mm"
