@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hpcdl.planning import memory
+from hpcdl.planning import fitting
 from hpcdl.scripts.plan import main
 
 
@@ -25,7 +25,7 @@ def test_the_list_and_the_help(capsys):
 
 
 def test_16_bits_fit_where_32_do_not(capsys, monkeypatch):
-    monkeypatch.setattr(memory, "resident", lambda: 200 << 20)  # this process has run other tests before
+    monkeypatch.setattr(fitting, "resident", lambda: 200 << 20)  # this process has run other tests before
     for bits, count in ("16", 1), ("32", 0):
         words = ["--model", "gpt2-xl", "--ranks", "1", "--batch-size", "1", "--fit", "28GiB"]
         main(["memory", *words, "--bits", bits])
