@@ -151,7 +151,7 @@ def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
     """Return, for each size, the fastest algorithm's name and each candidate's microseconds. Equal on all ranks."""
     memory = node_memory(comm)
     sharing = ["shared" if memory.nodes == 1 else "hierarchical"] if memory.usable and memory.ranks_per_node > 1 else []
-    fastest, microseconds = [], []
+    fastest, microseconds = list[str](), list[dict[str, float]]()
     window = None if not sharing else memory.empty(SIZES[-1] // 4, np.dtype(np.float32))
     plain, ranks = np.ones(SIZES[-1] // 4, np.float32), comm.Get_size()
     halving = "circulant" if ranks & (ranks - 1) else "recursive"  # which then takes the same steps
