@@ -7,8 +7,7 @@ the core between two polls:
 
     activity.block(condition)         nothing else is in flight: a yield after every 50 polls; after each poll while a
                                       yield takes longer than one to nobody, as another process has run on this core,
-                                      perhaps the awaited one. A wait for other nodes naps after 1 ms, for a hundredth
-                                      of the time that it has taken, from 20 us to 1 ms
+                                      perhaps the awaited one. A wait for other nodes naps 20 us at a time after 1 ms
     activity.advance_others()         operations advance, then a yield; no sleep, as their work looks like preemption
     nap_until(condition, "wait")      `pause`: yields for 200 us, then naps of an eighth of the wait, at most 1 ms
     compiled_schedule.py,             the same in compiled code, with up to 64 polls of MPI or 2,000 of a flag between
@@ -127,10 +126,10 @@ class Activity:
     def nap_for_network(self, begun: int) -> bool:
         """Nap if the wait since `begun` is long, and return True: messages of other nodes are not lost meanwhile, and
         each poll of a socket delays the kernel, which processes packets on these cores."""
-        waited = clock() - begun
-        if waited > PATIENT:
-            time.sleep(min(LONGEST, max(NAP, waited / 1e11)))
-        return waited > PATIENT
+        patient = clock() - begun > PATIENT
+        if patient:
+            time.sleep(NAP)  # longer ones would let the buffers of sockets run empty
+        return patient
 
     def yield_core(self) -> None:
         """Yield the core, and set how many polls may pass before the next yield (as in kernels/shared.py)."""
