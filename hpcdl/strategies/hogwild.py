@@ -188,7 +188,7 @@ def train_on_servers(
             raise UsageError("--join servers adds up the workers' changes, which share no optimizer state: take sgd")
     whole = model.initialize(run.random) if comm.rank == 0 else None
     w = np.empty(model.layout.size, model.layout.dtype) if works else None
-    residuals = comm.size - servers if compress != "none" and feedback_of(compress) else 0
+    residuals = comm.size - servers if feedback_of(compress) else 0
     held = OnServers(run, model, w if whole is None else whole, optimizer, works, residuals)
     bookkeeping, stopwatch, memory = run.bookkeeping, run.stopwatch, run.memory
     crowded = outnumbered(bookkeeping, threads, comm.rank == 0)

@@ -108,7 +108,7 @@ def train(
         optimizer.average_from *= len(layout.clients)  # counts updates
     whole = CPU.array(model.initialize(run.random)) if leads else None
     pulled: Any = abilities_of(model).device.empty(size, model.layout.dtype) if works else None
-    residuals = len(layout.clients) if compress != "none" and feedback_of(compress) else 0
+    residuals = len(layout.clients) if feedback_of(compress) else 0
     held = OnServers(run, model, pulled if whole is None else whole, optimizer, works, residuals)
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
     run.report(compress=compress, compress_pull=compress_pull)

@@ -81,8 +81,8 @@ def make_codec(spec: str, dtype: DTypeLike) -> VectorCodec:
 
 
 def feedback_of(spec: str) -> bool:
-    """Return True if the method keeps what its messages leave out. UsageError: a bad spec."""
-    return parse(spec)[1]
+    """Return True if the method keeps what its messages leave out; none does not. UsageError: a bad spec."""
+    return spec != "none" and parse(spec)[1]
 
 
 def codecs() -> list[str]:
