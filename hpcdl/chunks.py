@@ -33,3 +33,12 @@ def longest_first(lengths: Sequence[float], parts: int) -> list[int]:
         load, found[i] = loads[0]
         heapq.heapreplace(loads, (load + lengths[i], found[i]))
     return found
+
+
+def zigzag(n: int, parts: int, part: int) -> list[slice]:
+    """Return the two chunks, `part` and 2 parts - 1 - part, of 2 parts equal chunks of n elements; one part: all of it.
+    Work that grows with the position, as a token's causal attention does, is then the same for all parts."""
+    if parts == 1:
+        return [slice(0, n)]
+    each = n // (2 * parts)
+    return [slice(k * each, (k + 1) * each) for k in (part, 2 * parts - 1 - part)]

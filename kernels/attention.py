@@ -70,30 +70,30 @@ def read_inputs(qkv, column, size, scale, q, q_t, k, v):
 
 
 @function
-def scores(a, b, j0, i0, keys, queries, lanes, size, s):
+def scores(a, b, j0, i0, keys, queries, lanes, size, diagonal, s):
     """s[j, i] <- sum_d a[j0 + j, d] b[d, i0 + i]; on the diagonal, only for i from the first full vector below j on."""
     wide = a.shape[1]
     for j in range(0, keys, ROWS):
-        for i in range(first_query(j, lanes, i0, j0), queries, lanes):
+        for i in range(first_query(j, lanes, diagonal), queries, lanes):
             write_tile(a, (j0 + j) * wide, wide, 1, b, i0 * wide + i, TILE, s, j * TILE + i, TILE, size)
 
 
 @function
-def sum_over_keys(s, b, j0, i0, keys, queries, lanes, c):
+def sum_over_keys(s, b, j0, i0, keys, queries, lanes, diagonal, c):
     """c[i0 + i, d] += sum_j s[j, i] b[j0 + j, d]."""
     wide = b.shape[1]
     for i in range(0, queries, ROWS):
-        count = min(keys, i + ROWS) if i0 == j0 else keys
+        count = min(keys, i + ROWS) if diagonal else keys
         for d in range(0, wide, lanes):
             add_tile(s, i, 1, TILE, b, j0 * wide + d, wide, c, (i0 + i) * wide + d, wide, count)
 
 
 @function
-def sum_over_queries(s, b, j0, i0, keys, queries, lanes, c):
+def sum_over_queries(s, b, j0, i0, keys, queries, lanes, diagonal, c):
     """c[j0 + j, d] += sum_i s[j, i] b[i0 + i, d]."""
     wide = b.shape[1]
     for j in range(0, keys, ROWS):
-        first = first_query(j, lanes, i0, j0)
+        first = first_query(j, lanes, diagonal)
         for d in range(0, wide, lanes):
             add_tile(
                 s,
@@ -111,9 +111,9 @@ def sum_over_queries(s, b, j0, i0, keys, queries, lanes, c):
 
 
 @function
-def first_query(j, lanes, i0, j0):
-    """Return the first query for which `scores` computes key j of a tile."""
-    return j // ROWS * ROWS // lanes * lanes if i0 == j0 else 0
+def first_query(j, lanes, diagonal):
+    """Return the first query for which `scores` computes key j of a tile; diagonal: the tile's place."""
+    return j // ROWS * ROWS // lanes * lanes if diagonal else 0
 
 
 # The loops below go over whole tiles, also where `queries` is less: the compiler knows how long they are.
@@ -200,7 +200,7 @@ def causal_attention(qkv, length, size, scale, a, lse):
                 top[:], norm[:] = lowest, 0
                 for j0 in range(0, i0 + 1, TILE):
                     keys = min(TILE, tall - j0)
-                    scores(k, q_t, j0, i0, keys, queries, lanes, size, s)
+                    scores(k, q_t, j0, i0, keys, queries, lanes, size, i0 == j0, s)
                     factor[:] = top
                     if i0 == j0:
                         clear_above(s, keys, -np.inf)
@@ -208,7 +208,7 @@ def causal_attention(qkv, length, size, scale, a, lse):
                     if j0 > 0:
                         shrink(factor, top, norm, total[i0:])
                     exponentials(s, keys, top, norm)
-                    sum_over_keys(s, v, j0, i0, keys, queries, lanes, total)
+                    sum_over_keys(s, v, j0, i0, keys, queries, lanes, i0 == j0, total)
                 for i in range(min(TILE, length - i0)):
                     write_row(total[i0 + i], one / norm[i], a[row + i0 + i, at : at + size])
                     lse[row + i0 + i, at // size] = top[i] + math.log(norm[i])
@@ -236,15 +236,15 @@ def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
                 keys = min(TILE, tall - j0)
                 for i0 in range(j0, length, TILE):
                     queries = min(TILE, tall - i0)
-                    scores(k, q_t, j0, i0, keys, queries, lanes, size, s)
-                    scores(v, g_t, j0, i0, keys, queries, lanes, size, ds)
+                    scores(k, q_t, j0, i0, keys, queries, lanes, size, i0 == j0, s)
+                    scores(v, g_t, j0, i0, keys, queries, lanes, size, i0 == j0, ds)
                     scores_backward(s, ds, keys, offset[i0:], along[i0:])
                     if i0 == j0:
                         clear_above(s, keys, 0)
                         clear_above(ds, keys, 0)
-                    sum_over_queries(s, g, j0, i0, keys, queries, lanes, dv)
-                    sum_over_queries(ds, q, j0, i0, keys, queries, lanes, dk)
-                    sum_over_keys(ds, k, j0, i0, keys, queries, lanes, dq)
+                    sum_over_queries(s, g, j0, i0, keys, queries, lanes, i0 == j0, dv)
+                    sum_over_queries(ds, q, j0, i0, keys, queries, lanes, i0 == j0, dk)
+                    sum_over_keys(ds, k, j0, i0, keys, queries, lanes, i0 == j0, dq)
             for i in range(length):
                 write_row(dq[i], scale, dqkv[row + i, at : at + size])
                 write_row(dk[i], one, dqkv[row + i, width + at : width + at + size])

@@ -17,6 +17,7 @@ import numpy as np
 from hpcdl.kernels import (
     activation,
     attention,
+    block_attention,
     convert,
     dropout,
     embedding,
@@ -257,6 +258,22 @@ def attended_backward(rows, columns, dtype, random):
     return qkv, a, signed(random, a.shape, dtype), lse, length, size, scale, np.empty_like(qkv)
 
 
+def attended_block(rows, columns, dtype, random):
+    """Make arguments: qkv, kv, length, first query, keys, size, scale, and to change: a, lse."""
+    qkv, length, size, scale, a, lse = attended(rows, columns, dtype, random)
+    a[...], lse[...] = signed(random, a.shape, dtype), signed(random, lse.shape, dtype)
+    kv = signed(random, (rows, qkv.shape[1] - columns), dtype)
+    return qkv, kv, length, length // 3, (length + 1) // 2, size, scale, a, lse
+
+
+def attended_block_backward(rows, columns, dtype, random):
+    """Make arguments: qkv, kv, a, da, lse, length, first query, keys, size, scale, and to add to: dqkv, dkv."""
+    qkv, kv, *where, a, lse = attended_block(rows, columns, dtype, random)
+    references.attend_block(qkv, kv, *where, a, lse)
+    da, dqkv, dkv = (signed(random, each.shape, dtype) for each in (a, qkv, kv))
+    return qkv, kv, a, da, lse, *where, dqkv, dkv
+
+
 def shard(rows, columns, dtype, random):
     """Make arguments: outputs of half of the classes, labels of all classes, first class, tops; to write: dz, sums."""
     z = (6 * random.random((rows, columns), np.float32) - 3).astype(dtype)
@@ -354,6 +371,17 @@ CASES = {
     ),
     "causal_attention_backward": KernelCase(
         attention.causal_attention_backward, attended_backward, bytes_of(0, 1, 2, 3, 7), "arithmetic", 128, nan=False
+    ),
+    "attend_block": KernelCase(
+        block_attention.attend_block, attended_block, bytes_of(0, 1, 7, 8), "arithmetic", 128, nan=False
+    ),
+    "attend_block_backward": KernelCase(
+        block_attention.attend_block_backward,
+        attended_block_backward,
+        bytes_of(0, 1, 2, 3, 10, 11),
+        "arithmetic",
+        128,
+        nan=False,
     ),
     "logistic": KernelCase(loss.logistic, binary_labels, bytes_of(0, 1, 2), "arithmetic", 1),
     "hinge": KernelCase(loss.hinge, binary_labels, bytes_of(0, 1, 2), columns=1),

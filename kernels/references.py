@@ -465,3 +465,34 @@ def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
     p, g = np.exp(attention_scores(q, k, scale) - by_heads(lse, length, heads)), by_heads(da, length, heads)
     ds = p * (g @ v.swapaxes(2, 3) - (g * by_heads(a, length, heads)).sum(axis=3, keepdims=True))
     dq[...], dk[...], dv[...] = scale * (ds @ k), scale * (ds.swapaxes(2, 3) @ q), p.swapaxes(2, 3) @ g
+
+
+def block_scores(qkv, kv, length, first, keys, size, scale, heads):
+    """Return q of the queries from `first` on, k and v of the first keys, for each head of q, and the scaled scores."""
+    shared = kv.shape[1] // 2 // size
+    q = by_heads(qkv[:, : heads * size], length, heads)[:, :, first:]
+    k, v = (by_heads(each, length, shared)[:, :, :keys] for each in np.split(kv, 2, axis=1))
+    k, v = (np.tile(each, (1, heads // shared, 1, 1)) for each in (k, v))
+    return q, k, v, scale * (q @ k.swapaxes(2, 3))
+
+
+def attend_block(qkv, kv, length, first, keys, size, scale, a, lse):
+    heads = a.shape[1] // size
+    _, _, v, s = block_scores(qkv, kv, length, first, keys, size, scale, heads)
+    a, lse = (by_heads(each, length, heads)[:, :, first:] for each in (a, lse))
+    after = np.logaddexp(lse, np.logaddexp.reduce(s, axis=3, keepdims=True))
+    a[...] = np.exp(lse - after) * a + np.exp(s - after) @ v
+    lse[...] = after
+
+
+def attend_block_backward(qkv, kv, a, da, lse, length, first, keys, size, scale, dqkv, dkv):
+    heads, shared = a.shape[1] // size, kv.shape[1] // 2 // size
+    q, k, v, s = block_scores(qkv, kv, length, first, keys, size, scale, heads)
+    a, g, lse = (by_heads(each, length, heads)[:, :, first:] for each in (a, da, lse))
+    dq = by_heads(dqkv[:, : heads * size], length, heads)[:, :, first:]
+    dk, dv = (by_heads(each, length, shared)[:, :, :keys] for each in np.split(dkv, 2, axis=1))
+    p = np.exp(s - lse)
+    ds = p * (g @ v.swapaxes(2, 3) - (g * a).sum(axis=3, keepdims=True))
+    dq += scale * (ds @ k)
+    for into, each in ((dk, scale * (ds.swapaxes(2, 3) @ q)), (dv, p.swapaxes(2, 3) @ g)):
+        into += each.reshape(len(each), heads // shared, shared, *each.shape[2:]).sum(axis=1)

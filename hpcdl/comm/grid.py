@@ -1,29 +1,34 @@
-"""The process grid of three axes: replicas of the model, stages of a replica, parts of each stage's layers.
+"""The process grid: replicas of the model, stages of a replica, shares of its sequences, parts of a stage's layers.
 
     data 2, pipeline 2, tensor 2        replica 0              replica 1
                                         tensor 0   tensor 1    tensor 0   tensor 1
                       stage 0           rank 0     rank 1      rank 4     rank 5
                       stage 1           rank 2     rank 3      rank 6     rank 7
 
-    rank = (d * pipeline + p) * tensor + t
+    rank = ((d * pipeline + p) * context + c) * tensor + t
 
 Each rank is in a group along each axis, of the ranks that differ on this axis alone. Pipeline ends are in one more:
 
     group       ranks that share      of rank 5     what they do together
-    data        p and t               1 5           add up gradients
-    pipeline    d and t               5 7           send activations, and their gradients
-    tensor      d and p               4 5           multiply by the parts of a matrix
-    ends        d and t, p at an end  5 7           add up gradients of tied embeddings
+    data        p, c and t            1 5           copies of the model with other examples
+    pipeline    d, c and t            5 7           send activations, and their gradients
+    context     d, p and t            5             send keys and values, of other tokens of the same examples
+    tensor      d, p and c            4 5           multiply by the parts of a matrix
+    copies      p and t               1 5           add up gradients
+    ends        d, c and t, p at an   5 7           add up gradients of tied embeddings
+                end
 
-Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node. Data is
-the outermost: one exchange for each update. (The order of Narayanan et al., "Efficient large-scale language model
+Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node; context
+comes next, with messages in each attention. Data is the outermost: one exchange for each update. (The order of Narayanan et al., "Efficient large-scale language model
 training on GPU clusters using Megatron-LM", SC 2021.)"""
+
+import functools
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError, nearest
 from hpcdl.formatting import counted
 
-AXES = ("data", "pipeline", "tensor")
+AXES = ("data", "pipeline", "context", "tensor")
 
 
 def parse_grid(text: str, size: int) -> dict[str, int]:
@@ -51,7 +56,7 @@ def check_grid(grid: dict[str, int], size: int) -> None:
     text = ",".join(f"{axis}={number}" for axis, number in grid.items())
     if min(grid.values()) < 1:
         raise UsageError(f"grid {text}: each axis has at least 1 rank")
-    replica = grid["pipeline"] * grid["tensor"]
+    replica = grid["pipeline"] * grid["context"] * grid["tensor"]
     ranks = grid["data"] * replica
     if ranks != size:
         fitting = "" if size % replica else f", or take data={size // replica}"
@@ -60,23 +65,29 @@ def check_grid(grid: dict[str, int], size: int) -> None:
 
 
 class Grid:
-    """This rank's place on the grid, and its groups `data`, `pipeline`, `tensor` and `ends`: communicators that share
-    the traffic counts of `comm`. Made collectively; UsageError if `comm` has another size than the grid.
-    shape: (data, pipeline, tensor). place: (d, p, t), which are also the rank's numbers in its groups data, pipeline
-    and tensor. ends: group of the first and last stage; None on other stages, and if there is one stage."""
+    """This rank's place on the grid, and its groups of each axis, `copies` and `ends`: communicators that share the
+    traffic counts of `comm`. Made collectively; UsageError if `comm` has another size than the grid.
+    shape: ranks along each of AXES. place: (d, p, c, t), which are also the rank's numbers in its groups. ends: group of
+    the first and last stage; None on other stages, and if there is one stage."""
 
-    def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, tensor: int = 1):
-        check_grid({"data": data, "pipeline": pipeline, "tensor": tensor}, comm.size)
-        self.shape = data, pipeline, tensor
-        self.place = d, p, t = place(comm.rank, self.shape)
-        self.data = comm.split(p * tensor + t, d, "data")
-        self.pipeline = comm.split(d * tensor + t, p, "pipeline")
-        self.tensor = comm.split(d * pipeline + p, t, "tensor")
+    def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, context: int = 1, tensor: int = 1):
+        self.shape = data, pipeline, context, tensor
+        check_grid(dict(zip(AXES, self.shape, strict=True)), comm.size)
+        self.place = place(comm.rank, self.shape)
+        self.data, self.pipeline, self.context, self.tensor = (self._along(comm, axis) for axis in AXES)
+        self.copies = self.data if context == 1 else self._along(comm, "data", "context")
         self.ends = two_ends(self.pipeline)
+
+    def _along(self, comm: Communicator, *axes: str) -> Communicator:
+        """Return the group of the ranks that differ on these axes alone, ordered by rank; collective."""
+        others = [number for axis, number in zip(AXES, self.place, strict=True) if axis not in axes]
+        sizes = [size for axis, size in zip(AXES, self.shape, strict=True) if axis not in axes]
+        color = functools.reduce(lambda total, each: total * each[1] + each[0], zip(others, sizes, strict=True), 0)
+        return comm.split(color, comm.rank, "-".join(axes))
 
     def free(self) -> None:
         """Free the groups; `comm` stays. Collective."""
-        for group in (self.data, self.pipeline, self.tensor):
+        for group in {id(each): each for each in (self.data, self.pipeline, self.context, self.tensor, self.copies)}.values():
             group.free()
 
 
@@ -87,7 +98,10 @@ def two_ends(comm: Communicator) -> Communicator | None:
     return comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
 
 
-def place(rank: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return (d, p, t) of a rank on the grid."""
-    _, pipeline, tensor = shape
-    return rank // (pipeline * tensor), rank // tensor % pipeline, rank % tensor
+def place(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers of a rank along the axes of a grid, the last axis innermost."""
+    numbers = []
+    for size in reversed(shape):
+        rank, number = divmod(rank, size)
+        numbers.append(number)
+    return tuple(reversed(numbers))

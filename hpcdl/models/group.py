@@ -9,13 +9,16 @@ rows computes a summand of all outputs from a part of the inputs. f precedes the
 
 With sequence parallelism each rank holds 1 / size of the rows of an array outside of f ... g, so f and g return another
 array. (Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing activation recomputation", 2022)
+The interface of context parallelism is `ContextGroup`: ranks that hold different tokens of the same sequences.
 
     method               takes                        returns
     f, g_backward        an array of the caller's     that array, or another one that the caller gives back to the pool
     g, f_backward        an array from the pool       that array, or another one from the pool in exchange"""
 
+import math
 from typing import Protocol
 
+from hpcdl.kernels import attention
 from hpcdl.kernels.device import Array
 from hpcdl.models.pool import Pool
 
@@ -47,3 +50,45 @@ class IdentityGroup:
 
     def all_reduce(self, array: Array, op: str = "sum") -> None:
         """Leave the array unchanged."""
+
+
+class ContextGroup(Protocol):
+    """The ranks that share the tokens of sequences; hpcdl/parallel/ has ring_attention.py and ulysses.py.
+    length: tokens of a sequence on this rank. qkv: (sequences * length, (heads + 2 kv_heads) * size), from the pool,
+    which `attention` keeps or gives back. a, da: (sequences * length, heads * size)."""
+
+    rank: int
+    size: int
+
+    def tokens(self, length: int) -> list[slice]:
+        """Return this rank's tokens of a sequence of `length` tokens in all, in their order."""
+
+    def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Pool) -> tuple[Array, tuple[Array, ...]]:
+        """Return the attention of this rank's queries to all tokens before them, and arrays saved for backward."""
+
+    def attention_backward(
+        self, saved: tuple[Array, ...], a: Array, da: Array, length: int, size: int, pool: Pool
+    ) -> Array:
+        """Return the gradient by qkv, from the pool."""
+
+
+class WholeContext:
+    """The group of a rank that has all tokens: attention without messages."""
+
+    rank, size = 0, 1
+
+    def tokens(self, length: int) -> list[slice]:
+        return [slice(0, length)]
+
+    def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Pool) -> tuple[Array, tuple[Array, ...]]:
+        a, lse = pool.take(len(qkv), heads * size), pool.take(len(qkv), heads)
+        attention.causal_attention(qkv, length, size, 1 / math.sqrt(size), a, lse)
+        return a, (qkv, lse)
+
+    def attention_backward(
+        self, saved: tuple[Array, ...], a: Array, da: Array, length: int, size: int, pool: Pool
+    ) -> Array:
+        qkv, lse = saved
+        dqkv = pool.take(*qkv.shape)
+        attention.causal_attention_backward(qkv, a, da, lse, length, size, 1 / math.sqrt(size), dqkv)
+        return dqkv

@@ -136,14 +136,14 @@ class Layered:
     def forward_backward(self, weights: Weights, batch: Any) -> float:
         """Run forward and backward through all layers; return the sum of losses."""
         layers = range(len(self.layers))
-        (loss, _), tape = self.forward(weights, batch.x, layers, self.targets(batch), batch=batch)
+        (loss, _), tape = self.forward(weights, self.inputs(batch), layers, self.targets(batch), batch=batch)
         self.backward(weights, tape, None, layers)
         return loss
 
     def score(self, weights: Weights, batch: Any) -> tuple[float, float]:
         """Return (sum of losses, score) by one forward pass, which keeps no data for backward."""
         layers = range(len(self.layers))
-        result, tape = self.forward(weights, batch.x, layers, self.targets(batch), keep=False, batch=batch)
+        result, tape = self.forward(weights, self.inputs(batch), layers, self.targets(batch), keep=False, batch=batch)
         self.release(tape)
         return result
 
@@ -184,7 +184,12 @@ class Layered:
         for layer, saved in tape:
             layer.release(saved)
 
+    def inputs(self, batch: Any) -> Any:
+        """Return the input of the first layer."""
+        return batch.x
+
     def targets(self, batch: Any) -> Array:
+        """Return the targets of the rows of the loss."""
         return batch.y
 
     def last_rows(self, z: Array) -> Array:

@@ -18,6 +18,7 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
+from hpcdl.models.group import ContextGroup, WholeContext
 from hpcdl.models.layered import Layered, initial
 from hpcdl.models.layout import Hyperslab, piece
 from hpcdl.models.losses import Loss
@@ -27,16 +28,21 @@ from hpcdl.random import Random
 
 class ModelPart(Layered):
     """The layers `chunks` (ranges of numbers; None: all) of `model`, each cut to part share[0] of share[1].
-    group: the operators between the parts of a layer (group.py). Raises UsageError if the model cannot be cut so."""
+    group: the operators between the parts of a layer (group.py). context: ranks that share the tokens of sequences;
+    None: this rank has all of them. Raises UsageError if the model cannot be cut so."""
 
-    def __init__(self, model: Layered, chunks: Any = None, share: tuple[int, int] = (0, 1), group: Any = None):
+    def __init__(
+        self,
+        model: Layered,
+        chunks: Any = None,
+        share: tuple[int, int] = (0, 1),
+        group: Any = None,
+        context: ContextGroup | None = None,
+    ):
         require_layers(model)
         chunks = [range(len(model.layers))] if chunks is None else chunks
-        self.model, self.share, layers = model, share, []
-        for i in itertools.chain(*chunks):
-            layer = model.layers[i]
-            more = (model.layers[i - 1].divided,) if isinstance(layer, Loss) else ()
-            layers.append(layer.cut(*share, *more))
+        self.model, self.share, self.context = model, share, context or WholeContext()
+        layers = [self.own(i) for i in itertools.chain(*chunks)]
         if group is not None and group.sequence:
             if not model.sequences:
                 raise UsageError("sequence parallelism shares the tokens of sequences: take --model gpt")
@@ -55,6 +61,14 @@ class ModelPart(Layered):
         self.axes = {name: of_model[name] if share[1] > 1 else None for name in self.layout.tensors}
         own = {f"{layer.name}.{name}" for layer in layers for name in layer.full_shapes}
         self.copies = [tensor for name, tensor in self.layout.tensors.items() if name not in own]
+
+    def own(self, i: int) -> Any:
+        """Return layer i of the model as this rank has it."""
+        layer = self.model.layers[i]
+        if isinstance(layer, Loss):
+            return layer.cut(*self.share, self.model.layers[i - 1].divided)
+        layer = layer.cut(*self.share)
+        return layer if self.context.size == 1 else layer.within(self.context)
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield, for each tensor, (its slice, this part of the full model's initial values, flat), layer by layer."""
@@ -123,11 +137,23 @@ class ModelPart(Layered):
 
     def input_shape(self, chunk: int, rows: int) -> tuple[int, int]:
         """Return the input shape of a chunk for `rows` examples: the output shape of the layer before the chunk."""
-        before = self.model.layers[self.chunks[chunk].start - 1]
-        return before.cut(*self.share).output_shape(rows, self.group)
+        return self.own(self.chunks[chunk].start - 1).output_shape(rows, self.group)
+
+    def inputs(self, batch: Any) -> Any:
+        return self.own_tokens(batch.x)
 
     def targets(self, batch: Any) -> Array:
-        return self.model.targets(batch)
+        targets = self.model.targets(batch)
+        if self.context.size == 1:
+            return targets
+        return self.own_tokens(targets.reshape(len(batch.y), self.model.features)).reshape(-1)
+
+    def own_tokens(self, x: Any) -> Any:
+        """Return this rank's columns of x (rows, tokens), contiguous."""
+        if self.context.size == 1:
+            return x
+        tokens = self.context.tokens(x.shape[1])
+        return self.device.xp.concatenate([x[:, part] for part in tokens], axis=1)
 
     def last_rows(self, z: Array) -> Array:
         return self.model.last_rows(z)

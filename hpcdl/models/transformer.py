@@ -16,19 +16,21 @@ heads, of the units and of the vocabulary; with sequence parallelism, some of th
 (Vaswani et al., "Attention is all you need", 2017; Radford et al., "Language models are unsupervised multitask
 learners", 2019; Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing activation recomputation", 2022)"""
 
+import contextlib
+import copy
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
-from hpcdl.kernels import activation, attention, embedding, layer_norm
+from hpcdl.kernels import activation, embedding, layer_norm
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
-from hpcdl.models.group import LayerGroup
+from hpcdl.models.group import ContextGroup, LayerGroup, WholeContext
 from hpcdl.models.layers import Gelu, Layer, check_width
 from hpcdl.models.pool import Pool
 
@@ -41,11 +43,20 @@ def draw(w: Array, generator: np.random.Generator, deviation: float = DEVIATION)
 
 
 class TokenLayer(Layer):
-    """A layer with a row for each token: `length` tokens an example, outputs with `width` columns."""
+    """A layer with a row for each token: `length` tokens an example, outputs with `width` columns.
+    context: the ranks that share the tokens of a sequence, of which each has `length`."""
+
+    context: ContextGroup = WholeContext()
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, shapes: dict[str, tuple[int, ...]]):
         super().__init__(name, pool, shapes)
         self.length, self.width = length, width
+
+    def within(self, context: ContextGroup) -> Self:
+        """Return a copy of this uncut layer for this rank's tokens of each sequence."""
+        other = copy.copy(self)
+        other.context, other.length = context, self.length // context.size
+        return other
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
         """Return the shape of y for `rows` examples; with sequence parallelism, for this rank's tokens."""
@@ -91,12 +102,33 @@ class Embedding(TokenLayer):
                 f"the data hold a value that is no token number from 0 to {vocabulary - 1}; a gpt reads text"
             )
         y = group.g(y, self.pool)
-        embedding.add_positions(y, position, self.length, self.at(y, group))
+        with self.own_positions(position) as own:
+            embedding.add_positions(y, own, self.length, self.at(y, group))
         return y, (x, y)
+
+    @contextlib.contextmanager
+    def own_positions(self, table: Array, changed: bool = False) -> Iterator[Array]:
+        """Context with the rows of `table` of this rank's tokens of a sequence, (length, width). changed: the rows are
+        written back at the end."""
+        if self.context.size == 1:
+            yield table
+            return
+        own, start = self.pool.take(self.length, self.width), 0
+        places = []
+        for tokens in self.context.tokens(self.length * self.context.size):
+            places.append((tokens, slice(start, start + tokens.stop - tokens.start)))
+            start = places[-1][1].stop
+        for tokens, place in places:
+            own[place] = table[tokens]
+        yield own
+        for tokens, place in places if changed else ():
+            table[tokens] = own[place]
+        self.pool.give(own)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> None:
         x, _ = saved
-        embedding.add_positions_backward(dy, g[1], self.length, self.at(dy, group))
+        with self.own_positions(g[1], changed=True) as own:
+            embedding.add_positions_backward(dy, own, self.length, self.at(dy, group))
         full_dy = group.g_backward(dy, self.pool)
         embedding.embed_backward(x, full_dy, chunk(self.full_shapes["token"][0], self.parts, self.part).start, g[0])
         self.give(full_dy, unless=dy)
@@ -171,6 +203,11 @@ class Attention(Sublayer):
         super().__init__(name, pool, length, width, depth, shapes | {"out.bias": (width,)})
         self.heads, self.size = heads, width // heads
 
+    @property
+    def head_counts(self) -> tuple[int, ...]:
+        """The numbers of heads that ranks can share: of queries, and of keys and values."""
+        return (self.heads,)
+
     def check_cut(self, parts: int) -> None:
         check_width("heads", self.heads, parts)
 
@@ -180,15 +217,10 @@ class Attention(Sublayer):
 
     def attend(self, qkv: Array, length: int) -> tuple[Array, tuple[Array, ...]]:
         """Return the attention of q, k and v in sequences of `length` tokens, and what backward needs."""
-        a = self.pool.take(len(qkv), qkv.shape[1] // 3)
-        lse = self.pool.take(len(qkv), self.heads // self.parts)
-        attention.causal_attention(qkv, length, self.size, 1 / math.sqrt(self.size), a, lse)
-        return a, (qkv, lse)
+        return self.context.attention(qkv, length, self.heads // self.parts, self.size, self.pool)
 
     def inner_backward(self, inner_saved: Sequence[Array], a: Array, b: Array, da: Array, gb: Array) -> Array:
-        qkv, lse = inner_saved
-        dqkv, scale = self.pool.take(*qkv.shape), 1 / math.sqrt(self.size)
-        attention.causal_attention_backward(qkv, a, da, lse, self.length, self.size, scale, dqkv)
+        dqkv = self.context.attention_backward(tuple(inner_saved), a, da, self.length, self.size, self.pool)
         activation.add_rows(dqkv, gb)
         return dqkv
 

@@ -100,7 +100,8 @@ class AllLayers:
 class CutModel(Ownership):
     """This rank's part of `model`, which the ranks of `comm` train together. ahead: steps in flight after each step.
     summed: (group, slices of the part's vector) of tensors whose gradient is summed over the group; group None on other
-    ranks. reports_loss: True if this rank's losses and scores count. computing: runs the part; None: AllLayers."""
+    ranks. reports_loss: True if this rank's losses and scores count. computing: runs the part; None: AllLayers. share:
+    (number, of how many) of this rank's share of a batch; None: all ranks with this part have shares of their own."""
 
     def __init__(
         self,
@@ -111,12 +112,13 @@ class CutModel(Ownership):
         summed: Sequence[tuple[Communicator | None, list[slice]]] = (),
         reports_loss: bool = True,
         ahead: int = 0,
+        share: tuple[int, int] | None = None,
     ):
         super().__init__(model, shards.parameters, shards.optimizer)
         self.comm, self.shards, self.part = comm, shards, shards.part
         self.computing = computing or AllLayers(model, self.part, weights_of(shards), comm.traffic)
         self.weights, self.reports_loss, self.ahead = self.computing.weights, reports_loss, ahead
-        self.share, self.parts = (shards.group.rank, shards.group.size), accumulation(model)
+        self.share, self.parts = share or (shards.group.rank, shards.group.size), accumulation(model)
         views = ((group, [view for part in slices for view in shards.gradients_of(part)]) for group, slices in summed)
         self.summed = [(group, found) for group, found in views if group is not None and found]
         self.spoken_for = shards.unique_gradients()
@@ -203,6 +205,8 @@ class CutModel(Ownership):
             sums = summed_scores(score, split, self.share, self.part.rows_at_once, self.device)
         if not self.reports_loss:
             sums[:] = 0
+        if self.part.context.rank > 0:  # the examples are those of the first rank, whose tokens are others
+            sums[2:] = 0
         self.peers.all_reduce(sums)
         return sums
 

@@ -3,7 +3,8 @@
     layers      chunk 0 of rank 0 | chunk 0 of rank 1 | ... | chunk 1 of rank 0 | chunk 1 of rank 1 | ...
 
     groups      pipeline    send activations and their gradients                             the stages
-                data        add up gradients; the stages of ZeRO                             copies of this stage
+                copies      add up gradients; the stages of ZeRO                             copies of this stage
+                context     share the tokens of sequences (context.py)                       copies with the same rows
                 tensor      share each layer (None: each layer is on one rank)               this stage's ranks
                 ends        add up gradients of tied weights                                 first and last stage
 
@@ -22,6 +23,7 @@ from hpcdl.models.balance import cut_layers, measured_costs
 from hpcdl.models.model import unwrapped
 from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
+from hpcdl.parallel.context import make_context
 from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
@@ -41,27 +43,34 @@ def pipelined(
     sequence: bool = False,
     zero: int = 0,
     ahead: int = 0,
+    attention: str = "auto",
+    microbatches: int = 1,
 ) -> tuple[CutModel, Stage]:
     """Return this rank's part of the model, and the pipeline stage that computes with it; collective.
     grid: None: all ranks are one pipeline. chunks, balance: see `place_layers`. recompute: see stage.py. sequence:
-    sequence parallelism in `grid.tensor`. zero: stage of ZeRO along `grid.data`. ahead: see `CutModel`."""
-    comm = run.comm
+    sequence parallelism in `grid.tensor`. zero: stage of ZeRO along `grid.copies`. ahead: see `CutModel`. attention:
+    see `make_context`. microbatches: of a batch."""
+    comm, context, share = run.comm, None, None
     if grid is None:
         pipeline, tensor = comm, None
         copies, ends = run.until_end(comm.split(comm.rank, name="data")), run.until_end(two_ends(comm))
     else:
-        pipeline, copies, ends, tensor = grid.pipeline, grid.data, grid.ends, TensorGroup(grid.tensor, sequence)
+        pipeline, copies, ends, tensor = grid.pipeline, grid.copies, grid.ends, TensorGroup(grid.tensor, sequence)
+        if grid.context.size > 1:
+            share = grid.data.rank, grid.data.size
+            rows = max(1, run.plan(data)[0] // grid.data.size // microbatches)
+            context = make_context(grid.context, unwrapped(model), rows, attention, tensor.size)
     broadcast_initial_values(run.bookkeeping, model)
     layers = place_layers(run, model, data, pipeline, chunks, balance)
-    share = (0, 1) if tensor is None else (tensor.rank, tensor.size)
-    part = ModelPart(unwrapped(model), layers, share, tensor)
+    place = (0, 1) if tensor is None else (tensor.rank, tensor.size)
+    part = ModelPart(unwrapped(model), layers, place, tensor, context)
     summed = tied_groups(run, part, pipeline, ends)
     if tensor is not None and sequence:
         summed.insert(0, (tensor.comm, part.replicated()))
     shards = Shards(run, part, optimizer, copies, zero)
     stage = Stage(pipeline, part, weights_of(shards), model, recompute)
-    reports_loss = pipeline.rank == pipeline.size - 1 and share[0] == 0
-    return CutModel(comm, model, shards, stage, summed, reports_loss, ahead), stage
+    reports_loss = pipeline.rank == pipeline.size - 1 and place[0] == 0
+    return CutModel(comm, model, shards, stage, summed, reports_loss, ahead, share), stage
 
 
 def place_layers(

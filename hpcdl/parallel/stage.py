@@ -205,7 +205,7 @@ class Stage:
     def _input(self, kind: str, number: int, chunk: int, batch: Batch) -> Array:
         """Return the batch's x on the first stage; elsewhere the array that the stage before sends."""
         if self._first(chunk):
-            return batch.x
+            return self.part.inputs(batch)
         return self._receive(self.part.input_shape(chunk, len(batch.y)), self.before, self._tag(kind, number, chunk))
 
     def _send(self, array: Array, to: int, kind: str, number: int, chunk: int) -> Request:

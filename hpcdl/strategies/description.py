@@ -91,7 +91,8 @@ class StepCost(NamedTuple):
 
 class Cut(NamedTuple):
     """How a model is cut. shape: ranks along data, pipeline, tensor. zero: ZeRO's stage. owners: layers have one owner.
-    schedule: of the pipeline. microbatches: 0 if a step is one batch. tensor: layers are cut, even into one part."""
+    schedule: of the pipeline. microbatches: 0 if a step is one batch. tensor: layers are cut, even into one part. context:
+    ranks that share the tokens of sequences; attention: their algorithm."""
 
     shape: tuple[int, int, int]
     zero: int = 0
@@ -102,6 +103,8 @@ class Cut(NamedTuple):
     recompute: bool = False
     tensor: bool = False
     sequence: bool = False
+    context: int = 1
+    attention: str = "auto"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Data, pipeline and tensor parallelism together, on a grid of ranks (3D parallelism).
+"""Data, pipeline, context and tensor parallelism together, on a grid of ranks.
 
     axis          its ranks hold                                       they exchange
     data d        copies of the model, each with a share of a batch    the gradient's sum once a step, or as ZeRO does
     pipeline p    stages of consecutive layers                         activations, for each micro-batch
+    context c     copies, each with some tokens of every sequence      keys and values, for each attention; and as data
     tensor t      parts of each layer                                  sums within layers, for each micro-batch
 
     for each batch: each copy cuts its share into m micro-batches
@@ -11,11 +12,11 @@
 
 The product of the axes is the number of ranks. With data alone the grid is all-reduce SGD or fully sharded, with
 pipeline alone hpcdl/strategies/pipeline.py, with tensor alone hpcdl/strategies/tensor_parallel.py; the steps are the
-same for any grid. stage: the stage of ZeRO on the data axis (hpcdl/parallel/zero.py). (Narayanan et al., "Efficient
+same for any grid. stage: the stage of ZeRO over all copies (hpcdl/parallel/zero.py). (Narayanan et al., "Efficient
 large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
@@ -38,16 +39,19 @@ def train(
     recompute: bool = False,
     sequence: bool = False,
     stage: int = 0,
+    attention: str = "auto",
     balance: str = "parameters",
     draw: bool = False,
 ) -> Array:
     """Train on all ranks of `comm`, a grid of the shape `grid`; return the parameters that this rank holds."""
     from hpcdl.comm.grid import AXES, Grid, parse_grid
+    from hpcdl.parallel.context import costs
     from hpcdl.parallel.pipelined import pipelined
 
     groups = run.until_end(Grid(comm, **(parse_grid(grid, comm.size) if isinstance(grid, str) else grid)))
-    (_, p, t), (copies, stages, _) = groups.place, groups.shape
-    held, layers = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, sequence, zero=stage)
+    stages, p = groups.pipeline.size, groups.pipeline.rank
+    how = {"zero": stage, "attention": attention, "microbatches": microbatches}
+    held, layers = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, sequence, **how)
     run.report(grid=dict(zip(AXES, groups.shape, strict=True)), stage=stage)
     run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
     run.begin("grid", held, data)
@@ -59,16 +63,21 @@ def train(
         run.record(loss if held.reports_loss else 0.0, batch.total)
         run.boundary()
     run.report(**layers.costs(held.peers))
-    if draw and comm.rank < comm.size // copies and t == 0:
+    if groups.context.size > 1:
+        run.report(**costs(held.part.context, held.peers))
+    if draw and groups.data.rank == groups.context.rank == groups.tensor.rank == 0:
         run.say(pictures(schedule, stages, microbatches, chunks, layers.gather_spans()))
     return held.parameters
 
 
 @dataclass(frozen=True)
 class GridOptions(PipelineOptions):
-    grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,tensor=2")
-    stage: int = option(0, "stage of ZeRO along the data axis: 0, 1, 2 or 3")
+    grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,context=2,tensor=2")
+    stage: int = option(0, "stage of ZeRO along the axes data and context: 0, 1, 2 or 3")
     sequence_parallel: bool = option(False, "cut the activations between the parts of layers by tokens (gpt)")
+    attention: Literal["auto", "ring", "ulysses"] = option(
+        "auto", "attention along the axis context; auto: the faster of both, as tried at the start"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,19 +89,22 @@ class GridOptions(PipelineOptions):
 
 def fits(options: GridOptions, ranks: int, model: Any) -> None:
     from hpcdl.comm.grid import parse_grid
+    from hpcdl.parallel.context import check_context
     from hpcdl.parallel.cut_model import check_same_rows, check_tensor
 
     grid = parse_grid(options.grid, ranks)
-    check_same_rows(options, grid["pipeline"] * grid["tensor"])
+    check_same_rows(options, grid["pipeline"] * grid["context"] * grid["tensor"])
     check_pipeline(options, grid["pipeline"], model)
     check_tensor(model, grid["tensor"], options.sequence_parallel)
+    check_context(model, grid["context"], options.attention, grid["tensor"])
 
 
 def cut(options: GridOptions, ranks: int) -> Cut:
     from hpcdl.comm.grid import parse_grid
 
-    shape: Any = tuple(parse_grid(options.grid, ranks).values())
-    return Cut(shape, options.stage, tensor=True, sequence=options.sequence_parallel, **options.cut)
+    data, pipeline, context, tensor = parse_grid(options.grid, ranks).values()
+    shape, how = (data, pipeline, tensor), {"context": context, "attention": options.attention}
+    return Cut(shape, options.stage, tensor=True, sequence=options.sequence_parallel, **how, **options.cut)
 
 
 SMALL = "--model mlp:32 --batch-per-rank 8 --microbatches 2 --grid data={ranks}"

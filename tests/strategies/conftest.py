@@ -45,11 +45,16 @@ def examples(dtype):
     return from_arrays(x, y, x[:11], y[:11], dtype=dtype)
 
 
-def tokens(dtype):
+def tokens(dtype, length=12):
     """29 sequences of 12 tokens of 7 kinds, and the token after each."""
     random = np.random.default_rng(5)
-    x, y = random.integers(0, 7, (40, 12)), random.integers(0, 7, 40)
+    x, y = random.integers(0, 7, (40, length)), random.integers(0, 7, 40)
     return from_arrays(x[:29], y[:29], x[29:], y[29:], classes=7, dtype=dtype)
+
+
+def long_sequences(dtype):
+    """The same of 24 tokens: two chunks for each of 1, 2, 3, 4 or 6 ranks."""
+    return tokens(dtype, 24)
 
 
 @dataclass(frozen=True)
@@ -136,15 +141,20 @@ def cut(follow, references):
     """A function: train by a strategy that cuts the model, and hold each step against that of a reference.
 
     Losses, parameters wherever they lie, and scores are those of sequential SGD, or of `wanted`, which has a path,
-    own_losses and scores. A model gpt reads `tokens`. Returns the run. Members: `alone`, the reference; `data`;
+    own_losses and scores. A model gpt reads `tokens`, one with context=24 `long_sequences`. Returns the run. Members: `alone`, the reference; `data`;
     `state`, what a run holds as whole vectors; `micro_batches`, their rows."""
     alone = on_one_rank(follow, references)  # not by the fixture: under tests of PyTorch that is another
 
+    def source(model):
+        if "context=24" in model:
+            return long_sequences
+        return tokens if model.startswith("gpt") else examples
+
     def data(model, dtype):
-        return (tokens if model.startswith("gpt") else examples)(dtype)
+        return source(model)(dtype)
 
     def reference(model, options):
-        return alone(model, tokens if model.startswith("gpt") else examples, **options)
+        return alone(model, source(model), **options)
 
     def run(bare, train, own=None, model="mlp:12", tolerance=1e-10, wanted=None, **options):
         options = {"dtype": "float64", "allreduce": "ring"} | ({} if "epochs" in options else {"steps": 4}) | options

@@ -1,0 +1,104 @@
+"""Ulysses: two all-to-alls turn shares of sequences, all heads, into whole sequences, a share of the heads, and back.
+
+    C = 2                  tokens 0 1 | 2 3            heads A | B
+    rank 0     tokens 0 1, heads A B   -->   tokens 0 1 2 3, head A   attention   -->   tokens 0 1, heads A B
+    rank 1     tokens 2 3, heads A B   -->   tokens 0 1 2 3, head B   attention   -->   tokens 2 3, heads A B
+
+The attention is that of one rank, with heads / C heads; C divides the heads of queries and of keys. A token has w
+numbers of q, and 2u of k and v.
+
+    values sent by a rank, of its T tokens      (C-1)/C T (w + 2u) for q, k and v, (C-1)/C T w for the output;
+                                                backward as many
+    messages                                    2 (C-1) forward, 2 (C-1) backward (pairwise)
+
+That is 1/C of the ring's for each rank, up to a factor, but the messages cannot hide behind computing. (Jacobs et al.,
+"DeepSpeed Ulysses: system optimizations for enabling training of extreme long sequence transformer models", 2023)"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hpcdl.chunks import zigzag
+from hpcdl.comm.communicator import Communicator
+from hpcdl.kernels import attention
+from hpcdl.kernels.device import Array
+
+
+class Ulysses:
+    """The `ContextGroup` (hpcdl/models/group.py) of the ranks of `comm` with all-to-alls. trial: of context.py."""
+
+    name = "ulysses"
+    exposed, exchanges, alone = 0.0, 0.0, 0.0  # no message is hidden
+
+    def __init__(self, comm: Communicator):
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.trial: dict[str, float] = {}
+
+    def tokens(self, length: int) -> list[slice]:
+        """Return this rank's tokens of a sequence of `length`, in their order."""
+        return zigzag(length, self.size, self.rank)
+
+    def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
+        """Return a, and (q, k, v, lse and output of whole sequences) for backward; collective. qkv goes to the pool."""
+        shared = (qkv.shape[1] - heads * size) // 2
+        whole = self.to_heads(qkv, shared, length, pool)
+        pool.give(qkv)
+        output = pool.take(len(whole), heads // self.size * size)
+        lse = pool.take(len(whole), heads // self.size)
+        attention.causal_attention(whole, self.size * length, size, 1 / math.sqrt(size), output, lse)
+        return self.to_tokens(output, shared, length, pool), (whole, lse, output)
+
+    def attention_backward(
+        self, saved: tuple[Array, ...], a: Array, da: Array, length: int, size: int, pool: Any
+    ) -> Array:
+        """Return the gradient by qkv, in a new array of the pool; collective."""
+        whole, lse, output = saved
+        shared = (whole.shape[1] * self.size - a.shape[1]) // 2
+        gradient = self.to_heads(da, shared, length, pool)
+        by_heads = pool.take(*whole.shape)
+        scale, tokens = 1 / math.sqrt(size), self.size * length
+        attention.causal_attention_backward(whole, output, gradient, lse, tokens, size, scale, by_heads)
+        pool.give(gradient)
+        dqkv = self.to_tokens(by_heads, shared, length, pool)
+        pool.give(by_heads)
+        return dqkv
+
+    def to_heads(self, x: Array, shared: int, length: int, pool: Any) -> Array:
+        """Return the columns of this rank's heads for all tokens of the sequences, from x, all columns for this rank's
+        tokens. shared: columns of k; x has q as runs of so many columns, one query head for each head of keys."""
+        count, runs = self.size, x.shape[1] // shared
+        each = (len(x) // length, length, runs, shared // count)
+        rows = pool.take(count, *each)
+        for rank, own in enumerate(np.split(x.reshape(*each[:3], shared), count, axis=3)):
+            rows[rank] = own
+        self.comm.all_to_all(rows)
+        whole = pool.take(each[0], count * length, runs * each[3])
+        for rank, tokens, place in self.places(length):
+            whole[:, tokens] = rows[rank, :, place].reshape(whole[:, tokens].shape)
+        pool.give(rows)
+        return whole.reshape(each[0] * count * length, whole.shape[2])
+
+    def to_tokens(self, x: Array, shared: int, length: int, pool: Any) -> Array:
+        """Return all columns for this rank's tokens: the inverse of `to_heads`."""
+        count, runs = self.size, x.shape[1] * self.size // shared
+        each = (len(x) // (count * length), length, runs, shared // count)
+        rows, whole = pool.take(count, *each), x.reshape(each[0], count * length, x.shape[1])
+        for rank, tokens, place in self.places(length):
+            rows[rank, :, place] = whole[:, tokens].reshape(rows[rank, :, place].shape)
+        self.comm.all_to_all(rows)
+        y = pool.take(each[0] * length, runs * shared)
+        for rank, into in enumerate(np.split(y.reshape(*each[:3], shared), count, axis=3)):
+            into[...] = rows[rank]
+        pool.give(rows)
+        return y
+
+    def places(self, length: int) -> Iterator[tuple[int, slice, slice]]:
+        """Yield (rank, its tokens in a whole sequence, the same in its own part) for each chunk of a sequence."""
+        for rank in range(self.size):
+            start = 0
+            for tokens in zigzag(self.size * length, self.size, rank):
+                stop = start + tokens.stop - tokens.start
+                yield rank, tokens, slice(start, stop)
+                start = stop
