@@ -15,10 +15,12 @@
 
 Memory beside the arguments: O(length) numbers for one head. (Dao, Fu, Ermon, Rudra and Re, "FlashAttention", 2022)
 
-qkv and its gradient are (sequences * length, 3 * heads * size): q, k and v of all heads side by side. a and da are
-(sequences * length, heads * size), lse (sequences * length, heads). Per score, forward does 4 size flops and an
-exponential, backward 10 size and an exponential. NaN in k or v of a token makes later outputs NaN, and maybe others of
-its tile."""
+qkv and its gradient are (sequences * length, (heads + 2 kv) * size): q of all heads, then k, then v of the kv heads of
+keys. a and da are (sequences * length, heads * size), lse (sequences * length, heads). The shapes of a and qkv tell
+heads and kv. Query head h reads k and v of the kv head h mod kv: kv = heads is multi-head attention, kv = 1 is
+multi-query, and between them heads / kv queries share a key (Ainslie et al., "GQA", 2023). dk and dv are sums over the
+queries that share them. Per score, forward does 4 size flops and an exponential, backward 10 size and an exponential.
+NaN in k or v of a token makes later outputs NaN, and maybe others of its tile."""
 
 import math
 
@@ -60,13 +62,18 @@ def transpose(x, into):
 
 
 @function
-def read_inputs(qkv, column, size, scale, q, q_t, k, v):
-    """q, k, v <- a head of a sequence, scale q; q_t: q as `transpose` writes it. column: of the head in q."""
-    length, width, one = qkv.shape[0], qkv.shape[1] // 3, qkv.dtype.type(1)
-    read_head(qkv, column, scale, q[:length, :size])
+def read_keys(qkv, column, past, size, k, v):
+    """k, v <- a head of keys and values of a sequence. column: of the head in qkv; past: columns from k to v."""
+    length, one = qkv.shape[0], qkv.dtype.type(1)
+    read_head(qkv, column, one, k[:length, :size])
+    read_head(qkv, column + past, one, v[:length, :size])
+
+
+@function
+def read_queries(x, column, size, factor, q, q_t):
+    """q <- factor times a head of a sequence, from this column of x on; q_t: q as `transpose` writes it."""
+    read_head(x, column, factor, q[: x.shape[0], :size])
     transpose(q, q_t)
-    read_head(qkv, width + column, one, k[:length, :size])
-    read_head(qkv, 2 * width + column, one, v[:length, :size])
 
 
 @function
@@ -185,33 +192,35 @@ def write_row(x, factor, into):
 def causal_attention(qkv, length, size, scale, a, lse):
     """Write a, and lse for backward."""
     kind, lanes, width = qkv.dtype.type, BYTES // qkv.itemsize, a.shape[1]
-    one, lowest = kind(1), kind(np.finfo(qkv.dtype).min)
+    one, lowest, shared = kind(1), kind(np.finfo(qkv.dtype).min), (qkv.shape[1] - width) // 2
     tall, wide, tiles = padded(length, lanes), padded(size, lanes), -(-length // TILE)
     q, k = np.zeros((tall, wide), qkv.dtype), np.zeros((tall, wide), qkv.dtype)
     v, total = np.zeros((tall, wide), qkv.dtype), np.zeros((tall, wide), qkv.dtype)
     q_t, s = np.zeros((tiles, wide, TILE), qkv.dtype), np.zeros((TILE, TILE), qkv.dtype)
     top, factor, norm = np.empty(TILE, qkv.dtype), np.empty(TILE, qkv.dtype), np.empty(TILE, qkv.dtype)
     for row in range(0, qkv.shape[0], length):
-        for at in range(0, width, size):
-            read_inputs(qkv[row : row + length], at, size, scale, q, q_t, k, v)
-            total[:] = 0
-            for i0 in range(0, length, TILE):
-                queries = min(TILE, tall - i0)
-                top[:], norm[:] = lowest, 0
-                for j0 in range(0, i0 + 1, TILE):
-                    keys = min(TILE, tall - j0)
-                    scores(k, q_t, j0, i0, keys, queries, lanes, size, i0 == j0, s)
-                    factor[:] = top
-                    if i0 == j0:
-                        clear_above(s, keys, -np.inf)
-                    raise_tops(s, keys, top)
-                    if j0 > 0:
-                        shrink(factor, top, norm, total[i0:])
-                    exponentials(s, keys, top, norm)
-                    sum_over_keys(s, v, j0, i0, keys, queries, lanes, i0 == j0, total)
-                for i in range(min(TILE, length - i0)):
-                    write_row(total[i0 + i], one / norm[i], a[row + i0 + i, at : at + size])
-                    lse[row + i0 + i, at // size] = top[i] + math.log(norm[i])
+        for key in range(0, shared, size):
+            read_keys(qkv[row : row + length], width + key, shared, size, k, v)
+            for at in range(key, width, shared):
+                read_queries(qkv[row : row + length], at, size, scale, q, q_t)
+                total[:] = 0
+                for i0 in range(0, length, TILE):
+                    queries = min(TILE, tall - i0)
+                    top[:], norm[:] = lowest, 0
+                    for j0 in range(0, i0 + 1, TILE):
+                        keys = min(TILE, tall - j0)
+                        scores(k, q_t, j0, i0, keys, queries, lanes, size, i0 == j0, s)
+                        factor[:] = top
+                        if i0 == j0:
+                            clear_above(s, keys, -np.inf)
+                        raise_tops(s, keys, top)
+                        if j0 > 0:
+                            shrink(factor, top, norm, total[i0:])
+                        exponentials(s, keys, top, norm)
+                        sum_over_keys(s, v, j0, i0, keys, queries, lanes, i0 == j0, total)
+                    for i in range(min(TILE, length - i0)):
+                        write_row(total[i0 + i], one / norm[i], a[row + i0 + i, at : at + size])
+                        lse[row + i0 + i, at // size] = top[i] + math.log(norm[i])
 
 
 @block("T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, T, T[:, ::1]")
@@ -224,28 +233,32 @@ def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
     q_t, g_t = np.zeros((tiles, wide, TILE), qkv.dtype), np.zeros((tiles, wide, TILE), qkv.dtype)
     along, offset = np.zeros(tiles * TILE, qkv.dtype), np.zeros(tiles * TILE, qkv.dtype)
     s, ds = np.zeros((TILE, TILE), qkv.dtype), np.zeros((TILE, TILE), qkv.dtype)
+    shared = (qkv.shape[1] - width) // 2
     for row in range(0, qkv.shape[0], length):
-        for at in range(0, width, size):
-            read_inputs(qkv[row : row + length], at, size, scale, q, q_t, k, v)
-            read_head(da[row:], at, one, g[:length, :size])
-            transpose(g, g_t)
+        for key in range(0, shared, size):
+            read_keys(qkv[row : row + length], width + key, shared, size, k, v)
+            results[1:] = 0
+            for at in range(key, width, shared):
+                read_queries(qkv[row : row + length], at, size, scale, q, q_t)
+                read_queries(da[row : row + length], at, size, one, g, g_t)
+                for i in range(length):
+                    along[i], offset[i] = dot(a[row + i, at : at + size], g[i]), lse[row + i, at // size]
+                dq[:] = 0
+                for j0 in range(0, length, TILE):
+                    keys = min(TILE, tall - j0)
+                    for i0 in range(j0, length, TILE):
+                        queries = min(TILE, tall - i0)
+                        scores(k, q_t, j0, i0, keys, queries, lanes, size, i0 == j0, s)
+                        scores(v, g_t, j0, i0, keys, queries, lanes, size, i0 == j0, ds)
+                        scores_backward(s, ds, keys, offset[i0:], along[i0:])
+                        if i0 == j0:
+                            clear_above(s, keys, 0)
+                            clear_above(ds, keys, 0)
+                        sum_over_queries(s, g, j0, i0, keys, queries, lanes, i0 == j0, dv)
+                        sum_over_queries(ds, q, j0, i0, keys, queries, lanes, i0 == j0, dk)
+                        sum_over_keys(ds, k, j0, i0, keys, queries, lanes, i0 == j0, dq)
+                for i in range(length):
+                    write_row(dq[i], scale, dqkv[row + i, at : at + size])
             for i in range(length):
-                along[i], offset[i] = dot(a[row + i, at : at + size], g[i]), lse[row + i, at // size]
-            results[:] = 0
-            for j0 in range(0, length, TILE):
-                keys = min(TILE, tall - j0)
-                for i0 in range(j0, length, TILE):
-                    queries = min(TILE, tall - i0)
-                    scores(k, q_t, j0, i0, keys, queries, lanes, size, i0 == j0, s)
-                    scores(v, g_t, j0, i0, keys, queries, lanes, size, i0 == j0, ds)
-                    scores_backward(s, ds, keys, offset[i0:], along[i0:])
-                    if i0 == j0:
-                        clear_above(s, keys, 0)
-                        clear_above(ds, keys, 0)
-                    sum_over_queries(s, g, j0, i0, keys, queries, lanes, i0 == j0, dv)
-                    sum_over_queries(ds, q, j0, i0, keys, queries, lanes, i0 == j0, dk)
-                    sum_over_keys(ds, k, j0, i0, keys, queries, lanes, i0 == j0, dq)
-            for i in range(length):
-                write_row(dq[i], scale, dqkv[row + i, at : at + size])
-                write_row(dk[i], one, dqkv[row + i, width + at : width + at + size])
-                write_row(dv[i], one, dqkv[row + i, 2 * width + at : 2 * width + at + size])
+                write_row(dk[i], one, dqkv[row + i, width + key : width + key + size])
+                write_row(dv[i], one, dqkv[row + i, width + shared + key : width + shared + key + size])

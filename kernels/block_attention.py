@@ -27,12 +27,13 @@ from hpcdl.kernels.attention import (
     padded,
     raise_tops,
     read_head,
+    read_keys,
+    read_queries,
     scores,
     scores_backward,
     shrink,
     sum_over_keys,
     sum_over_queries,
-    transpose,
     write_row,
 )
 from hpcdl.kernels.bind import block, function
@@ -58,11 +59,9 @@ def attend_block(qkv, kv, length, first, keys, size, scale, a, lse):
     top, factor, norm = np.zeros(TILE, qkv.dtype), np.empty(TILE, qkv.dtype), np.empty(TILE, qkv.dtype)
     for row in range(0, qkv.shape[0], length):
         for key in range(0, shared, size):
-            read_head(kv[row : row + length], key, one, k[:keys, :size])
-            read_head(kv[row : row + length], shared + key, one, v[:keys, :size])
+            read_keys(kv[row : row + keys], key, shared, size, k, v)
             for at in range(key, width, shared):
-                read_head(qkv[row + first : row + length], at, scale, q[:count, :size])
-                transpose(q, q_t)
+                read_queries(qkv[row + first : row + length], at, size, scale, q, q_t)
                 read_head(a[row + first : row + length], at, one, total[:count, :size])
                 for i0 in range(0, count, TILE):
                     queries = min(TILE, tall - i0)
@@ -99,14 +98,11 @@ def attend_block_backward(qkv, kv, a, da, lse, length, first, keys, size, scale,
     for row in range(0, qkv.shape[0], length):
         start = row + first
         for key in range(0, shared, size):
-            read_head(kv[row : row + length], key, one, k[:keys, :size])
-            read_head(kv[row : row + length], shared + key, one, v[:keys, :size])
+            read_keys(kv[row : row + keys], key, shared, size, k, v)
             blocks[2:] = 0
             for at in range(key, width, shared):
-                read_head(qkv[start : row + length], at, scale, q[:count, :size])
-                transpose(q, q_t)
-                read_head(da[start : row + length], at, one, g[:count, :size])
-                transpose(g, g_t)
+                read_queries(qkv[start : row + length], at, size, scale, q, q_t)
+                read_queries(da[start : row + length], at, size, one, g, g_t)
                 for i in range(count):
                     along[i], offset[i] = dot(a[start + i, at : at + size], g[i]), lse[start + i, at // size]
                 dq[:] = 0

@@ -9,7 +9,7 @@
 A vector kernel gets rows * columns elements. A call may be repeated any number of times: values stay in range."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -31,8 +31,11 @@ from hpcdl.kernels import (
     quantize,
     reduce,
     references,
+    rms_norm,
+    rotary,
     select,
     sparse,
+    swiglu,
     updates,
 )
 from hpcdl.kernels.bind import Kernel
@@ -243,17 +246,52 @@ def normalized_backward(rows, columns, dtype, random):
     return dy, x, gain, mean, rstd, dx, dgain, dbias
 
 
-def attended(rows, columns, dtype, random):
-    """Make arguments: qkv of up to 4 heads in sequences of up to 64 tokens, length, size, scale; to write: a, lse."""
+def scaled(rows, columns, dtype, random):
+    """Make arguments: x, gain; to write: y, rstd."""
+    x, gain, y = matrices("mrm")(rows, columns, dtype, random)
+    return 3 * x + 1, gain, y, np.empty(rows, dtype)
+
+
+def scaled_backward(rows, columns, dtype, random):
+    """Make arguments: dy, x, gain, rstd of each row; to write: dx; to add to: dgain."""
+    dy, x, gain, dx, dgain = matrices("mmrmr")(rows, columns, dtype, random)
+    return dy, x, gain, 1 / np.sqrt((x * x).mean(axis=1) + np.asarray(layer_norm.EPS, dtype)), dx, dgain
+
+
+def gated(widths: str):
+    """Return make(...) of a matrix for each letter: m (rows, columns), w (rows, 2 columns); numbers from -4 to 4."""
+    return lambda rows, columns, dtype, random: tuple(
+        4 * signed(random, (rows, columns if letter == "m" else 2 * columns), dtype) for letter in widths
+    )
+
+
+def rotation_table(rows, columns, dtype, random):
+    """Make arguments: a table to write, positions that do not begin at 0, the base."""
+    return signed(random, (rows, columns), dtype), 3 + np.arange(rows), 100.0
+
+
+def rotated(rows, columns, dtype, random, more=0):
+    """Make arguments: x, table of 7 positions at most, columns to rotate, sign. more: columns of x that stay."""
+    size = 2 * max(n for n in (1, 2, 3, 5) if columns % n == 0)
+    table = np.empty((max(1, min(rows, 7)), size), dtype)
+    references.rotations(table, np.arange(len(table)), 100.0)
+    return signed(random, (rows, 2 * columns + more), dtype), table, 2 * columns, -1
+
+
+def attended(rows, columns, dtype, random, shared=False):
+    """Make arguments: qkv of up to 4 heads in sequences of up to 64 tokens, length, size, scale; to write: a, lse.
+    shared: True for at most 4 times as many heads of queries as of keys, with 2 heads of keys if there are 4."""
     heads = max(n for n in (1, 2, 3, 4) if columns % n == 0)
+    kv = (2 if heads == 4 else 1) if shared else heads
     length = max(n for n in range(1, 65) if rows % n == 0)
-    qkv, a = (2 * signed(random, (rows, n), dtype) for n in (3 * columns, columns))
-    return qkv, length, columns // heads, 0.5, a, np.empty((rows, heads), dtype)
+    size = columns // heads
+    qkv, a = (2 * signed(random, (rows, n), dtype) for n in (columns + 2 * kv * size, columns))
+    return qkv, length, size, 0.5, a, np.empty((rows, heads), dtype)
 
 
-def attended_backward(rows, columns, dtype, random):
+def attended_backward(rows, columns, dtype, random, shared=False):
     """Make arguments: qkv, a, da, lse, length, size, scale; to write: dqkv."""
-    qkv, length, size, scale, a, lse = attended(rows, columns, dtype, random)
+    qkv, length, size, scale, a, lse = attended(rows, columns, dtype, random, shared)
     references.causal_attention(qkv, length, size, scale, a, lse)
     return qkv, a, signed(random, a.shape, dtype), lse, length, size, scale, np.empty_like(qkv)
 
@@ -366,6 +404,12 @@ CASES = {
     "add_positions_backward": KernelCase(embedding.add_positions_backward, positions(3), bytes_of(0)),
     "layer_norm": KernelCase(layer_norm.layer_norm, normalized, bytes_of(0, 3, 4, 5)),
     "layer_norm_backward": KernelCase(layer_norm.layer_norm_backward, normalized_backward, bytes_of(0, 1, 3, 4, 5)),
+    "rms_norm": KernelCase(rms_norm.rms_norm, scaled, bytes_of(0, 2, 3)),
+    "rms_norm_backward": KernelCase(rms_norm.rms_norm_backward, scaled_backward, bytes_of(0, 1, 3, 4)),
+    "swiglu": KernelCase(swiglu.swiglu, gated("mw"), bytes_of(0, 1), "arithmetic"),
+    "swiglu_backward": KernelCase(swiglu.swiglu_backward, gated("mww"), bytes_of(0, 1, 2), "arithmetic"),
+    "rotations": KernelCase(rotary.rotations, rotation_table, bytes_of(0, 1), "arithmetic", 32),
+    "rotate": KernelCase(rotary.rotate, rotated, lambda x, table, columns, _: 2 * len(x) * columns * x.itemsize),
     "causal_attention": KernelCase(
         attention.causal_attention, attended, bytes_of(0, 4, 5), "arithmetic", 128, nan=False
     ),
@@ -388,6 +432,9 @@ CASES = {
     "squared": KernelCase(loss.squared, regression_targets, bytes_of(0, 1, 2), columns=1),
     "huber": KernelCase(loss.huber, lambda *args: regression_targets(*args, 1.0), bytes_of(0, 1, 3), columns=1),
 }
+CASES["rotate part"] = replace(CASES["rotate"], make=partial(rotated, more=3))
+for name, make in (("causal_attention", attended), ("causal_attention_backward", attended_backward)):
+    CASES[f"{name} grouped"] = replace(CASES[name], make=partial(make, shared=True))
 for kind in ("float16", "bfloat16"):
     for action, order, passes in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
         name = f"{action}_{kind}"

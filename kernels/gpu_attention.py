@@ -5,7 +5,8 @@
 
 A block's threads form a square; each computes 2 x 2 scores, from parts of q and k, DEPTH elements deep, in shared
 memory. Results grow in the arrays themselves, in rows that no other block has: the sums need no atomics, and a call
-gives the same bits each time. dq and dk, dv are two kernels, which both compute the scores again."""
+gives the same bits each time. dq and dk, dv are two kernels, which both compute the scores again. A block of the second
+goes along the tiles of all query heads that share its head of keys."""
 
 import math
 
@@ -87,14 +88,15 @@ def forward_tiles(qkv, length, size, scale, a, lse):
     norm = cuda.shared.array(TILE, T)  # noqa: F821
     factor = cuda.shared.array(TILE, T)  # noqa: F821
     thread, width, tiles = cuda.threadIdx.x, a.shape[1], (length + TILE - 1) // TILE
-    heads, lanes = width // size, THREADS // TILE
+    heads, lanes, shared = width // size, THREADS // TILE, (qkv.shape[1] - width) // 2
     for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
         row, head, i0 = block // tiles // heads * length, block // tiles % heads, block % tiles * TILE
         at, queries = head * size, least(TILE, length - i0)
+        key = width + at % shared
         clear(a, row + i0, at, queries, size, factor, 0)
         for j0 in range(0, i0 + 1, TILE):
             keys = least(TILE, length - j0)
-            scores(qkv, row + i0, at, queries, qkv, row + j0, width + at, keys, size, scale, parts, s)
+            scores(qkv, row + i0, at, queries, qkv, row + j0, key, keys, size, scale, parts, s)
             r = thread // lanes  # `lanes` neighbouring threads for a query
             count = least(keys, i0 + r - j0 + 1)
             highest = -math.inf
@@ -118,7 +120,7 @@ def forward_tiles(qkv, length, size, scale, a, lse):
             cuda.syncthreads()
             if j0 > 0:
                 clear(a, row + i0, at, queries, size, factor, 1)
-            add_product(s, 1, qkv, row + j0, 2 * width + at, keys, size, T(1), a, row + i0, at, queries, parts)  # noqa: F821
+            add_product(s, 1, qkv, row + j0, key + shared, keys, size, T(1), a, row + i0, at, queries, parts)  # noqa: F821
             cuda.syncthreads()
         if thread < queries:
             lse[row + i0 + thread, head] = top[thread] + T(math.log(float(norm[thread])))  # noqa: F821
@@ -127,11 +129,12 @@ def forward_tiles(qkv, length, size, scale, a, lse):
         clear(a, row + i0, at, queries, size, factor, 1)
 
 
-def tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, size, scale, along, parts, s, ds):
-    """s <- p, ds <- its gradient's product with p, for a tile; along[r]: D of its queries."""
-    width, head = a.shape[1], at // size
-    scores(qkv, row + i0, at, queries, qkv, row + j0, width + at, keys, size, scale, parts, s)
-    scores(da, row + i0, at, queries, qkv, row + j0, 2 * width + at, keys, size, scale / scale, parts, ds)
+def tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, key, size, scale, along, parts, s, ds):
+    """s <- p, ds <- its gradient's product with p, for a tile; along[r]: D of its queries. at, key: columns of q and k
+    in qkv."""
+    head, shared = at // size, (qkv.shape[1] - a.shape[1]) // 2
+    scores(qkv, row + i0, at, queries, qkv, row + j0, key, keys, size, scale, parts, s)
+    scores(da, row + i0, at, queries, qkv, row + j0, key + shared, keys, size, scale / scale, parts, ds)
     for r in range(cuda.threadIdx.x, queries, THREADS):
         total = s.dtype.type(0)
         for d in range(size):
@@ -159,15 +162,15 @@ def query_tiles(qkv, a, da, lse, length, size, scale, dqkv):
     parts = cuda.shared.array((2, TILE, DEEP), T)  # noqa: F821
     along = cuda.shared.array(TILE, T)  # noqa: F821
     width, tiles = a.shape[1], (length + TILE - 1) // TILE
-    heads = width // size
+    heads, shared = width // size, (qkv.shape[1] - width) // 2
     for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
         row, at, i0 = block // tiles // heads * length, block // tiles % heads * size, block % tiles * TILE
-        queries = least(TILE, length - i0)
+        queries, key = least(TILE, length - i0), width + at % shared
         clear(dqkv, row + i0, at, queries, size, along, 0)
         for j0 in range(0, i0 + 1, TILE):
             keys = least(TILE, length - j0)
-            tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, size, scale, along, parts, s, ds)
-            add_product(ds, 1, qkv, row + j0, width + at, keys, size, scale, dqkv, row + i0, at, queries, parts)
+            tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, key, size, scale, along, parts, s, ds)
+            add_product(ds, 1, qkv, row + j0, key, keys, size, scale, dqkv, row + i0, at, queries, parts)
             cuda.syncthreads()
 
 
@@ -179,18 +182,20 @@ def key_tiles(qkv, a, da, lse, length, size, scale, dqkv):
     parts = cuda.shared.array((2, TILE, DEEP), T)  # noqa: F821
     along = cuda.shared.array(TILE, T)  # noqa: F821
     width, tiles = a.shape[1], (length + TILE - 1) // TILE
-    heads = width // size
+    shared = (qkv.shape[1] - width) // 2
+    heads = shared // size
     for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
-        row, at, j0 = block // tiles // heads * length, block // tiles % heads * size, block % tiles * TILE
-        keys = least(TILE, length - j0)
-        clear(dqkv, row + j0, width + at, keys, size, along, 0)
-        clear(dqkv, row + j0, 2 * width + at, keys, size, along, 0)
-        for i0 in range(j0, length, TILE):
-            queries = least(TILE, length - i0)
-            tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, size, scale, along, parts, s, ds)
-            add_product(ds, 0, qkv, row + i0, at, queries, size, scale, dqkv, row + j0, width + at, keys, parts)
-            add_product(s, 0, da, row + i0, at, queries, size, T(1), dqkv, row + j0, 2 * width + at, keys, parts)  # noqa: F821
-            cuda.syncthreads()
+        row, first, j0 = block // tiles // heads * length, block // tiles % heads * size, block % tiles * TILE
+        keys, key = least(TILE, length - j0), width + first
+        clear(dqkv, row + j0, key, keys, size, along, 0)
+        clear(dqkv, row + j0, key + shared, keys, size, along, 0)
+        for at in range(first, width, shared):
+            for i0 in range(j0, length, TILE):
+                queries = least(TILE, length - i0)
+                tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, key, size, scale, along, parts, s, ds)
+                add_product(ds, 0, qkv, row + i0, at, queries, size, scale, dqkv, row + j0, key, keys, parts)
+                add_product(s, 0, da, row + i0, at, queries, size, T(1), dqkv, row + j0, key + shared, keys, parts)  # noqa: F821
+                cuda.syncthreads()
 
 
 def blocks(rows: int, heads: int, length: int) -> int:
@@ -207,5 +212,6 @@ def causal_attention(qkv, length, size, scale, a, lse):
 @attention.causal_attention_backward.device(query_tiles, key_tiles)
 def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
     """Write dqkv."""
-    for kernel in (query_tiles, key_tiles):
-        kernel(qkv.dtype, blocks(len(qkv), a.shape[1] // size, length), qkv, a, da, lse, length, size, scale, dqkv)
+    shared = (qkv.shape[1] - a.shape[1]) // 2
+    for kernel, width in ((query_tiles, a.shape[1]), (key_tiles, shared)):
+        kernel(qkv.dtype, blocks(len(qkv), width // size, length), qkv, a, da, lse, length, size, scale, dqkv)

@@ -68,12 +68,17 @@ COSTS = {
         3,
         2,
     ),
+    "rms_norm": Cost("squares + x x; x f g; a row: f = 1 / sqrt(v / n + eps)", 2 + 2, 2, 4),
+    "rms_norm_backward": Cost("h = x f; a + dx g h; dg + dx h; f (dx g - h a); a row: a / n", 4 + 3 + 5, 3, 1),
+    "swiglu": Cost("g / (1 + exp(-g)) v", EXP + 3, 3),  # passes and flops for an element of u
+    "swiglu_backward": Cost("s = 1 / (1 + exp(-g)); d v s (1 + g (1 - s)); d (g s)", EXP + 2 + 6 + 2, 5),
     "softmax_cross_entropy": Cost(
         "z > top; e = exp(z - top); total + e; e / total; a row: 1 / total, dz - 1, log(total) + (top - z), loss",
         1 + 1 + EXP + 2,
         2,
         6 - 1,  # no comparison for the first element
     ),
+    "rotate": Cost("a c - b s; a s + b c; a pair: s = sign s", 3 + 0.5, 2),  # of the columns that are rotated
     "squared": Cost("d = z - y; total + d d", 3, 3),
     "add_float16": Cost("x + y", 1, 2.5),
     "add_bfloat16": Cost("x + y", 1, 2.5),

@@ -435,6 +435,45 @@ def layer_norm_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
     dx *= rstd[:, None]
 
 
+def rms_norm(x, gain, y, rstd):
+    rstd[:] = 1 / np.sqrt(np.mean(x * x, axis=1) + np.asarray(EPS, x.dtype))
+    np.multiply(x, rstd[:, None], out=y)
+    y *= gain
+
+
+def rms_norm_backward(dy, x, gain, rstd, dx, dgain):
+    h = x * rstd[:, None]
+    dgain += np.einsum("ij,ij->j", dy, h)
+    np.multiply(dy, gain, out=dx)
+    h *= (np.einsum("ij,ij->i", dx, h) / np.asarray(x.shape[1], x.dtype))[:, None]
+    dx -= h
+    dx *= rstd[:, None]
+
+
+def swiglu(u, z):
+    g, v = np.split(z, 2, axis=1)
+    u[:] = g / (1 + np.exp(-g)) * v
+
+
+def swiglu_backward(du, z, dz):
+    g, v = np.split(z, 2, axis=1)
+    s = 1 / (1 + np.exp(-g))
+    dz[:] = np.concatenate([du * v * s * (1 + g * (1 - s)), du * (g * s)], axis=1)
+
+
+def rotations(table, positions, base):
+    size = table.shape[1]
+    turned = np.exp(1j * positions[:, None] * base ** (-np.arange(0, size, 2) / size))
+    table[:, ::2], table[:, 1::2] = turned.real, turned.imag[:, : size // 2]
+
+
+def rotate(x, table, columns, sign):
+    size, row = table.shape[1], np.arange(len(x)) % len(table)
+    cosine, sine = (np.tile(part[row], columns // size) for part in (table[:, ::2], sign * table[:, 1::2]))
+    a, b = x[:, :columns:2].copy(), x[:, 1:columns:2].copy()
+    x[:, :columns:2], x[:, 1:columns:2] = a * cosine - b * sine, a * sine + b * cosine
+
+
 def by_heads(x, length, heads):
     """Return a view (sequences, heads, length, size) of rows of tokens."""
     return x.reshape(len(x) // length, length, heads, x.shape[1] // heads).swapaxes(1, 2)
@@ -447,9 +486,17 @@ def attention_scores(q, k, scale):
     return s
 
 
+def split_heads(qkv, width, length, size):
+    """Return views of q (sequences, heads, length, size), and of k and v with a head for each kv head."""
+    shared = (qkv.shape[1] - width) // 2
+    parts = np.split(qkv, [width, width + shared], axis=1)
+    return [by_heads(part, length, part.shape[1] // size) for part in parts]
+
+
 def causal_attention(qkv, length, size, scale, a, lse):
     heads = a.shape[1] // size
-    q, k, v = (by_heads(each, length, heads) for each in np.split(qkv, 3, axis=1))
+    q, k, v = split_heads(qkv, a.shape[1], length, size)
+    k, v = (np.tile(each, (1, heads // each.shape[1], 1, 1)) for each in (k, v))
     s = attention_scores(q, k, scale)
     top = s.max(axis=3, keepdims=True)
     p = np.exp(s - top)
@@ -460,11 +507,15 @@ def causal_attention(qkv, length, size, scale, a, lse):
 
 def causal_attention_backward(qkv, a, da, lse, length, size, scale, dqkv):
     heads = a.shape[1] // size
-    q, k, v = (by_heads(each, length, heads) for each in np.split(qkv, 3, axis=1))
-    dq, dk, dv = (by_heads(each, length, heads) for each in np.split(dqkv, 3, axis=1))
+    q, k, v = split_heads(qkv, a.shape[1], length, size)
+    dq, dk, dv = split_heads(dqkv, a.shape[1], length, size)
+    group = heads // k.shape[1]
+    k, v = (np.tile(each, (1, group, 1, 1)) for each in (k, v))
     p, g = np.exp(attention_scores(q, k, scale) - by_heads(lse, length, heads)), by_heads(da, length, heads)
     ds = p * (g @ v.swapaxes(2, 3) - (g * by_heads(a, length, heads)).sum(axis=3, keepdims=True))
-    dq[...], dk[...], dv[...] = scale * (ds @ k), scale * (ds.swapaxes(2, 3) @ q), p.swapaxes(2, 3) @ g
+    dq[...] = scale * (ds @ k)
+    for into, each in ((dk, scale * (ds.swapaxes(2, 3) @ q)), (dv, p.swapaxes(2, 3) @ g)):
+        into[...] = each.reshape(len(each), group, *into.shape[1:]).sum(axis=1)
 
 
 def block_scores(qkv, kv, length, first, keys, size, scale, heads):

@@ -78,6 +78,38 @@ def normalized(x, gain, bias):
     return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-5) * gain + bias
 
 
+def llama_outputs(tensors, tokens, heads, kv_heads, base):
+    """Return the z of a Llama, (rows, length, vocabulary), for whole numbers `tokens` (rows, length).
+    A pair of a head's elements is a complex number, which a rotation multiplies (Su et al., 2021, equation 12)."""
+
+    def scaled(x, gain):
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * gain
+
+    def turned(x):
+        size, (length, pairs) = x.shape[3], (x.shape[1], x.shape[3] // 2)
+        angles = np.arange(length)[:, None] / base ** (2 * np.arange(pairs) / size)
+        z = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
+        return np.stack([z.real, z.imag], axis=-1).reshape(x.shape)
+
+    (rows, length), width = tokens.shape, tensors["embedding.token"].shape[1]
+    h, size = tensors["embedding.token"][tokens], width // heads
+    future = np.arange(length)[None, :] > np.arange(length)[:, None]
+    for i in range(1, sum(name.endswith("qkv.weight") for name in tensors) + 1):
+        w = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"block{i}.")}
+        qkv = scaled(h, w["attention.norm.gain"]) @ w["attention.qkv.weight"].reshape(width, -1)
+        q, k, v = np.split(qkv.reshape(rows, length, -1, size), [heads, heads + kv_heads], axis=2)
+        q, k, a = turned(q), turned(k), np.empty((rows, length, heads, size))
+        for head in range(heads):
+            keys, values = k[:, :, head % kv_heads], v[:, :, head % kv_heads]
+            s = np.where(future, -np.inf, np.einsum("rtd,rsd->rts", q[:, :, head], keys) / np.sqrt(size))
+            p = np.exp(s - s.max(axis=-1, keepdims=True))
+            a[:, :, head] = np.einsum("rts,rsd->rtd", p / p.sum(axis=-1, keepdims=True), values)
+        h = h + a.reshape(rows, length, width) @ w["attention.out.weight"].reshape(width, width)
+        gate, up = np.moveaxis(np.tensordot(scaled(h, w["mlp.norm.gain"]), w["mlp.up.weight"], 1), 2, 0)
+        h = h + gate / (1 + np.exp(-gate)) * up @ w["mlp.down.weight"]
+    return scaled(h, tensors["norm.gain"]) @ tensors["head.weight"].T
+
+
 def gpt_outputs(tensors, tokens, heads):
     """Return the z of a GPT, (rows, length, vocabulary), for whole numbers `tokens` (rows, length)."""
     (rows, length), width = tokens.shape, tensors["embedding.token"].shape[1]

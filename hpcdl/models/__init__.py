@@ -8,14 +8,16 @@
     mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more,
                       mlp:64,activation=gelu                                                 or regression
     gpt  gpt:layers=4,width=128,heads=4,         transformer (these are the defaults),   text
-         context=64,head=tied                    head: tied or own
+         context=64,head=tied                    head: tied or own; gpt.py has more settings
+    llama  llama:layers=4,width=128,heads=4,     gpt with RMSNorm, rotary positions,     text
+           kv-heads=2,context=64,units=512       SwiGLU, grouped queries, no biases
 
-All except gpt also accept sparse data (hpcdl/csr.py). A user's model works under any strategy that needs no layers and
-no linear form, if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict` of models/layered.py.
-With `evaluate` it is scored in one forward pass. A model on a GPU has a member `device`, on which its batches lie; a
-model for sparse batches has `sparse = True`. Its spec is package.module:Class, or package.module:Class,width=3 with
-arguments (hpcdl/plugins.py); arguments named features, classes, outputs, dtype, device, loss and class_weights (of the
-losses in training, by class; None: all 1) are supplied.
+All except gpt and llama also accept sparse data (hpcdl/csr.py). A user's model works under any strategy that needs no
+layers and no linear form, if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict` of
+models/layered.py. With `evaluate` it is scored in one forward pass. A model on a GPU has a member `device`, on which
+its batches lie; a model for sparse batches has `sparse = True`. Its spec is package.module:Class, or
+package.module:Class,width=3 with arguments (hpcdl/plugins.py); arguments named features, classes, outputs, dtype,
+device, loss and class_weights (of the losses in training, by class; None: all 1) are supplied.
 torch:package.module:function names a function that returns a PyTorch module (hpcdl/torch/module_factory.py)."""
 
 import contextlib
@@ -29,7 +31,7 @@ from numpy.typing import DTypeLike
 from hpcdl.errors import UsageError, parse_integer, parse_spec, refuse_beyond, unknown
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.memory import available
-from hpcdl.models.gpt import GPT
+from hpcdl.models.gpt import GPT, choice
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import ACTIVATIONS
 from hpcdl.models.layout import Layout
@@ -43,6 +45,11 @@ __all__ = ["make_model"]
 SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "svm": {}, "softmax": {}}
 SETTINGS["mlp"] = {"activation": "relu"}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
+SETTINGS["gpt"] |= {"kv-heads": 0, "norm": "layer", "positions": "learned", "rope-base": 10_000.0}
+SETTINGS["gpt"] |= {"feed-forward": "gelu", "units": 0, "biases": "yes"}
+SETTINGS["llama"] = SETTINGS["gpt"] | {"kv-heads": 2, "norm": "rms", "positions": "rotary", "rope-base": 500_000.0}
+SETTINGS["llama"] |= {"feed-forward": "swiglu", "biases": "no", "head": "own"}
+TRANSFORMERS = ("gpt", "llama")  # models of sequences of tokens
 DTYPES = ("float32", "float64")
 HALF = "bfloat16"  # a PyTorch module computes in this type, with float32 parameters
 MEMBERS = ("initialize", "loss_and_gradient", "predict")  # required members, beside the layout
@@ -89,8 +96,9 @@ def make_model(
             told = "set sparse = True in the class if it takes batches with data, indices and indptr"
             raise UsageError(f"--model {spec} is not for sparse data; {told}, or make the data dense")
     else:
-        if sparse and spec.partition(":")[0] == "gpt":
-            raise UsageError("model 'gpt' reads sequences of tokens, and the data are sparse rows; take softmax or mlp")
+        if sparse and (name := spec.partition(":")[0]) in TRANSFORMERS:
+            reads = f"model {name!r} reads sequences of tokens"
+            raise UsageError(f"{reads}, and the data are sparse rows; take softmax or mlp")
         model = built_in_model(spec, loss, text, **offered)
         if class_weights is not None:
             model.layers[-1].class_weights = device.array(class_weights.astype(kind))
@@ -119,7 +127,7 @@ def built_in_model(
     """Return a built-in model; for the parameters see `make_model`."""
     name, hidden, settings = parse_model(spec)
     size, activation = math.prod(features), settings.get("activation", "none")
-    if text and name != "gpt":
+    if text and name not in TRANSFORMERS:
         raise UsageError(f"model {name!r} takes quantities, and the data are the tokens of a text; take gpt")
     if classes == 0:
         if name in ("linear", "mlp"):
@@ -136,14 +144,14 @@ def built_in_model(
         return MLP([size, 1], "none", Logistic if name == "logistic" else Hinge, dtype, device)
     if classes < 2:
         raise UsageError(f"model {name!r} needs data with at least 2 classes, not {classes}")
-    if name == "gpt":
+    if name in TRANSFORMERS:
         if len(features) != 1:
             shape = " x ".join(map(str, features))
-            raise UsageError(f"model 'gpt' reads sequences of tokens, not examples of {shape}; try --data text")
-        head = settings.pop("head")
-        if head not in ("tied", "own"):
-            raise unknown("head of a gpt", head, ("tied", "own"))
-        return GPT(size, classes, dtype, **settings, tied=head == "tied", device=device)
+            raise UsageError(f"model {name!r} reads sequences of tokens, not examples of {shape}; try --data text")
+        tied = choice("head", settings.pop("head"), ("tied", "own")) == "tied"
+        biases = choice("biases", settings.pop("biases"), ("yes", "no")) == "yes"
+        more = {setting.replace("-", "_"): value for setting, value in settings.items()}
+        return GPT(size, classes, dtype, **more, tied=tied, biases=biases, device=device, name=name)
     widths = [size, *hidden, classes]
     return MLP(widths, activation, lambda pool: SoftmaxCrossEntropy(pool, classes), dtype, device)
 

@@ -2,9 +2,8 @@
 
 Adam takes 16 bytes a parameter, both in float32 (parameter 4, gradient 4, two moments 8) and in 16 bit with master
 weights (parameter 2, gradient 2, master weight 4, two moments 8). Parameters are counted by the layout of our own `gpt`
-with these settings. BERT is an encoder: the same tensors in its layers, and further tensors (`beyond`). (Devlin et
-al., "BERT", 2019; Radford et al., "Language models are unsupervised multitask learners", 2019; Rosset, "Turing-NLG",
-2020; Brown et al., "Language models are few-shot learners", 2020; 16 bytes: Rajbhandari et al., "ZeRO", SC 2020)"""
+or `llama` with these settings. BERT is an encoder: the same tensors in its layers, and further tensors (`beyond`).
+(16 bytes: Rajbhandari et al., "ZeRO", SC 2020. Each configuration names its own source)"""
 
 from dataclasses import dataclass
 
@@ -16,7 +15,8 @@ ADAM_BYTES = 16  # per parameter
 
 @dataclass(frozen=True)
 class Configuration:
-    """The settings of a model. nominal: 10^9 parameters, slide: GB of training state, as a lecture's slide says."""
+    """The settings of a model. nominal: 10^9 parameters, as its source or a lecture's slide says. slide: GB of training
+    state on the slide; None: not there. more: further settings of the spec. source: authors, title and year."""
 
     layers: int
     width: int
@@ -24,13 +24,17 @@ class Configuration:
     vocabulary: int
     context: int
     nominal: float
-    slide: float
+    slide: float | None
+    source: str
     encoder: bool = False
+    kind: str = "gpt"
+    more: str = ""
 
     @property
     def spec(self) -> str:
         """The spec for --model; for an encoder, without the parameters of `beyond`."""
-        return f"gpt:layers={self.layers},width={self.width},heads={self.heads},context={self.context}"
+        shape = f"layers={self.layers},width={self.width},heads={self.heads}"
+        return f"{self.kind}:{shape}{self.more},context={self.context}"
 
     @property
     def beyond(self) -> int:
@@ -48,9 +52,21 @@ class Configuration:
         return sum(count for _, count in self.by_layer())
 
 
-CONFIGURATIONS = {  # layers, width, heads, vocabulary, context; of the slide: 10^9 parameters, GB of state
-    "bert-large": Configuration(24, 1024, 16, 30522, 512, 0.32, 5.12, encoder=True),
-    "gpt2-xl": Configuration(48, 1600, 25, 50257, 1024, 1.5, 24.0),
-    "turing-nlg": Configuration(78, 4256, 28, 50257, 1024, 17.2, 275.0),
-    "gpt3": Configuration(96, 12288, 96, 50257, 2048, 175.0, 2800.0),
+BERT = 'Devlin et al., "BERT", 2019'
+GPT2 = 'Radford et al., "Language models are unsupervised multitask learners", 2019'
+NLG = 'Rosset, "Turing-NLG", 2020'
+GPT3 = 'Brown et al., "Language models are few-shot learners", 2020'
+LLAMA3 = 'Llama Team, "The Llama 3 herd of models", 2024, table 3'
+
+CONFIGURATIONS = {  # layers, width, heads, vocabulary, context; 10^9 parameters, GB of state on the slide
+    "bert-large": Configuration(24, 1024, 16, 30522, 512, 0.32, 5.12, BERT, encoder=True),
+    "gpt2-xl": Configuration(48, 1600, 25, 50257, 1024, 1.5, 24.0, GPT2),
+    "turing-nlg": Configuration(78, 4256, 28, 50257, 1024, 17.2, 275.0, NLG),
+    "gpt3": Configuration(96, 12288, 96, 50257, 2048, 175.0, 2800.0, GPT3),
+    "llama3-8b": Configuration(
+        32, 4096, 32, 128256, 8192, 8.0, None, LLAMA3, kind="llama", more=",kv-heads=8,units=14336"
+    ),
+    "llama3-70b": Configuration(
+        80, 8192, 64, 128256, 8192, 70.0, None, LLAMA3, kind="llama", more=",kv-heads=8,units=28672"
+    ),
 }

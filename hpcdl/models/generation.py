@@ -7,7 +7,8 @@ A model has positions for `length` tokens. When the window s .. t is full, s mov
     tokens known        1  2  3  4  5  6  7  8  9        length 4
     tokens seen         1  2  3  4  2  3  4  2  3
 
-A key-value cache keeps the keys and values of earlier tokens in each attention layer (2 x width numbers a token), so
+A key-value cache keeps the keys and values of earlier tokens in each attention layer (2 x width x kv-heads / heads
+numbers a token), so
 that a token costs 1 row instead of `length`. When s moves, the remaining half is computed again."""
 
 import math
@@ -19,9 +20,10 @@ import numpy as np
 from hpcdl.errors import UsageError
 from hpcdl.kernels import activation, embedding
 from hpcdl.kernels.device import Array
+from hpcdl.models.attention import Attention
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.pool import Pool
-from hpcdl.models.transformer import Attention, Embedding
+from hpcdl.models.transformer import Architecture, Embedding
 
 Outputs = Callable[[Sequence[int]], Array]  # all known tokens -> z (vocabulary,), float64 on the host
 
@@ -59,10 +61,9 @@ def cached_outputs(model: Layered, parameters: Array) -> Outputs:
 def cached_layer(layer: Any) -> Any:
     """Return the same layer for one token per row: a new one for embedding and attention, else `layer` itself."""
     if isinstance(layer, Embedding):
-        vocabulary, context = (shape[0] for shape in layer.full_shapes.values())
-        return PositionedEmbedding(layer.name, layer.pool, vocabulary, context, layer.length, layer.width)
+        return PositionedEmbedding(layer.name, layer.pool, layer.full_shapes["token"][0], layer.architecture)
     if isinstance(layer, Attention):
-        return CachedAttention(layer.name, layer.pool, layer.length, layer.width, layer.heads, layer.depth)
+        return CachedAttention(layer.name, layer.pool, layer.architecture)
     return layer
 
 
@@ -72,11 +73,12 @@ class PositionedEmbedding(Embedding):
     first = 0
 
     def forward(self, w: Sequence[Array], x: Array, group: Any) -> tuple[Array, Any]:
-        token, position = w
+        token, *position = w
         y = self.pool.take(len(x), self.width)
         if embedding.embed(x, token, 0, len(token), y) < 0:
             raise UsageError(f"the text to continue holds a value that is no token number from 0 to {len(token) - 1}")
-        y += position[self.first : self.first + len(x)]
+        for table in position:
+            y += table[self.first : self.first + len(x)]
         return y, (x, y)
 
 
@@ -85,22 +87,28 @@ class CachedAttention(Attention):
 
     first = 0
 
-    def __init__(self, name: str, pool: Pool, length: int, width: int, heads: int, depth: int):
-        super().__init__(name, pool, length, width, heads, depth)
-        self.keys, self.values = (pool.device.zeros((heads, length, self.size), pool.dtype) for _ in range(2))
+    def __init__(self, name: str, pool: Pool, architecture: Architecture):
+        super().__init__(name, pool, architecture)
+        shape = self.kv_heads, self.length, self.size
+        self.keys, self.values = (pool.device.zeros(shape, pool.dtype) for _ in range(2))
 
-    def inner(self, qkv: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
-        activation.add_bias(qkv, b)
+    def positions(self, length: int) -> Array:
+        return self.numbers[self.first : self.first + length]
+
+    def inner(self, qkv: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
+        if b is not None:
+            activation.add_bias(qkv, b)
         new, xp = len(qkv), self.pool.device.xp
-        q, k, v = qkv.reshape(new, 3, self.heads, self.size).transpose(1, 2, 0, 3)
-        end = self.first + new
+        self.rotate(qkv, new, 1)
+        heads = qkv.reshape(new, -1, self.kv_heads, self.size).transpose(1, 2, 0, 3)
+        q, (k, v), end = heads[:-2], heads[-2:], self.first + new
         self.keys[:, self.first : end], self.values[:, self.first : end] = k, v
         if self.first == 0:
             return self.attend(qkv, new)
         scores = self.matmul(q, self.keys[:, :end].swapaxes(1, 2)) / math.sqrt(self.size)
         scores = xp.where(xp.arange(end) <= self.first + xp.arange(new)[:, None], scores, -math.inf)
-        p = xp.exp(scores - scores.max(axis=2, keepdims=True))
-        p = (p / p.sum(axis=2, keepdims=True)).astype(qkv.dtype)
+        p = xp.exp(scores - scores.max(axis=3, keepdims=True))
+        p = (p / p.sum(axis=3, keepdims=True)).astype(qkv.dtype)
         a = self.pool.take(new, self.heads * self.size)
-        a[...] = self.matmul(p, self.values[:, :end]).transpose(1, 0, 2).reshape(new, -1)
+        a[...] = self.matmul(p, self.values[:, :end]).transpose(2, 0, 1, 3).reshape(new, -1)
         return a, (qkv,)

@@ -5,32 +5,48 @@
     parameters    12 L w^2 + (V + C) w, and 13 L w + 2 w of biases and norms      L layers, width w, V tokens, context C
     operations    about 6 per parameter and token, forward and backward together
 
+Settings make today's models of it (docs/gpt.md): `--model llama` is RMSNorm, rotary positions, SwiGLU, grouped-query
+attention, a head of its own and no biases (Touvron et al., "LLaMA", 2023; "The Llama 3 herd of models", 2024).
+
 The model predicts each token of a row x (length,) from the tokens before it, and y from all of x: `length` predictions,
 whose mean loss is the row's. (Radford et al., "Language models are unsupervised multitask learners", 2019)"""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import DTypeLike
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import CPU, Array, Device
+from hpcdl.models.attention import Attention
+from hpcdl.models.feed_forward import FEED_FORWARDS
 from hpcdl.models.generation import cached_outputs
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import SoftmaxCrossEntropy
+from hpcdl.models.normalization import NORMALIZATIONS
 from hpcdl.models.pool import Pool
-from hpcdl.models.transformer import Attention, Embedding, FeedForward, Head, Norm
+from hpcdl.models.transformer import Architecture, Embedding, Head, Norm
 
 TOKENS = 4096  # tokens that are scored at once
+
+
+def choice(setting: str, value: str, known: Iterable[str]) -> str:
+    """Return the value of a setting. Raises UsageError if it is none of `known`."""
+    if value not in known:
+        raise unknown(f"{setting} of a gpt", value, known)
+    return value
 
 
 class GPT(Layered):
     """A model of sequences of `length` tokens, which are numbers below `vocabulary`.
     layers: number of blocks. width: elements of a token's vector, divided among `heads` heads. context: the longest
-    sequence with position vectors. tied: True if the head's weight is the token embedding."""
+    sequence. tied: True if the head's weight is the token embedding. kv_heads: heads of keys and values; 0: `heads`.
+    norm: layer or rms. positions: learned or rotary, the latter with angles of the base rope_base. feed_forward: gelu
+    or swiglu, with `units` units; 0: by the width. biases: False if products have none. name: the model's in errors."""
 
     sequences = True
 
@@ -45,24 +61,59 @@ class GPT(Layered):
         context: int = 64,
         tied: bool = True,
         device: Device = CPU,
+        *,
+        kv_heads: int = 0,
+        norm: str = "layer",
+        positions: str = "learned",
+        rope_base: float = 10_000.0,
+        feed_forward: str = "gelu",
+        units: int = 0,
+        biases: bool = True,
+        name: str = "gpt",
     ):
-        for name, value in {"layers": layers, "width": width, "heads": heads, "context": context}.items():
+        told = f"model {name}"
+        for setting, value in {"layers": layers, "width": width, "heads": heads, "context": context}.items():
             if value < 1:
-                raise UsageError(f"model gpt: {name} must be 1 or more, not {value}")
+                raise UsageError(f"{told}: {setting} must be 1 or more, not {value}")
+        for setting, value in {"kv-heads": kv_heads, "units": units}.items():
+            if value < 0:
+                raise UsageError(f"{told}: {setting} must be 1 or more, or 0 for the default, not {value}")
         if width % heads:
-            raise UsageError(f"model gpt: width {width} cannot be divided evenly among {heads} heads")
+            raise UsageError(f"{told}: width {width} cannot be divided evenly among {heads} heads")
+        kv_heads = kv_heads or heads
+        if heads % kv_heads:
+            fit = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+            raise UsageError(f"{told}: heads {heads} cannot be divided evenly among kv-heads {kv_heads}; take {fit}")
+        rotary = choice("positions", positions, ("learned", "rotary")) == "rotary"
+        if rotary and width // heads % 2:
+            raise UsageError(f"{told}: rotary positions turn pairs, and heads have {width // heads} elements each")
+        if not (math.isfinite(rope_base) and rope_base > 0):
+            raise UsageError(f"{told}: rope-base must be a finite number greater than 0, not {rope_base}")
         if length > context:
             raise UsageError(
                 f"the data's sequences have {length} tokens, the model's context is {context}; "
-                f"take gpt:context={length}, or make shorter sequences by prepare-data text --length {context}"
+                f"take {name}:context={length}, or make shorter sequences by prepare-data text --length {context}"
             )
-        pool, depth = Pool(dtype, device), 2 * layers
-        chain: list[Layer] = [Embedding("embedding", pool, vocabulary, context, length, width)]
+        made_of = FEED_FORWARDS[choice("feed-forward", feed_forward, FEED_FORWARDS)]
+        architecture = Architecture(
+            length,
+            width,
+            heads,
+            kv_heads,
+            units or made_of.default_units(width),
+            context,
+            2 * layers,
+            NORMALIZATIONS[choice("norm", norm, NORMALIZATIONS)],
+            rope_base if rotary else 0.0,
+            biases,
+        )
+        pool = Pool(dtype, device)
+        chain: list[Layer] = [Embedding("embedding", pool, vocabulary, architecture)]
         for i in range(1, layers + 1):
-            chain.append(Attention(f"block{i}.attention", pool, length, width, heads, depth))
-            chain.append(FeedForward(f"block{i}.mlp", pool, length, width, depth))
-        chain.append(Norm("norm", pool, length, width))
-        chain.append(Head("head", pool, vocabulary, length, width, "embedding.token" if tied else ""))
+            chain.append(Attention(f"block{i}.attention", pool, architecture))
+            chain.append(made_of(f"block{i}.mlp", pool, architecture))
+        chain.append(Norm("norm", pool, architecture))
+        chain.append(Head("head", pool, vocabulary, architecture, "embedding.token" if tied else ""))
         super().__init__(length, [*chain, SoftmaxCrossEntropy(pool, vocabulary, length)], pool)
         self.rows_at_once = max(1, TOKENS // length)
 

@@ -1,13 +1,15 @@
 """The layers of a decoder-only transformer, which predicts each token of a sequence from the tokens before it.
 
     Embedding      y = token[x] + position                                       x (rows, length) token numbers
-    Attention      y = x + softmax(mask(q k^T / sqrt(d))) v Wo + bo              q, k, v = norm(x) Wqkv + bqkv, by heads
-    FeedForward    y = x + gelu(norm(x) Wu + bu) Wd + bd                         4 * width units
-    Norm           y = gain * (x - mean) / sqrt(variance + eps) + bias           over the width
+    Attention      y = x + softmax(mask(q k^T / sqrt(d))) v Wo + bo              attention.py
+    FeedForward    y = x + gelu(norm(x) Wu + bu) Wd + bd                         feed_forward.py
+    Norm           y = norm(x)                                                   normalization.py
     Head           z = x Wt^T                                                    Wt (vocabulary, width), often = token
 
-Between layers there is a row for each token, (rows * length, width). If ranks share the layers, each has some of the
-heads, of the units and of the vocabulary; with sequence parallelism, some of the tokens in norms, residuals, biases:
+`Architecture` holds the settings that layers share: with rotary positions there is no `position`, and without biases no
+bqkv, bo, bu, bd. Between layers there is a row for each token, (rows * length, width). If ranks share the layers, each
+has some of the heads, of the units and of the vocabulary; with sequence parallelism, some of the tokens in norms,
+residuals, biases:
 
     by columns    Wqkv, Wu (outputs), Wt (as z's columns), token (rows: vectors of its own tokens, zero for others)
     by rows       Wo, Wd (inputs)
@@ -21,20 +23,40 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
-from hpcdl.kernels import activation, embedding, layer_norm
+from hpcdl.kernels import activation, embedding
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
 from hpcdl.models.group import ContextGroup, LayerGroup, WholeContext
-from hpcdl.models.layers import Gelu, Layer, check_width
+from hpcdl.models.layers import Layer
+from hpcdl.models.normalization import LayerNormalization
 from hpcdl.models.pool import Pool
 
 DEVIATION = 0.02  # of initial weights: Radford et al., 2018
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The settings of a transformer's layers. length: tokens of a sequence. context: rows of the table of positions.
+    kv_heads: heads of keys and values. units: of a feed-forward layer. depth: number of residual sums in the model.
+    rope_base: of the angles of rotary positions; 0: learned positions. biases: False if products have none."""
+
+    length: int
+    width: int
+    heads: int
+    kv_heads: int
+    units: int
+    context: int
+    depth: int
+    normalization: type[LayerNormalization] = LayerNormalization
+    rope_base: float = 0.0
+    biases: bool = True
 
 
 def draw(w: Array, generator: np.random.Generator, deviation: float = DEVIATION) -> None:
@@ -48,9 +70,10 @@ class TokenLayer(Layer):
 
     context: ContextGroup = WholeContext()
 
-    def __init__(self, name: str, pool: Pool, length: int, width: int, shapes: dict[str, tuple[int, ...]]):
+    def __init__(self, name: str, pool: Pool, architecture: Architecture, shapes: dict[str, tuple[int, ...]]):
         super().__init__(name, pool, shapes)
-        self.length, self.width = length, width
+        self.architecture, self.length, self.width = architecture, architecture.length, architecture.width
+        self.normalization = architecture.normalization
 
     def within(self, context: ContextGroup) -> Self:
         """Return a copy of this uncut layer for this rank's tokens of each sequence."""
@@ -61,12 +84,6 @@ class TokenLayer(Layer):
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
         """Return the shape of y for `rows` examples; with sequence parallelism, for this rank's tokens."""
         return rows * self.length // (group.size if group.sequence else 1), self.width
-
-    def normalize(self, x: Array, gain: Array, bias: Array) -> tuple[Array, Array, Array]:
-        """Return norm(x), and of each row the mean and 1 / deviation, for backward; all three are from the pool."""
-        y, mean, deviation = self.pool.take(*x.shape), self.pool.take(len(x)), self.pool.take(len(x))
-        layer_norm.layer_norm(x, gain, bias, y, mean, deviation)
-        return y, mean, deviation
 
     def give(self, *buffers: Array, unless: Any = None) -> None:
         """Give buffers back to the pool, except the array `unless`: an operator may return its argument itself."""
@@ -79,22 +96,25 @@ class TokenLayer(Layer):
 
 
 class Embedding(TokenLayer):
-    """The sum of a vector for each token and a vector for its position."""
+    """The sum of a vector for each token and, unless positions are rotary, a vector for its position."""
 
     cuts: Mapping[str, int] = {"token": 0}
 
-    def __init__(self, name: str, pool: Pool, vocabulary: int, context: int, length: int, width: int):
-        super().__init__(name, pool, length, width, {"token": (vocabulary, width), "position": (context, width)})
+    def __init__(self, name: str, pool: Pool, vocabulary: int, architecture: Architecture):
+        shapes = {"token": (vocabulary, architecture.width)}
+        if not architecture.rope_base:
+            shapes["position"] = architecture.context, architecture.width
+        super().__init__(name, pool, architecture, shapes)
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
-        draw(w[0], generators[0])
-        draw(w[1], generators[1])
+        for tensor, generator in zip(w, generators, strict=True):
+            draw(tensor, generator)
 
     def at(self, y: Array, group: LayerGroup) -> int:
         return group.rank * len(y) if group.sequence else 0
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
-        (token, position), vocabulary = w, self.full_shapes["token"][0]
+        (token, *position), vocabulary = w, self.full_shapes["token"][0]
         y = self.pool.take(len(x) * self.length, self.width)
         first = chunk(vocabulary, self.parts, self.part).start
         if embedding.embed(x, token, first, vocabulary, y) < 0:
@@ -102,8 +122,9 @@ class Embedding(TokenLayer):
                 f"the data hold a value that is no token number from 0 to {vocabulary - 1}; a gpt reads text"
             )
         y = group.g(y, self.pool)
-        with self.own_positions(position) as own:
-            embedding.add_positions(y, own, self.length, self.at(y, group))
+        for table in position:
+            with self.own_positions(table) as own:
+                embedding.add_positions(y, own, self.length, self.at(y, group))
         return y, (x, y)
 
     @contextlib.contextmanager
@@ -127,8 +148,9 @@ class Embedding(TokenLayer):
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> None:
         x, _ = saved
-        with self.own_positions(g[1], changed=True) as own:
-            embedding.add_positions_backward(dy, own, self.length, self.at(dy, group))
+        for table in g[1:]:
+            with self.own_positions(table, changed=True) as own:
+                embedding.add_positions_backward(dy, own, self.length, self.at(dy, group))
         full_dy = group.g_backward(dy, self.pool)
         embedding.embed_backward(x, full_dy, chunk(self.full_shapes["token"][0], self.parts, self.part).start, g[0])
         self.give(full_dy, unless=dy)
@@ -137,131 +159,105 @@ class Embedding(TokenLayer):
 
 class Sublayer(TokenLayer):
     """A sublayer of a block, y = x + inner(norm(x) W1 + b1) W2 + b2, with `inner` defined by subclasses.
-    Its tensors are gain and bias of the norm, W1, b1, W2, b2, in this order. depth: number of residual sums in the
-    model; the initial W2 is divided by sqrt(depth). `inner` consumes z = norm(x) W1, which is from the pool."""
+    Its tensors are those of the norm, W1, b1, W2, b2, in this order; b1 and b2 only if the architecture has biases. The
+    initial W2 is divided by the root of the architecture's depth. `inner` consumes z = norm(x) W1, from the pool."""
 
     @abstractmethod
-    def inner(self, z: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
+    def inner(self, z: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
         """Return u, the factor of W2, from z = norm(x) W1 and b, which is b1; and arrays saved for `inner_backward`."""
 
     @abstractmethod
-    def inner_backward(self, inner_saved: Sequence[Array], u: Array, b: Array, du: Array, gb: Array) -> Array:
+    def inner_backward(
+        self, inner_saved: Sequence[Array], u: Array, b: Array | None, du: Array, gb: Array | None
+    ) -> Array:
         """Return dz, computed from du, in a buffer of the pool or in inner_saved[0]; add the gradient of b to gb."""
 
-    def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int, shapes: dict[str, tuple[int, ...]]):
-        norm = {"norm.gain": (width,), "norm.bias": (width,)}
-        super().__init__(name, pool, length, width, norm | shapes)
-        self.depth = depth
+    def __init__(self, name: str, pool: Pool, architecture: Architecture, shapes: dict[str, tuple[int, ...]]):
+        norm = {f"norm.{each}": (architecture.width,) for each in architecture.normalization.names}
+        if not architecture.biases:
+            shapes = {each: shape for each, shape in shapes.items() if not each.endswith(".bias")}
+        super().__init__(name, pool, architecture, norm | shapes)
+
+    def parts_of(self, tensors: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+        """Return (those of the norm, of W1, b1, W2, b2); None for the biases if there are none."""
+        n = len(self.normalization.names)
+        if self.architecture.biases:
+            first, first_bias, second, second_bias = tensors[n:]
+            return tensors[:n], first, first_bias, second, second_bias
+        return tensors[:n], tensors[n], None, tensors[n + 1], None
+
+    def matrices(self, tensors: Sequence[Array]) -> tuple[Any, Array, Array | None, Array, Array | None]:
+        """Return `parts_of` tensors, W1 (width, outputs), b1 (outputs,), W2 (inputs, width)."""
+        norm, first, first_bias, second, second_bias = self.parts_of(tensors)
+        flat = None if first_bias is None else first_bias.reshape(-1)
+        return norm, first.reshape(self.width, -1), flat, second.reshape(-1, self.width), second_bias
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
-        gain, bias, first, first_bias, second, second_bias = w
-        gain[...] = 1
-        bias[...] = first_bias[...] = second_bias[...] = 0
-        draw(first, generators[2])
-        draw(second, generators[4], DEVIATION / math.sqrt(self.depth))
+        norm, first, first_bias, second, second_bias = self.parts_of(w)
+        _, of_first, _, of_second, _ = self.parts_of(generators)
+        self.normalization.initialize(norm)
+        draw(first, of_first)
+        draw(second, of_second, DEVIATION / math.sqrt(self.architecture.depth))
+        if self.architecture.biases:
+            first_bias[...] = second_bias[...] = 0
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
-        gain, bias, first, first_bias, second, second_bias = w
-        n, mean, deviation = self.normalize(x, gain, bias)
-        h, first = group.f(n, self.pool), first.reshape(self.width, -1)
+        norm, first, first_bias, second, second_bias = self.matrices(w)
+        n, statistics = self.normalization.forward(x, norm, self.pool)
+        h = group.f(n, self.pool)
         z = self.matmul(h, first, out=self.pool.take(len(h), first.shape[1]))
         self.give(h, unless=n)
-        u, inner_saved = self.inner(z, first_bias.reshape(-1))
+        u, inner_saved = self.inner(z, first_bias)
         y = group.g(self.matmul(u, second, out=self.pool.take(len(u), self.width)), self.pool)
-        activation.add_bias_residual(y, second_bias, x)
-        return y, (x, n, mean, deviation, *inner_saved, u, y)
+        if second_bias is None:
+            add_into(y.reshape(-1), x.reshape(-1))
+        else:
+            activation.add_bias_residual(y, second_bias, x)
+        return y, (x, n, *statistics, *inner_saved, u, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
-        (gain, _, first, first_bias, second, _), (x, n, mean, deviation, *inner_saved, u, _) = w, saved
-        gain_gradient, bias_gradient, first_gradient, first_bias_gradient, second_gradient, second_bias_gradient = g
-        activation.add_rows(dy, second_bias_gradient)
+        (norm, first, first_bias, second, _), (x, n, *rest, u, _) = self.matrices(w), saved
+        norm_gradient, first_gradient, first_bias_gradient, second_gradient, second_bias_gradient = self.matrices(g)
+        many = len(self.normalization.statistics)
+        statistics, inner_saved = rest[:many], rest[many:]
+        if second_bias_gradient is not None:
+            activation.add_rows(dy, second_bias_gradient)
         full_dy = group.g_backward(dy, self.pool)
         self.add_product(u.T, full_dy, second_gradient)
         du = self.matmul(full_dy, second.T, out=self.pool.take(*u.shape))
         self.give(full_dy, unless=dy)
-        dz = self.inner_backward(inner_saved, u, first_bias.reshape(-1), du, first_bias_gradient.reshape(-1))
+        dz = self.inner_backward(inner_saved, u, first_bias, du, first_bias_gradient)
         self.give(du)
         h = group.f(n, self.pool)
         self.add_product(h.T, dz, first_gradient)
-        dh = self.matmul(dz, first.reshape(self.width, -1).T, out=self.pool.take(*h.shape))
+        dh = self.matmul(dz, first.T, out=self.pool.take(*h.shape))
         self.give(h, unless=n)
         self.give(dz, unless=inner_saved[0])
         dx = group.f_backward(dh, self.pool)
-        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
+        self.normalization.backward(dx, x, norm, statistics, dx, norm_gradient)
         add_into(dx.reshape(-1), dy.reshape(-1))
         self.release(saved)
         return dx
 
 
-class Attention(Sublayer):
-    """The first sublayer of a block: causal self-attention with `heads` heads of width / heads elements."""
-
-    cuts: Mapping[str, int] = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
-
-    def __init__(self, name: str, pool: Pool, length: int, width: int, heads: int, depth: int):
-        shapes = {"qkv.weight": (width, 3, width), "qkv.bias": (3, width), "out.weight": (width, width)}
-        super().__init__(name, pool, length, width, depth, shapes | {"out.bias": (width,)})
-        self.heads, self.size = heads, width // heads
-
-    @property
-    def head_counts(self) -> tuple[int, ...]:
-        """The numbers of heads that ranks can share: of queries, and of keys and values."""
-        return (self.heads,)
-
-    def check_cut(self, parts: int) -> None:
-        check_width("heads", self.heads, parts)
-
-    def inner(self, qkv: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
-        activation.add_bias(qkv, b)
-        return self.attend(qkv, self.length)
-
-    def attend(self, qkv: Array, length: int) -> tuple[Array, tuple[Array, ...]]:
-        """Return the attention of q, k and v in sequences of `length` tokens, and what backward needs."""
-        return self.context.attention(qkv, length, self.heads // self.parts, self.size, self.pool)
-
-    def inner_backward(self, inner_saved: Sequence[Array], a: Array, b: Array, da: Array, gb: Array) -> Array:
-        dqkv = self.context.attention_backward(tuple(inner_saved), a, da, self.length, self.size, self.pool)
-        activation.add_rows(dqkv, gb)
-        return dqkv
-
-
-class FeedForward(Sublayer):
-    """The second sublayer of a block: two dense layers with a gelu between them."""
-
-    cuts: Mapping[str, int] = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
-
-    def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int):
-        shapes = {"up.weight": (width, 4 * width), "up.bias": (4 * width,), "down.weight": (4 * width, width)}
-        super().__init__(name, pool, length, width, depth, shapes | {"down.bias": (width,)})
-
-    def check_cut(self, parts: int) -> None:
-        check_width("4 x width =", 4 * self.width, parts)
-
-    def inner(self, z: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
-        u, z = Gelu.forward(z, b, self.pool)
-        return u, (z,)
-
-    def inner_backward(self, inner_saved: Sequence[Array], u: Array, b: Array, du: Array, gb: Array) -> Array:
-        return Gelu.backward(inner_saved[0], b, du, gb)
-
-
 class Norm(TokenLayer):
-    """Layer norm (Ba, Kiros and Hinton, "Layer normalization", 2016)."""
+    """The normalization of each token, without a sublayer."""
 
-    def __init__(self, name: str, pool: Pool, length: int, width: int):
-        super().__init__(name, pool, length, width, {"gain": (width,), "bias": (width,)})
+    def __init__(self, name: str, pool: Pool, architecture: Architecture):
+        shapes = {each: (architecture.width,) for each in architecture.normalization.names}
+        super().__init__(name, pool, architecture, shapes)
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
-        w[0][...], w[1][...] = 1, 0
+        self.normalization.initialize(w)
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
-        y, mean, deviation = self.normalize(x, *w)
-        return y, (x, mean, deviation, y)
+        y, statistics = self.normalization.forward(x, w, self.pool)
+        return y, (x, *statistics, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
-        x, mean, deviation, _ = saved
+        x, *statistics, _ = saved
         dx = self.pool.take(*x.shape)
-        layer_norm.layer_norm_backward(dy, x, w[0], mean, deviation, dx, *g)
+        self.normalization.backward(dy, x, w, statistics, dx, g)
         self.release(saved)
         return dx
 
@@ -271,9 +267,9 @@ class Head(TokenLayer):
 
     divided = True
 
-    def __init__(self, name: str, pool: Pool, vocabulary: int, length: int, width: int, token: str = ""):
-        shape = vocabulary, width
-        super().__init__(name, pool, length, width, {} if token else {"weight": shape})
+    def __init__(self, name: str, pool: Pool, vocabulary: int, architecture: Architecture, token: str = ""):
+        shape = vocabulary, architecture.width
+        super().__init__(name, pool, architecture, {} if token else {"weight": shape})
         self.vocabulary, self.cuts = vocabulary, {token or "weight": 0}
         self.tied = {token: shape} if token else {}
 

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.intensity import COSTS, EXP
+from hpcdl.models.attention import Attention
+from hpcdl.models.feed_forward import FeedForward, SwiGLU
 from hpcdl.models.layers import Dense
 from hpcdl.models.losses import SoftmaxCrossEntropy, Squared
-from hpcdl.models.transformer import Attention, Embedding, FeedForward, Head, Norm
+from hpcdl.models.transformer import Embedding, Head, Norm
 
 
 class Product(NamedTuple):
@@ -50,6 +52,7 @@ class AttentionCall(NamedTuple):
     tokens: int
     length: int
     heads: int
+    kv_heads: int
     size: int
 
     def products(self) -> float:
@@ -65,8 +68,8 @@ class AttentionCall(NamedTuple):
 
     def moved(self, itemsize: int) -> float:
         """Return the bytes of q, k, v, a and lse, and backward also of their gradients, each moved once."""
-        width = self.heads * self.size
-        return float(itemsize * self.tokens * ((8 if self.name.endswith("backward") else 4) * width + self.heads))
+        columns = (2 * self.heads + 2 * self.kv_heads) * self.size
+        return float(itemsize * self.tokens * ((2 if self.name.endswith("backward") else 1) * columns + self.heads))
 
 
 Operations = Sequence[Product | KernelCall | AttentionCall]
@@ -87,39 +90,65 @@ def dense(layer: Dense, rows: int) -> Passes:
 
 
 def embedding(layer: Embedding, rows: int) -> Passes:
-    size = rows * layer.length, layer.width
-    ahead, behind = ("embed", "add_positions"), ("add_positions_backward", "embed_backward")
-    return [KernelCall(name, *size) for name in ahead], [KernelCall(name, *size) for name in behind]
-
-
-def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, back: Operations) -> tuple:
-    """Return a sublayer's passes, with weights (width, first) and (second, width); inner, back: operations between."""
-    tokens, width = rows * layer.length, layer.width
-    ahead = [KernelCall("layer_norm", tokens, width), Product(tokens, width, first), *inner]
-    ahead += [Product(tokens, second, width), KernelCall("add_bias_residual", tokens, width)]
-    behind = [KernelCall("add_rows", tokens, width), *weight(second, tokens, width), Product(tokens, width, second)]
-    behind += [*back, *weight(width, tokens, first), Product(tokens, first, width)]
-    behind += [KernelCall("layer_norm_backward", tokens, width), KernelCall("add_into", tokens * width)]
+    size, learned = (rows * layer.length, layer.width), "position" in layer.shapes
+    ahead, behind = [KernelCall("embed", *size)], [KernelCall("embed_backward", *size)]
+    if learned:
+        ahead.append(KernelCall("add_positions", *size))
+        behind.append(KernelCall("add_positions_backward", *size))
     return ahead, behind
 
 
+def normalized(layer: Norm | Attention | FeedForward, rows: int) -> tuple[KernelCall, KernelCall]:
+    """Return the calls of a layer's normalization, forward and backward."""
+    kind, size = layer.normalization, (rows * layer.length, layer.width)
+    return KernelCall(kind.kernel.__name__, *size), KernelCall(kind.backward_kernel.__name__, *size)
+
+
+def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, back: Operations) -> Passes:
+    """Return a sublayer's passes, with weights (width, first) and (second, width); inner, back: operations between."""
+    tokens, width, (norm_ahead, norm_behind) = rows * layer.length, layer.width, normalized(layer, rows)
+    add = KernelCall("add_into", tokens * width)
+    residual = KernelCall("add_bias_residual", tokens, width) if layer.architecture.biases else add
+    ahead = [norm_ahead, Product(tokens, width, first), *inner, Product(tokens, second, width), residual]
+    behind = [KernelCall("add_rows", tokens, width)] if layer.architecture.biases else []
+    behind += [*weight(second, tokens, width), Product(tokens, width, second), *back]
+    return ahead, [*behind, *weight(width, tokens, first), Product(tokens, first, width), norm_behind, add]
+
+
+def biased(layer: Any, ahead: Operations, behind: Operations, tokens: int, columns: int) -> Passes:
+    """Return the operations before b1 and after its gradient, with those for b1 if the architecture has biases."""
+    if not layer.architecture.biases:
+        return ahead, behind
+    return [KernelCall("add_bias", tokens, columns), *ahead], [*behind, KernelCall("add_rows", tokens, columns)]
+
+
 def attention(layer: Attention, rows: int) -> Passes:
-    sizes = rows * layer.length, layer.length, layer.heads, layer.size
-    qkv = rows * layer.length, 3 * layer.width
-    inner: Operations = [KernelCall("add_bias", *qkv), AttentionCall("causal_attention", *sizes)]
-    back: Operations = [AttentionCall("causal_attention_backward", *sizes), KernelCall("add_rows", *qkv)]
-    return sublayer(layer, rows, 3 * layer.width, layer.width, inner, back)
+    tokens, kv_columns = rows * layer.length, layer.kv_heads * layer.size
+    sizes = tokens, layer.length, layer.heads, layer.kv_heads, layer.size
+    inner: Operations = [AttentionCall("causal_attention", *sizes)]
+    back: Operations = [AttentionCall("causal_attention_backward", *sizes)]
+    if layer.architecture.rope_base:
+        turned = KernelCall("rotate", tokens, layer.width + kv_columns)
+        inner, back = [turned, *inner], [*back, turned]
+    columns = layer.width + 2 * kv_columns
+    return sublayer(layer, rows, columns, layer.width, *biased(layer, inner, back, tokens, columns))
 
 
 def feed_forward(layer: FeedForward, rows: int) -> Passes:
-    units, tokens = 4 * layer.width, rows * layer.length
+    units, tokens = layer.units, rows * layer.length
     inner, back = KernelCall("add_bias_gelu", tokens, units), KernelCall("gelu_backward", tokens, units)
     return sublayer(layer, rows, units, units, [inner], [back])
 
 
+def swiglu(layer: SwiGLU, rows: int) -> Passes:
+    units, tokens = layer.units, rows * layer.length
+    inner, back = ([KernelCall(name, tokens, units)] for name in ("swiglu", "swiglu_backward"))
+    return sublayer(layer, rows, 2 * units, units, *biased(layer, inner, back, tokens, 2 * units))
+
+
 def norm(layer: Norm, rows: int) -> Passes:
-    size = rows * layer.length, layer.width
-    return [KernelCall("layer_norm", *size)], [KernelCall("layer_norm_backward", *size)]
+    ahead, behind = normalized(layer, rows)
+    return [ahead], [behind]
 
 
 def head(layer: Head, rows: int) -> Passes:
@@ -147,6 +176,7 @@ COUNTERS: dict[type, Callable[[Any, int], Passes]] = {
     Embedding: embedding,
     Attention: attention,
     FeedForward: feed_forward,
+    SwiGLU: swiglu,
     Norm: norm,
     Head: head,
 }
@@ -158,7 +188,7 @@ def operations(layer: Any, rows: int) -> Passes:
         return COUNTERS[type(layer)](layer, rows)
     except KeyError:
         what = f"the operations of a layer of type {type(layer).__name__} are not counted"
-        raise UsageError(f"{what}; take a model softmax, linear, mlp or gpt") from None
+        raise UsageError(f"{what}; take a model softmax, linear, mlp, gpt or llama") from None
 
 
 def flops(work: Operations) -> float:

@@ -10,10 +10,12 @@ rank has 1/C of the activations of all layers, and the gradient is summed over t
 
     ring        keys and values travel around (ring_attention.py)
     ulysses     shares of sequences become shares of heads, and back (ulysses.py)
-    auto        the faster one, tried on sequences of the run's length
+    auto        the faster one, tried on sequences of the run's length: another run may take the other one, whose steps
+                are the same but for rounding
 
 (Llama Team, "The Llama 3 herd of models", 2024, section 3.3.2, cuts sequences so)"""
 
+import math
 import time
 from typing import Any
 
@@ -22,8 +24,8 @@ import numpy as np
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.overlap import seconds_of
 from hpcdl.errors import UsageError
+from hpcdl.models.attention import Attention
 from hpcdl.models.pool import Pool
-from hpcdl.models.transformer import Attention
 from hpcdl.parallel.ring_attention import ExchangeAlone, RingAttention
 from hpcdl.parallel.ulysses import Ulysses
 
@@ -48,19 +50,18 @@ def unshared(model: Any, ranks: int, parts: int = 1) -> str:
     """Return why Ulysses cannot share the heads of the model over `ranks` ranks, or ""."""
     for heads in attention_heads(model):
         if heads % (ranks * parts):
-            whose = f"{ranks} ranks cannot share {heads // parts} heads" + f" of {parts} parts each" * (parts > 1)
             fitting = [n for n in range(1, heads // parts + 1) if heads // parts % n == 0]
-            return f"--attention ulysses: {whose}; take ring, or {' or '.join(map(str, fitting))} ranks"
+            whose = f"{ranks} ranks cannot share {heads // parts} heads of keys evenly"
+            return f"--attention ulysses: {whose}; take --attention ring, or {' or '.join(map(str, fitting))} ranks"
     return ""
 
 
 def attention_heads(model: Any) -> list[int]:
-    """Return the numbers of heads that attention layers of the model have: of queries, and of keys if these are fewer."""
-    found = {n for layer in model.layers if isinstance(layer, Attention) for n in layer.head_counts}
-    return sorted(found)
+    """Return the numbers of heads of keys that attention layers of the model have; a share of them has their queries."""
+    return sorted({layer.kv_heads for layer in model.layers if isinstance(layer, Attention)})
 
 
-def make_context(comm: Communicator, model: Any, rows: int, attention: str = "auto", parts: int = 1) -> Any:
+def make_context(comm: Communicator, model: Any, rows: int, attention: str = "ring", parts: int = 1) -> Any:
     """Return the `ContextGroup` (hpcdl/models/group.py) of the ranks of `comm`; collective.
     rows: sequences that are computed at once. parts: ranks that share the heads. For `attention` see above."""
     check_context(model, comm.size, attention, parts)
@@ -87,8 +88,7 @@ def make_context(comm: Communicator, model: Any, rows: int, attention: str = "au
 def turn(way: Any, layer: Attention, rows: int) -> float:
     """Return the seconds of the attention of one layer, forward and backward, on random numbers."""
     pool, local = Pool(layer.pool.dtype, layer.pool.device), layer.length // way.size
-    width = layer.shapes["qkv.bias"]
-    qkv = pool.take(rows * local, int(np.prod(width)))
+    qkv = pool.take(rows * local, math.prod(layer.shapes["qkv.weight"][1:]))
     qkv[...] = pool.device.array(np.random.default_rng(0).standard_normal(qkv.shape).astype(pool.dtype))
     heads = layer.heads // layer.parts
     way.comm.barrier()

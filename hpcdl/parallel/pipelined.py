@@ -43,7 +43,7 @@ def pipelined(
     sequence: bool = False,
     zero: int = 0,
     ahead: int = 0,
-    attention: str = "auto",
+    attention: str = "ring",
     microbatches: int = 1,
 ) -> tuple[CutModel, Stage]:
     """Return this rank's part of the model, and the pipeline stage that computes with it; collective.

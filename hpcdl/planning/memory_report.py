@@ -25,20 +25,21 @@ SHOWN = 16  # most printed ranks and grids
 
 
 def configurations() -> list[str]:
-    """Return the table of configurations: parameters as counted and as on a slide, at 16 bytes each."""
-    rows = [["model", "layers", "width", "heads", "counted", "x 16 bytes", "slide's", "x 16 bytes", "slide's"]]
+    """Return the table of configurations: parameters as counted and as published, at 16 bytes each."""
+    rows = [["model", "layers", "width", "heads", "counted", "x 16 bytes", "nominal", "x 16 bytes", "slide's"]]
     for name, each in CONFIGURATIONS.items():
         count = each.parameters
         state = f"{ADAM_BYTES * count / 1e9:,.2f} GB"
         nominal = f"{each.nominal:g} x 10^9"
         product = f"{ADAM_BYTES * each.nominal:,.2f} GB"
+        slide = "-" if each.slide is None else f"{each.slide:,g} GB"
         numbers = map(str, (each.layers, each.width, each.heads))
-        rows.append([name, *numbers, f"{count:,}", state, nominal, product, f"{each.slide:,g} GB"])
+        rows.append([name, *numbers, f"{count:,}", state, nominal, product, slide])
     return table(rows)
 
 
 def configuration(name: str) -> list[str]:
-    """Return the table of a configuration's layers, equal blocks together. UsageError for an unknown name."""
+    """Return a configuration's source, and the table of its layers, equal blocks together. UsageError: unknown name."""
     if name not in CONFIGURATIONS:
         raise UsageError(
             f"--model {name} is none of the named configurations ({', '.join(CONFIGURATIONS)}); for another model "
@@ -53,7 +54,7 @@ def configuration(name: str) -> list[str]:
     together["all"] = chosen.parameters
     for layer, count in together.items():
         rows.append([layer, f"{count:,}", f"{ADAM_BYTES * count:,}"])
-    return table(rows)
+    return [chosen.source, *table(rows)]
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:

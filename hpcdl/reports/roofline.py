@@ -26,7 +26,7 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.intensity import COSTS
-from hpcdl.models import for_data
+from hpcdl.models import TRANSFORMERS, for_data
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.losses import Loss
 from hpcdl.models.work import AttentionCall, Operations, Product, flops, moved, operations
@@ -123,10 +123,11 @@ Prepared = tuple[Layered, Any, list[tuple[Operations, Operations]]]
 
 def prepare(spec: str, data: str, rows: int, dtype: str = "float32") -> Prepared:
     """Return the model, a batch of `rows` examples, and each layer's operations. UsageError if they are not counted."""
-    opened = open_data(data or ("text" if spec.partition(":")[0] == "gpt" else "digits"), dtype=dtype)
+    opened = open_data(data or ("text" if spec.partition(":")[0] in TRANSFORMERS else "digits"), dtype=dtype)
     model = for_data(spec, opened, dtype)
     if not isinstance(model, Layered) or opened.sparse:
-        raise UsageError(f"--roofline {spec}: operations are counted only of softmax, linear, mlp or gpt on dense data")
+        known = "softmax, linear, mlp, gpt, llama"
+        raise UsageError(f"--roofline {spec}: operations are counted only of {known} on dense data")
     batch = next(opened.batches(0, rows))
     return model, batch, [operations(layer, len(batch.y)) for layer in model.layers]
 
@@ -177,7 +178,7 @@ def balance(folder: Path, peak: float, bandwidth: float) -> dict[str, Any]:
         mean = {name: float(np.mean(found[name])) for name in NEEDED if name.endswith("_per_rank")}
         kind, _, rest = str(found.get("model", "")).partition(":")
         settings = dict(item.partition("=")[::2] for item in rest.split(","))
-        tokens = int(settings.get("context", 64)) if kind == "gpt" else 1  # of an example
+        tokens = int(settings.get("context", 64)) if kind in TRANSFORMERS else 1  # of an example
         examples = float(found["steps"]) * float(found["batch_size"])
         work = 6.0 * float(found["parameters"]) * examples * tokens
         ranks = max(1, len(found["bytes_sent_per_rank"]))

@@ -26,7 +26,7 @@ from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run
 
 
 def train(
-    comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, attention: str = "auto", stage: int = 0
+    comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, attention: str = "ring", stage: int = 0
 ) -> Array:
     """Train on all ranks of `comm`; return the parameters that this rank holds."""
     from hpcdl.models.model import unwrapped
@@ -55,8 +55,8 @@ def train(
 
 @dataclass(frozen=True)
 class ContextParallelOptions(Options):
-    attention: Literal["auto", "ring", "ulysses"] = option(
-        "auto", "how attention reaches the tokens of other ranks; auto: the faster of both, as tried at the start"
+    attention: Literal["ring", "ulysses", "auto"] = option(
+        "ring", "how attention reaches the tokens of other ranks; auto: the faster of both, as tried at the start"
     )
     stage: int = option(0, "stage of ZeRO over the ranks: 0, 1, 2 or 3")
 

@@ -104,7 +104,7 @@ class Cut(NamedTuple):
     tensor: bool = False
     sequence: bool = False
     context: int = 1
-    attention: str = "auto"
+    attention: str = "ring"
 
 
 @dataclasses.dataclass(frozen=True)

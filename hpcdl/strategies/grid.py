@@ -39,7 +39,7 @@ def train(
     recompute: bool = False,
     sequence: bool = False,
     stage: int = 0,
-    attention: str = "auto",
+    attention: str = "ring",
     balance: str = "parameters",
     draw: bool = False,
 ) -> Array:
@@ -75,8 +75,8 @@ class GridOptions(PipelineOptions):
     grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,context=2,tensor=2")
     stage: int = option(0, "stage of ZeRO along the axes data and context: 0, 1, 2 or 3")
     sequence_parallel: bool = option(False, "cut the activations between the parts of layers by tokens (gpt)")
-    attention: Literal["auto", "ring", "ulysses"] = option(
-        "auto", "attention along the axis context; auto: the faster of both, as tried at the start"
+    attention: Literal["ring", "ulysses", "auto"] = option(
+        "ring", "attention along the axis context; auto: the faster of both, as tried at the start"
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from hpcdl.data import open_data
 from hpcdl.data.batch import Batch
 from hpcdl.errors import UsageError
 from hpcdl.memory import Memory
-from hpcdl.models import HALF, for_data
+from hpcdl.models import HALF, SETTINGS, for_data
 from hpcdl.models.configurations import CONFIGURATIONS
 from hpcdl.models.meta_arrays import META
 from hpcdl.models.model import abilities_of
@@ -88,7 +88,7 @@ class Workload:
         self.options = options if known is None else dataclasses.replace(options, model=known.spec)
         self.roles: Roles = divide(ranks, getattr(options, "servers", 0), options.data_servers)
         self.size = ranks - options.data_servers
-        self.real = is_plugin(self.spec) and not self.spec.startswith(("mlp:", "gpt:"))  # its code needs real arrays
+        self.real = is_plugin(self.spec) and self.spec.partition(":")[0] not in SETTINGS  # its code needs real arrays
         self.real |= of_torch(self.spec)
         device = {} if self.real else {"device": META}
         self.model = for_data(self.spec, self.data, options.dtype, loss=options.loss, **device)

@@ -22,17 +22,29 @@ def test_parameters_are_those_of_the_formula(name, count):
     assert each.parameters == by_formula == count == sum(number for _, number in each.by_layer())
 
 
+@pytest.mark.parametrize("name, units, count", [("8b", 14336, 8_030_261_248), ("70b", 28672, 70_553_706_496)])
+def test_parameters_of_llama_3_are_those_of_its_released_models(name, units, count):
+    """Two tables; a block has q and out, k and v of an eighth or a fourth of the heads, three matrices, two norms."""
+    each = CONFIGURATIONS[f"llama3-{name}"]
+    w, kv = each.width, 8 * each.width // each.heads
+    block = 2 * w**2 + 2 * w * kv + 3 * w * units + 2 * w
+    assert each.parameters == 2 * each.vocabulary * w + each.layers * block + w == count
+    assert round(each.parameters / 1e9) == pytest.approx(each.nominal, rel=0.02)
+
+
 def test_the_slides_figures_are_16_bytes_of_its_rounded_parameters():
-    products = {name: ADAM_BYTES * each.nominal for name, each in CONFIGURATIONS.items()}
+    slides = {name: each for name, each in CONFIGURATIONS.items() if each.slide is not None}
+    products = {name: ADAM_BYTES * each.nominal for name, each in slides.items()}
     assert products == pytest.approx({"bert-large": 5.12, "gpt2-xl": 24, "turing-nlg": 275.2, "gpt3": 2800})
-    for name, each in CONFIGURATIONS.items():
+    for name, each in slides.items():
         assert each.slide == pytest.approx(products[name], rel=0.001)
         assert ADAM_BYTES * each.parameters / 1e9 == pytest.approx(each.slide, rel=0.05)
 
 
 def test_tables():
     lines = configurations()
-    assert len(lines) == 5 and "2,793.67 GB" in lines[4] and lines[4].endswith("2,800 GB")
+    assert len(lines) == 7 and "2,793.67 GB" in lines[4] and lines[4].endswith("2,800 GB") and lines[6].endswith(" -")
     shown = configuration("gpt2-xl")
+    assert shown[0].startswith("Radford et al.")
     assert "attention of 48 blocks" in "\n".join(shown)
     assert shown[-1].split() == ["all", "1,557,611,200", "24,921,779,200"]

@@ -33,9 +33,22 @@ def plain_outputs(model, parameters):
 
 
 @pytest.mark.parametrize("dtype, near", [("float64", 1e-12), ("float32", 2e-5)])
-@pytest.mark.parametrize(("length", "context", "head"), [(8, 8, "tied"), (5, 9, "own"), (1, 4, "tied")])
-def test_kept_is_plain(length, context, head, dtype, near):
-    model = make_model(f"gpt:layers=2,width=16,heads=4,context={context},head={head}", (length,), 30, dtype)
+@pytest.mark.parametrize(
+    ("length", "context", "model"),
+    [
+        (8, 8, "gpt:head=tied"),
+        (5, 9, "gpt:head=own"),
+        (1, 4, "gpt:head=tied"),
+        (8, 8, "gpt:norm=rms"),
+        (5, 9, "gpt:positions=rotary"),
+        (8, 8, "gpt:feed-forward=swiglu"),
+        (5, 9, "gpt:kv-heads=2"),
+        (8, 8, "gpt:biases=no"),
+        (8, 9, "llama:kv-heads=2,units=8"),
+    ],
+)
+def test_kept_is_plain(length, context, model, dtype, near):
+    model = make_model(f"{model},layers=2,width=16,heads=4,context={context}", (length,), 30, dtype)
     parameters = 3 * model.initialize(Random(1))
     tokens, plain = np.random.default_rng(0).integers(0, 30, 3 * length + 7).tolist(), plain_outputs(model, parameters)
     kept, late = (generation.cached_outputs(model, parameters) for _ in range(2))
@@ -45,6 +58,16 @@ def test_kept_is_plain(length, context, head, dtype, near):
         if known >= 2 * length:  # a prompt of many tokens comes at once
             np.testing.assert_allclose(late(tokens[:known]), wanted, rtol=0, atol=near)
     np.testing.assert_allclose(kept(tokens[:2]), plain(tokens[:2]), rtol=0, atol=near)  # another prompt
+
+
+def test_keys_and_values_are_those_of_kv_heads():
+    """With 2 heads of keys for 8 of queries the cache is a fourth."""
+    sizes = []
+    for heads in (0, 2):
+        model = make_model(f"gpt:layers=1,width=32,heads=8,context=8,kv-heads={heads}", (8,), 20)
+        layer = generation.cached_layer(model.layers[1])
+        sizes.append(layer.keys.size + layer.values.size)
+    assert sizes == [2 * 32 * 8, 2 * 8 * 8]
 
 
 def test_a_token_costs_one_row_and_a_full_window_half_of_it():

@@ -16,6 +16,7 @@ from hpcdl.random import Random
 
 LENGTH, VOCABULARY = 5, 7
 SPEC = "gpt:layers=2,width=12,heads=3,context=8"
+LLAMA, BASE = "llama:layers=2,width=16,heads=4,kv-heads=2,context=8,units=12,rope-base=30", 30.0
 HEADS = ["tied", "own"]
 TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
 
@@ -40,10 +41,17 @@ def outputs(model, parameters, x):
     return z
 
 
+def plain_outputs(model, parameters, tokens):
+    """Return z by the formula, in float64."""
+    tensors = {name: view.astype("float64") for name, view in model.layout.views(parameters).items()}
+    if model.spec.startswith("llama"):
+        return reference.llama_outputs(tensors, tokens, 4, 2, BASE)
+    return reference.gpt_outputs(tensors, tokens, 3)
+
+
 def wanted(model, parameters, batch):
     """Return z by the formula, the log-probability of each next token (both float64), and the next tokens."""
-    tensors = {name: view.astype("float64") for name, view in model.layout.views(parameters).items()}
-    z = reference.gpt_outputs(tensors, batch.x.astype(int), 3)
+    z = plain_outputs(model, parameters, batch.x.astype(int))
     following = np.c_[batch.x[:, 1:], batch.y].astype(int)
     p = np.exp(z) / np.exp(z).sum(axis=2, keepdims=True)
     return z, np.log(np.take_along_axis(p, following[:, :, None], 2)[:, :, 0]), following
@@ -55,10 +63,10 @@ def gradient_of(model, parameters, batch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("head", HEADS)
-def test_outputs_loss_and_score_against_the_formula(head, dtype):
+@pytest.mark.parametrize("head, spec", [(head, SPEC) for head in HEADS] + [("own", LLAMA)])
+def test_outputs_loss_and_score_against_the_formula(head, spec, dtype):
     """The loss of a row is the mean over its tokens, and so is its score."""
-    model, parameters = build(head, dtype)
+    model, parameters = build(head, dtype, spec)
     for rows in (1, 6):
         batch = text(rows, dtype)
         z, log_p, following = wanted(model, parameters, batch)
@@ -107,9 +115,55 @@ def test_against_torch(head, dtype):
         np.testing.assert_allclose(view, want, rtol=TOLERANCE[dtype], atol=atol, err_msg=name)
 
 
-def test_a_later_token_has_no_influence():
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_llama_against_torch(dtype):
+    """With PyTorch's RMSNorm, silu, and attention with fewer heads of keys; it counts the heads of a group in turn."""
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    model, parameters = build("own", dtype, LLAMA)
+    batch = text(6, dtype)
+    loss, gradient = gradient_of(model, parameters, batch)
+    w = {name: torch.tensor(view, requires_grad=True) for name, view in model.layout.views(parameters).items()}
+    tokens = torch.tensor(batch.x.astype(int))
+    angles = torch.outer(
+        torch.arange(LENGTH, dtype=torch.float64), BASE ** -torch.tensor([0, 0.5], dtype=torch.float64)
+    )
+    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64 if dtype == "float32" else None)
+
+    def norm(name):
+        return functional.rms_norm(h, (16,), w[f"{name}.gain"], 1e-5)
+
+    def turned(x):
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(3, (2, 2)).contiguous()) * turn).flatten(3)
+
+    h = w["embedding.token"][tokens]
+    for i in (1, 2):
+        block = f"block{i}.attention"
+        qkv = norm(f"{block}.norm") @ w[f"{block}.qkv.weight"].flatten(1)
+        q, k, v = (each.unflatten(2, (-1, 4)).transpose(1, 2) for each in qkv.split((16, 8, 8), dim=2))
+        q, k = turned(q), turned(k)
+        by_group = q.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2)
+        a = functional.scaled_dot_product_attention(by_group, k, v, is_causal=True, enable_gqa=True)
+        a = a.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2).transpose(1, 2).flatten(2)
+        h = h + a @ w[f"{block}.out.weight"].flatten(0, 1)
+        block = f"block{i}.mlp"
+        gate, up = (norm(f"{block}.norm") @ w[f"{block}.up.weight"].flatten(1)).chunk(2, dim=2)
+        h = h + (functional.silu(gate) * up) @ w[f"{block}.down.weight"]
+    z = norm("norm") @ w["head.weight"].T
+    following = torch.cat([tokens[:, 1:], torch.tensor(batch.y)[:, None]], dim=1)
+    total = functional.cross_entropy(z.flatten(0, 1), following.flatten(), reduction="sum") / LENGTH
+    total.backward()
+    assert loss == pytest.approx(total.item(), rel=TOLERANCE[dtype])
+    for name, view in model.layout.views(gradient).items():
+        want = w[name].grad.numpy()
+        atol = TOLERANCE[dtype] * abs(want).max()
+        np.testing.assert_allclose(view, want, rtol=TOLERANCE[dtype], atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("head, spec", [("tied", SPEC), ("own", LLAMA)])
+def test_a_later_token_has_no_influence(head, spec):
     """Outputs before the token are equal to the bit; all from the token on differ."""
-    model, parameters = build()
+    model, parameters = build(head, spec=spec)
     batch = text(4)
     before = outputs(model, parameters, batch.x)
     for place in range(LENGTH):
@@ -118,6 +172,25 @@ def test_a_later_token_has_no_influence():
         after = outputs(model, parameters, changed)
         np.testing.assert_array_equal(after[:, :place], before[:, :place])
         assert (after[:, place:] != before[:, place:]).any(axis=2).all()
+
+
+def test_scores_depend_on_differences_of_positions():
+    """Rotated by positions p + 100, q and k of a sequence have the attention of those rotated by positions p."""
+    model, _ = build("own", spec=LLAMA)
+    layer, found = model.layers[1], []
+    for first in (0, 100):
+        layer.numbers = first + np.arange(LENGTH)
+        z = model.pool.take(LENGTH, 32)
+        z[...] = np.random.default_rng(0).standard_normal(z.shape)
+        a, saved = layer.inner(z, None)
+        found.append((z[:, :24].copy(), a.copy()))
+        layer.give(a, *saved)
+    (near, attention), (far, other) = found
+    assert not np.allclose(near, far, atol=0.1)
+    np.testing.assert_allclose(attention, other, rtol=1e-12, atol=1e-13)
+    plain = np.random.default_rng(0).standard_normal((LENGTH, 32))[:, :24]
+    np.testing.assert_allclose((near**2).reshape(LENGTH, 6, 4).sum(2), (plain**2).reshape(LENGTH, 6, 4).sum(2))
+    np.testing.assert_array_equal(near[0], plain[0])  # position 0
 
 
 def test_nan_is_not_hidden():
@@ -163,8 +236,12 @@ def test_initial_values_depend_on_seed_and_name_only():
     assert not np.allclose(b["block1.mlp.up.weight"], b["block2.mlp.up.weight"])
 
 
-def test_initial_spread():
-    model = make_model("gpt:layers=2,width=64,heads=2,context=100,head=own", (9,), 300, "float64")
+SPREAD = "layers=2,width=64,heads=2,context=100,head=own"
+
+
+@pytest.mark.parametrize("spec", [f"gpt:{SPREAD}", f"llama:{SPREAD},kv-heads=1", f"llama:{SPREAD},biases=yes"])
+def test_initial_spread(spec):
+    model = make_model(spec, (9,), 300, "float64")
     for name, view in model.layout.views(model.initialize(Random(0))).items():
         kind = name.split(".")[-1]
         if kind in ("bias", "gain"):
@@ -204,17 +281,16 @@ class Recorded:
         return int(p.argmin())
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head, spec", [(head, SPEC) for head in HEADS] + [("own", LLAMA)])
 @pytest.mark.parametrize("temperature", [0.5, 1, 3])
-def test_what_is_drawn_from(head, temperature):
+def test_what_is_drawn_from(head, spec, temperature):
     """A token is drawn from the softmax of z / temperature for the tokens in the window (generation.py)."""
-    model, parameters = build(head)
+    model, parameters = build(head, spec=spec)
     random, tokens = Recorded(), [3, 1]
     tokens += model.generate(parameters, tokens, 8, random, temperature)
     assert len(tokens) == 10
-    tensors = model.layout.views(parameters)
     for i, p in enumerate(random.asked, start=2):
-        z = reference.gpt_outputs(tensors, np.array([tokens[first_seen(i, LENGTH) : i]]), 3)[0, -1] / temperature
+        z = plain_outputs(model, parameters, np.array([tokens[first_seen(i, LENGTH) : i]]))[0, -1] / temperature
         np.testing.assert_allclose(p, np.exp(z) / np.exp(z).sum(), rtol=1e-10)
         assert tokens[i] == z.argmin()
 

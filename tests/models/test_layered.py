@@ -26,6 +26,12 @@ CASES = {  # spec -> (classes, the reference's loss, its activation)
     "mlp:7,4,6": (4, "softmax", "relu"),
     "mlp:4,3,activation=tanh": (2, "softmax", "tanh"),
     "mlp:4,3,activation=gelu": (2, "softmax", "gelu"),
+    "gpt:layers=1,width=4,heads=2,context=5,norm=rms": (3, "gpt", None),
+    "gpt:layers=1,width=4,heads=1,context=5,positions=rotary,rope-base=9": (3, "gpt", None),
+    "gpt:layers=1,width=4,heads=2,context=5,feed-forward=swiglu,units=3": (3, "gpt", None),
+    "gpt:layers=1,width=6,heads=6,kv-heads=2,context=5,units=3": (3, "gpt", None),
+    "gpt:layers=1,width=4,heads=2,context=5,biases=no": (3, "gpt", None),
+    "llama:layers=2,width=8,heads=4,kv-heads=2,context=5,units=3,rope-base=9": (3, "gpt", None),
     "gpt:layers=1,width=6,heads=2,context=7": (4, "gpt", None),
     "gpt:layers=2,width=4,heads=1,context=5,head=own": (3, "gpt", None),
 }
@@ -178,13 +184,16 @@ def test_a_prediction_is_not_overwritten_later(spec):
     [
         ("mlp:64,activation=gelu", 10, 37 * 10 * 8 + 16 * 2**10),  # the smallest activation; the weight has 100 KiB
         ("gpt:layers=2,width=32,heads=2,context=200", 40, 37 * 200 * 32 * 8),
+        ("llama:layers=1,width=32,heads=4,context=200,units=64", 40, 37 * 200 * 32 * 8),
     ],
 )
 def test_steady_state_allocates_nothing_big(spec, classes, least):
     model = make_model(spec, (200,), classes, "float64")
     parameters = model.initialize(Random(0))
     gradient = np.zeros_like(parameters)
-    batches = [reference.make_batch(rows, 200, classes, "float64", tokens=spec.startswith("gpt")) for rows in (64, 37)]
+    batches = [
+        reference.make_batch(rows, 200, classes, "float64", tokens=not spec.startswith("mlp")) for rows in (64, 37)
+    ]
 
     def step():
         for batch in batches:

@@ -11,6 +11,11 @@ from hpcdl.models.meta_arrays import META, MetaArray, matmul
 from hpcdl.random import Random
 
 
+DENSE = ["softmax", "mlp:7,5", "mlp:7,activation=gelu"]
+TEXTS = ["gpt:width=8,heads=2,context=6", "gpt:width=8,heads=2,context=6,biases=no"]
+TEXTS += ["llama:width=16,heads=4,context=6,units=5", "llama:width=16,heads=4,context=6,biases=yes"]
+
+
 @pytest.mark.parametrize(
     "view",
     [
@@ -47,10 +52,10 @@ def test_views_know_the_whole_and_products_their_shapes():
         whole.reshape(5, 5)
 
 
-@pytest.mark.parametrize("spec", ["softmax", "mlp:7,5", "mlp:7,activation=gelu", "gpt:width=8,heads=2,context=6"])
+@pytest.mark.parametrize("spec", [*DENSE, *TEXTS])
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_model_takes_from_its_pool_what_it_takes_with_real_arrays(spec, rows):
-    text, peaks = spec.startswith("gpt"), []
+    text, peaks = spec in TEXTS, []
     for device in (CPU, META):
         model = make_model(spec, (6,), 3, device=device, text=text)
         model.pool.memory = memory = Memory()

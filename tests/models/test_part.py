@@ -30,6 +30,8 @@ GPTS = {
     "gpt:layers=1,width=8,heads=4,context=9": 10,  # a vocabulary that 4 parts cannot share evenly
     "gpt:layers=2,width=8,heads=4,context=8": 3,  # fewer tokens than parts
     "gpt:layers=2,width=8,heads=4,context=8,head=own": 7,
+    "llama:layers=1,width=16,heads=8,kv-heads=4,context=8,units=12": 10,
+    "gpt:layers=1,width=8,heads=4,context=8,positions=rotary,feed-forward=swiglu,units=4": 5,
 }
 CASES = MLPS | GPTS
 
@@ -307,13 +309,13 @@ def test_units(spec, stages, chunks, parts):
                 continue  # none of the vocabulary
             around = next(unit for unit in units if unit.start <= tensor.offset < unit.stop)
             assert tensor.slice.stop <= around.stop
-            if name == "embedding.token" and "head=own" not in spec:
+            if name == "embedding.token" and any(layer.tied for layer in model.layers):
                 assert around == tensor.slice  # the table, and each copy of it
             if part.axes[name] is None or name == "embedding.token":
                 share = part.share[0] if part.axes[name] is not None else None
                 where = around.stop - around.start, tensor.offset - around.start
                 assert places.setdefault((name, share), where) == where
-        tied = "embedding.token" if spec in GPTS and "own" not in spec else ""
+        tied = "embedding.token" if any(layer.tied for layer in model.layers) else ""
         lacks = part.layers[-1].name == "loss" and all(layer.name != "embedding" for layer in part.layers)
         assert copies == ({tied} if tied and lacks else set())
 
@@ -351,6 +353,7 @@ def test_replicated():
     assert part.layout.tensors["block1.attention.qkv.weight"].shape == (8, 3, 2)
 
 
+GROUPED = make_model("gpt:layers=1,width=16,heads=8,kv-heads=2,context=9", (8,), 5)
 THREE = make_model("gpt:layers=1,width=6,heads=3,context=9", (8,), 5)
 
 
@@ -365,6 +368,11 @@ class Sequence:
     [
         (lambda: ModelPart(object()), "cuts the model by its layers, and this model lists none"),
         (lambda: ModelPart(build(next(iter(GPTS)))[0], share=(0, 3)), "heads 4 cannot .* 3 ranks"),
+        (
+            lambda: ModelPart(GROUPED, share=(0, 4)),
+            "kv-heads 2 cannot be divided evenly among 4 ranks; take 1 or 2 ranks for each layer, or kv-heads=4 or 8",
+        ),
+        (lambda: ModelPart(GROUPED, share=(0, 3)), "or heads and kv-heads that are multiples of 3"),
         (lambda: ModelPart(build("mlp:8")[0], share=(0, 3)), "a hidden layer's width 8 cannot .* a multiple of 3"),
         (
             lambda: ModelPart(make_model("logistic", (4,), 2), share=(0, 2)),

@@ -7,14 +7,19 @@ import pytest
 
 from hpcdl.data.batch import Batch
 from hpcdl.errors import UsageError
-from hpcdl.models import losses, make_model, transformer
+from hpcdl.models import attention, feed_forward, losses, make_model, transformer
 from hpcdl.models.layers import ACTIVATIONS
+from hpcdl.models.normalization import NORMALIZATIONS
 from hpcdl.models.work import AttentionCall, KernelCall, Product, flops, moved, operations
 from hpcdl.random import Random
 
 ROWS = 3
 MODELS = dict.fromkeys(["mlp:7,5", "mlp:6,activation=tanh", "mlp:6,activation=gelu", "softmax"], ((4,), 3, {}))
-MODELS |= {"linear": ((4,), 0, {}), "gpt:layers=1,width=8,heads=2,context=5": ((5,), 11, {"text": True})}
+MODELS |= {"linear": ((4,), 0, {})}
+SMALL = "layers=1,width=8,heads=4,context=5"
+SETTINGS = ["norm=rms", "positions=rotary", "feed-forward=swiglu,units=6", "kv-heads=2", "biases=no", "units=6"]
+TEXTS = [f"gpt:{SMALL}", *(f"gpt:{SMALL},{each}" for each in SETTINGS), f"llama:{SMALL},units=6"]
+MODELS |= dict.fromkeys(TEXTS, ((5,), 11, {"text": True}))
 
 
 @pytest.fixture
@@ -27,6 +32,7 @@ def done(monkeypatch):
             main = rest[-1] if name in ("embed", "squared") else first
             main = rest[0] if name == "embed_backward" else main
             rows, columns = main.shape if main.ndim == 2 else (main.size, 1)
+            columns = rest[1] if name == "rotate" else columns
             found.append(KernelCall(name, rows * columns if columns == 1 else rows, columns))
             return kernel(first, *rest)
 
@@ -35,7 +41,8 @@ def done(monkeypatch):
 
     places = {
         transformer.activation: ["add_bias", "add_bias_residual", "add_rows"],
-        transformer.layer_norm: ["layer_norm", "layer_norm_backward"],
+        attention.rotary: ["rotate"],
+        feed_forward.swiglu: ["swiglu", "swiglu_backward"],
         transformer.embedding: ["embed", "embed_backward", "add_positions", "add_positions_backward"],
         transformer: ["add_into"],
         losses: ["scale"],
@@ -47,14 +54,20 @@ def done(monkeypatch):
     def watched_attention(name, kernel):
         def call(qkv, *rest):
             length, size = (each for each in rest if isinstance(each, int))
-            found.append(AttentionCall(name, len(qkv), length, qkv.shape[1] // 3 // size, size))
+            heads = rest[-1].shape[1] if name == "causal_attention" else rest[2].shape[1]
+            kv_heads = (qkv.shape[1] // size - heads) // 2
+            found.append(AttentionCall(name, len(qkv), length, heads, kv_heads, size))
             return kernel(qkv, *rest)
 
         return call
 
     for name in ("causal_attention", "causal_attention_backward"):
-        kernel = getattr(transformer.attention, name)
-        monkeypatch.setattr(transformer.attention, name, watched_attention(name, kernel))
+        kernel = getattr(attention.attention, name)
+        monkeypatch.setattr(attention.attention, name, watched_attention(name, kernel))
+    for kind in NORMALIZATIONS.values():
+        for name in ("kernel", "backward_kernel"):
+            kernel = getattr(kind, name)
+            monkeypatch.setattr(kind, name, watched(kernel.__name__, kernel))
     for kind in ACTIVATIONS.values():
         for name in ("add_bias", "slope"):
             kernel = getattr(kind, name)
@@ -119,9 +132,16 @@ def test_the_first_layer_has_no_gradient_by_its_input():
 
 def test_flops_of_attention():
     """Two products a score forward, five backward, and only of keys that are not in the future."""
-    forward, backward = (AttentionCall(f"causal_attention{end}", 10, 5, 3, 4) for end in ("", "_backward"))
+    forward, backward = (AttentionCall(f"causal_attention{end}", 10, 5, 3, 3, 4) for end in ("", "_backward"))
     scores = 3 * 2 * (1 + 2 + 3 + 4 + 5)
     assert (forward.products(), backward.products()) == (2 * 2 * 4 * scores, 5 * 2 * 4 * scores)
+
+
+def test_bytes_of_grouped_attention():
+    """q and a have 6 heads, k and v 2; backward also moves their gradients."""
+    forward, backward = (AttentionCall(f"causal_attention{end}", 10, 5, 6, 2, 4) for end in ("", "_backward"))
+    assert forward.moved(4) == 4 * 10 * (2 * 6 * 4 + 2 * 2 * 4 + 6)
+    assert backward.moved(4) == 4 * 10 * (4 * 6 * 4 + 4 * 2 * 4 + 6)
 
 
 def test_what_is_not_counted():

@@ -15,7 +15,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce.circulant import SHORT
 from hpcdl.comm.progress import activity
 from hpcdl.data import from_arrays
-from hpcdl.models import for_data
+from hpcdl.models import TRANSFORMERS, for_data
 from hpcdl.runs import Options, Replicas, Run
 from hpcdl.runs.accumulated import accumulated
 from hpcdl.runs.context import RunContext
@@ -141,14 +141,14 @@ def cut(follow, references):
     """A function: train by a strategy that cuts the model, and hold each step against that of a reference.
 
     Losses, parameters wherever they lie, and scores are those of sequential SGD, or of `wanted`, which has a path,
-    own_losses and scores. A model gpt reads `tokens`, one with context=24 `long_sequences`. Returns the run. Members: `alone`, the reference; `data`;
-    `state`, what a run holds as whole vectors; `micro_batches`, their rows."""
+    own_losses and scores. Models gpt and llama read `tokens`, those with context=24 `long_sequences`. Returns the run.
+    Members: `alone`, the reference; `data`; `state`, what a run holds as whole vectors; `micro_batches`, their rows."""
     alone = on_one_rank(follow, references)  # not by the fixture: under tests of PyTorch that is another
 
     def source(model):
         if "context=24" in model:
             return long_sequences
-        return tokens if model.startswith("gpt") else examples
+        return tokens if model.startswith(TRANSFORMERS) else examples
 
     def data(model, dtype):
         return source(model)(dtype)

@@ -8,6 +8,7 @@ from hpcdl.strategies import all_reduce, fully_sharded
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
 MLP, LENGTHS = "mlp:12,7", (84, 91, 24)  # parameters of each layer
 GPT = "gpt:layers=1,width=8,heads=2,context=12"
+LLAMA = "llama:layers=1,width=8,heads=4,kv-heads=2,context=12,units=12"
 TABLE = 7 * 8  # the tied tensor
 STAGES = 1, 2, 3
 
@@ -33,6 +34,7 @@ def own_of(lengths, rank, size):
         (GPT, {"stage": 3}, {"optimizer": ADAM, "clip_norm": 0.1, "accumulate": 2}),
         (f"{GPT},head=own", {"stage": 3}, {"batch_size": "full"}),
         (GPT, {"stage": 3, "gather": "broadcast"}, {}),
+        *((LLAMA, {"stage": stage}, {"optimizer": ADAM}) for stage in STAGES),
     ],
     ids=str,
 )

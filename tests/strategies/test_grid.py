@@ -20,6 +20,7 @@ MLP = "mlp:12,12,12,12,12"  # 6 layers
 LAYERS, WIDTH, LENGTH = 2, 12, 12
 GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
 OWN = f"{GPT},head=own"
+LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
 def grids(size):
@@ -48,6 +49,8 @@ CASES = [
     (GPT, {"stage": 3, "sequence": True, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
     (OWN, {"stage": 3, "schedule": "gpipe"}, {"allreduce": "naive"}),
     (OWN, {"stage": 2, "sequence": True, "balance": "measured"}, {"weight_decay": 0.1}),
+    (LLAMA, {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
+    (LLAMA, {"stage": 3, "sequence": True, "schedule": "1f1b", "recompute": True}, {"clip_norm": 0.1}),
 ]
 
 

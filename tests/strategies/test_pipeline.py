@@ -22,6 +22,7 @@ DEEP = "mlp:5,4,6,5,4,6,5"  # 8 layers: 2 chunks on each of 4 ranks
 WIDTHS = 5, 4, 6, 5, 4, 6, 5
 GPT = "gpt:layers=3,width=8,heads=2,context=12"  # 9 layers
 OWN = f"{GPT},head=own"
+LLAMA = "llama:layers=3,width=8,heads=2,kv-heads=1,context=12,units=6"
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
 LENGTH, WIDTH, VOCABULARY = 12, 8, 7
 
@@ -51,6 +52,7 @@ def fit(text, size):
         (GPT, "interleaved 2 recompute", {"allreduce": "naive"}),
         (OWN, "gpipe 2 recompute", {}),
         (OWN, "interleaved 1", {"clip_norm": 0.1}),
+        (LLAMA, "1f1b 4 recompute", {"optimizer": ADAM}),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ from hpcdl.strategies import tensor_parallel
 LAYERS, WIDTH, LENGTH, VOCABULARY = 2, 12, 12, 7
 GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"
 OWN = "gpt:layers=1,width=24,heads=12,context=15,head=own"
+LLAMA = "llama:layers=1,width=48,heads=24,kv-heads=12,context=12,units=12"  # two queries a key
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
 SEQUENCE = {"sequence": True}
 ALONE = 3  # sums of the gradient over copies of the model, of which there is one, in 3 steps
@@ -26,6 +27,8 @@ ALONE = 3  # sums of the gradient over copies of the model, of which there is on
         (OWN, {}, {"optimizer": "sgd", "allreduce": "naive"}),
         (GPT, SEQUENCE, {"clip_norm": 0.1, "accumulate": 4}),
         (OWN, SEQUENCE, {"optimizer": ADAM}),
+        (LLAMA, {}, {"optimizer": ADAM, "accumulate": 2}),
+        (LLAMA, SEQUENCE, {"clip_norm": 0.1}),
     ],
     ids=str,
 )

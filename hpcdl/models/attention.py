@@ -1,0 +1,93 @@
+"""Causal self-attention, the first sublayer of a transformer's block: multi-head, grouped-query, with rotary positions.
+
+    q, k, v = norm(x) Wqkv + bqkv, by heads        q, k <- rotated by their positions, or as they are
+    a_h = softmax(mask(q_h k_g^T / sqrt(d))) v_g   g = h mod kv                 y = x + [a_1 ... a_heads] Wo + bo
+
+    kv = heads        multi-head          Vaswani et al., "Attention is all you need", 2017
+    kv < heads        grouped-query       heads / kv queries share a key and a value: Ainslie et al., "GQA: training
+                                          generalized multi-query transformer models", EMNLP 2023
+    rotary            by token's position Su et al., "RoFormer", 2021 (kernels/rotary.py)
+
+Wqkv is (width, heads / kv + 2, kv d): the heads of q in rows of kv heads, then those of k and of v. So a cut along the
+last axis gives a rank whole groups, and the layer of a rank is the same layer with fewer groups. Another order of the
+query heads in a group, as h div (heads / kv) elsewhere, permutes columns of Wqkv and rows of Wo."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels import activation, rotary
+from hpcdl.kernels.device import Array
+from hpcdl.models.group import ContextGroup
+from hpcdl.models.layers import check_width
+from hpcdl.models.pool import Pool
+from hpcdl.models.transformer import Architecture, Sublayer
+
+
+class Attention(Sublayer):
+    """Causal self-attention: `heads` heads of `size` = width / heads elements, and `kv_heads` of keys and values."""
+
+    def __init__(self, name: str, pool: Pool, architecture: Architecture):
+        self.heads, self.kv_heads = architecture.heads, architecture.kv_heads
+        self.size, width = architecture.width // self.heads, architecture.width
+        group, columns = self.heads // self.kv_heads, self.kv_heads * self.size
+        shapes = {"qkv.weight": (width, group + 2, columns), "qkv.bias": (group + 2, columns)}
+        shapes |= {"out.weight": (group, columns, width) if group > 1 else (width, width), "out.bias": (width,)}
+        super().__init__(name, pool, architecture, shapes)
+        self.cuts = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 1 if group > 1 else 0}
+        self.numbers = pool.device.array(np.arange(self.length))
+
+    def within(self, context: ContextGroup) -> Self:
+        other = super().within(context)
+        places = [np.arange(part.start, part.stop) for part in context.tokens(self.length)]
+        other.numbers = self.pool.device.array(np.concatenate(places))
+        return other
+
+    def check_cut(self, parts: int) -> None:
+        if self.kv_heads == self.heads:
+            check_width("heads", self.heads, parts)
+        elif self.kv_heads % parts:
+            ranks = " or ".join(str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0)
+            fit = " or ".join(str(n) for n in range(parts, self.heads + 1, parts) if self.heads % n == 0)
+            instead = f"kv-heads={fit}" if fit else f"heads and kv-heads that are multiples of {parts}"
+            raise UsageError(
+                f"kv-heads {self.kv_heads} cannot be divided evenly among {parts} ranks; "
+                f"take {ranks} ranks for each layer, or {instead}"
+            )
+
+    def positions(self, length: int) -> Array:
+        """Return the positions of the `length` tokens of a sequence, in the order of the rows, int64 (length,)."""
+        return self.numbers[:length]
+
+    def rotate(self, qkv: Array, length: int, sign: int) -> None:
+        """Rotate q and k, or their gradients, in place by the positions' angles (sign 1), or back (sign -1)."""
+        if self.architecture.rope_base:
+            table = self.pool.take(length, self.size)
+            rotary.rotations(table, self.positions(length), self.architecture.rope_base)
+            rotary.rotate(qkv, table, (self.heads + self.kv_heads) // self.parts * self.size, sign)
+            self.give(table)
+
+    def inner(self, qkv: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
+        if b is not None:
+            activation.add_bias(qkv, b)
+        self.rotate(qkv, self.length, 1)
+        return self.attend(qkv, self.length)
+
+    def attend(self, qkv: Array, length: int) -> tuple[Array, tuple[Array, ...]]:
+        """Return the attention a of q, k and v in sequences of `length` tokens, and arrays for `attend_backward`."""
+        return self.context.attention(qkv, length, self.heads // self.parts, self.size, self.pool)
+
+    def attend_backward(self, saved: Sequence[Array], a: Array, da: Array, length: int) -> Array:
+        """Return dqkv, from the pool, computed from da, the gradient by a; saved: the arrays of `attend`."""
+        return self.context.attention_backward(tuple(saved), a, da, length, self.size, self.pool)
+
+    def inner_backward(
+        self, inner_saved: Sequence[Array], a: Array, b: Array | None, da: Array, gb: Array | None
+    ) -> Array:
+        dqkv = self.attend_backward(inner_saved, a, da, self.length)
+        self.rotate(dqkv, self.length, -1)
+        if gb is not None:
+            activation.add_rows(dqkv, gb)
+        return dqkv
