@@ -81,9 +81,7 @@ def attend_block(qkv, kv, length, first, keys, size, scale, a, lse):
                         lse[row + first + i0 + i, at // size] = top[i] + math.log(norm[i])
 
 
-@block(
-    "T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, int64, int64, T, T[:, ::1], T[:, ::1]"
-)
+@block("T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, int64, int64, T, T[:, ::1], T[:, ::1]")
 def attend_block_backward(qkv, kv, a, da, lse, length, first, keys, size, scale, dqkv, dkv):
     """Add to dq, the first columns of dqkv, and to dkv, the gradients by this block's part of a; lse: of all blocks."""
     kind, lanes, width, shared = qkv.dtype.type, BYTES // qkv.itemsize, a.shape[1], kv.shape[1] // 2

@@ -84,9 +84,7 @@ def tile_backward(qkv, kv, a, da, lse, start, at, queries, row, key, keys, size,
     cuda.syncthreads()
 
 
-BACKWARD = (
-    "T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, int64, int64, T, T[:, ::1], T[:, ::1]"
-)
+BACKWARD = "T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, int64, int64, T, T[:, ::1], T[:, ::1]"
 
 
 @cuda_kernel(BACKWARD)

@@ -87,7 +87,9 @@ class Grid:
 
     def free(self) -> None:
         """Free the groups; `comm` stays. Collective."""
-        for group in {id(each): each for each in (self.data, self.pipeline, self.context, self.tensor, self.copies)}.values():
+        for group in {
+            id(each): each for each in (self.data, self.pipeline, self.context, self.tensor, self.copies)
+        }.values():
             group.free()
 
 

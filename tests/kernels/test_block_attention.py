@@ -11,7 +11,12 @@ from hpcdl.kernels.block_attention import attend_block, attend_block_backward
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 # (sequences, length, first query, keys, heads, heads of keys, size): parts of vectors and of tiles, a token, shared keys
-SHAPES = [(3, 2, 1, 1, 2, 2, 4), (2, 9, 0, 5, 3, 1, 5), (1, 2 * TILE + 7, 3, TILE + 9, 4, 2, 20), (1, 70, 0, 70, 2, 2, 33)]
+SHAPES = [
+    (3, 2, 1, 1, 2, 2, 4),
+    (2, 9, 0, 5, 3, 1, 5),
+    (1, 2 * TILE + 7, 3, TILE + 9, 4, 2, 20),
+    (1, 70, 0, 70, 2, 2, 33),
+]
 
 
 def draw(sequences, length, heads, sharing, size, dtype):

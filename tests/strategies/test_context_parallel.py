@@ -61,7 +61,11 @@ def test_a_rank_holds_its_part_of_the_activations(cut, world):
         assert world.size == 1 or peak < 1.6 * whole / world.size  # buffers have powers of two elements
 
 
-@pytest.mark.parametrize("stop, own, optimizer", [(4, {"attention": "ring"}, "adam"), (5, {"attention": "ulysses", "stage": 2}, "momentum")], ids=str)
+@pytest.mark.parametrize(
+    "stop, own, optimizer",
+    [(4, {"attention": "ring"}, "adam"), (5, {"attention": "ulysses", "stage": 2}, "momentum")],
+    ids=str,
+)
 @pytest.mark.four
 def test_resumed_is_never_stopped_to_the_bit(stop, own, optimizer, resumes):
     resumes(stop, context_parallel.train, GPT, own, optimizer=optimizer, clip_norm=0.1)
