@@ -108,6 +108,8 @@ class Sublayer(TokenLayer):
     Its tensors are gain and bias of the norm, W1, b1, W2, b2, in this order. depth: number of residual sums in the
     model; the initial W2 is divided by sqrt(depth). `inner` consumes z = norm(x) W1, which is from the pool."""
 
+    hidden = True
+
     @abstractmethod
     def inner(self, z: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
         """Return u, the factor of W2, from z = norm(x) W1 and b, which is b1; and arrays saved for `inner_backward`."""

@@ -26,6 +26,7 @@ ALONE = 3  # sums of the gradient over copies of the model, of which there is on
         (OWN, {}, {"optimizer": "sgd", "allreduce": "naive"}),
         (GPT, SEQUENCE, {"clip_norm": 0.1, "accumulate": 4}),
         (OWN, SEQUENCE, {"optimizer": ADAM}),
+        ("mlp:24,12", {}, {"optimizer": "muon:eps=0.001", "clip_norm": 0.1, "lr": 0.02}),
     ],
     ids=str,
 )
