@@ -18,7 +18,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcdl.chunks import longest_first
 from hpcdl.comm import Communicator
@@ -48,7 +48,9 @@ class GatheredMatrices:
     gathers, in the order of the buffer `received`. A buffer has the pieces of one peer together."""
 
     def __init__(self, shards: Shards, rank: int, size: int):
-        self.shards, self.rank, self.rule = shards, rank, shards.optimizer
+        self.shards, self.rank = shards, rank
+        self.rule: Any = shards.optimizer  # a Muon; in a forecast, what stands for it
+        rules: Any = shards.rules
         self.weights: list[Tensor] = list(self.rule.weights)
         pieces = self._assigned(self._of_all(size))
         self.own, sent = packed([each for each in pieces if each.rank == rank], lambda each: each.owner)
@@ -62,7 +64,7 @@ class GatheredMatrices:
         room = workspace_size(self.gathers) if gathers else 0
         self.workspace = hold("optimizer", make(room, shards.part.dtype))
         self.local = [(each, *self._place_of(each.slab)) for each in self.own]
-        for u, rule in enumerate(shards.rules):
+        for u, rule in enumerate(rules):
             taken = sorted((at for _, unit, at in self.local if unit == u), key=lambda at: at.start)
             rule.rest = complement(taken, rule.size)
 
