@@ -376,6 +376,9 @@ CASES = {
     "sgd": KernelCase(updates.sgd, vectors(2, *STEP), bytes_of(0, 0, 1)),
     "momentum": KernelCase(updates.momentum, vectors(3, *STEP, 0.9), bytes_of(0, 0, 1, 2, 2)),
     "nesterov": KernelCase(updates.nesterov, vectors(3, *STEP, 0.9), bytes_of(0, 0, 1, 2, 2)),
+    "nesterov_direction": KernelCase(
+        updates.nesterov_direction, vectors(3, 0.25, 0.95, 1 - 0.95), bytes_of(0, 1, 2, 2)
+    ),
     "adam": KernelCase(updates.adam, vectors(4, *ADAM), bytes_of(0, 0, 1, 2, 2, 3, 3)),
     "yogi": KernelCase(updates.yogi, vectors(4, *YOGI), bytes_of(0, 0, 1, 2, 2, 3, 3)),
     "average": KernelCase(updates.average, vectors(2, 0.25), bytes_of(0, 0, 1)),

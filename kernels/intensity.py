@@ -39,6 +39,7 @@ COSTS = {
     "sgd": Cost("d = s g + c w; w - r d", 3 + 2, 3),
     "momentum": Cost("d; v = b v + d; w - r v", 3 + 2 + 2, 5),
     "nesterov": Cost("d; v = b v + d; w - r (d + b v)", 3 + 2 + 4, 5),
+    "nesterov_direction": Cost("d = c (s g); v = b v + d; u = d + b v", 2 + 2 + 2, 4),
     "adam": Cost("d; m = b m + c d; s = e s + f (d d); h w - r (m / (q sqrt(s) + eps))", 3 + 3 + 4 + 7, 7),
     "yogi": Cost(
         "d; m = b m + c d; q = d d; s - f q ((s > q) - (s < q)); w - r (m / (sqrt(s) + eps))", 3 + 3 + 1 + 5 + 5, 7

@@ -72,6 +72,15 @@ def nesterov(w, g, v, rate, scale, decay, beta):
     w -= d
 
 
+def nesterov_direction(u, g, v, scale, beta, rest):
+    d = scale * g
+    d *= rest
+    v *= beta
+    v += d
+    np.multiply(v, beta, out=u)
+    u += d
+
+
 def adam(w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, root, eps):
     d = scale * g
     d += decay * w

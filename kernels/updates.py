@@ -10,16 +10,20 @@ With d = scale g + decay w (the mean gradient plus the gradient of the L2 penalt
     yogi        m as adam's            s <- s - (1 - beta2) d^2 sign(s - d^2)
                 w <- w - rate m / (sqrt(s) + eps)                        (Zaheer et al., NeurIPS 2018)
     adagrad     s <- s + d^2           w <- w - rate d / (sqrt(s) + eps) (Duchi, Hazan and Singer, JMLR 2011)
+    nesterov_direction
+                v <- beta v + (1 - beta) d       u <- (1 - beta) d + beta v     (Muon's direction: Jordan et al., 2024)
     average     a <- a + share (w - a) the mean of k iterates, share = 1 / k (Polyak and Juditsky, 1992; Ruppert, 1988)
     proximal    g <- g + b mu (w - center)  adds to the sum of b gradients those of b penalties mu/2 |w - center|^2
                                                                          (FedProx: Li et al., MLSys 2020)
 
 adam's caller passes the bias corrections of step t (from 1), rate = lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t);
-rest = 1 - beta (adam, yogi) is computed in float64. AdamW (Loshchilov and Hutter, ICLR 2019) is adam with
-shrink = 1 - lr weight_decay and decay = 0; Adam has shrink = 1. Only proximal writes g.
+rest = 1 - beta (adam, yogi, nesterov_direction) is computed in float64. AdamW (Loshchilov and Hutter, ICLR 2019) is
+adam with shrink = 1 - lr weight_decay and decay = 0; Adam has shrink = 1. nesterov_direction has decay = 0, and leaves
+w to its caller. Only proximal writes g.
 
 Memory bandwidth bounds all; in the caches, float64's roots and quotients bound adam and adagrad. Per element of b bytes
-sgd and average move 3b bytes (w, g read, w written), proximal 4b, momentum, nesterov, adagrad 5b, adam and yogi 7b."""
+sgd and average move 3b bytes (w, g read, w written), proximal and nesterov_direction 4b, momentum, nesterov and adagrad
+5b, adam and yogi 7b."""
 
 import math
 
@@ -73,6 +77,15 @@ def nesterov(i, w, g, v, rate, scale, decay, beta):
     step = beta * v[i] + d
     v[i] = step
     w[i] -= rate * (d + beta * step)
+
+
+@elementwise("T[::1], T[::1], T[::1], T, T, T")
+def nesterov_direction(i, u, g, v, scale, beta, rest):
+    """v <- beta v + rest d, u <- rest d + beta v, with d = scale g."""
+    d = rest * (scale * g[i])
+    step = beta * v[i] + d
+    v[i] = step
+    u[i] = d + beta * step
 
 
 @elementwise("T[::1], T[::1], T[::1], T[::1], T, T, T, T, T, T, T, T, T, T")

@@ -555,6 +555,7 @@ REFUSALS = [
         --sync-every 0 => --sync-every must be greater than 0
         --chunk 0 => --chunk must be greater than 0
         --actors -1 => --actors must not be negative, and is -1
+        --optimizer muon => --optimizer muon updates whole matrices, and a parameter server holds a slice of the vector
         --outliers -1 => --outliers must not be negative, and is -1.0
         --max-staleness -1 => --max-staleness must not be negative, and is -1
         --consistency ssp => --consistency: expected one of 'bsp', 'async', not ssp (did you
@@ -677,6 +678,7 @@ REFUSALS = [
         --compress powersgd:99 => compression 'powersgd:99': rank is at most
         --sync-every 1.5 => --sync-every: expected a whole number, not 1.5
         --local-from -1 => --local-from must not be negative, and is -1
+        --outer muon --outer-lr 0.7 => muon updates the weights of hidden layers, and there are none here; take adamw
         --outer newton => unknown outer rule 'newton'; known: adagrad, adam, adamw, average, momentum,
         --outer momentum:beta=1 => the momentum's beta is at least 0 and less than 1, not 1.0
         --outer sgd --outer-lr 0 => --outer-lr must be greater than 0, not 0.0
@@ -713,6 +715,7 @@ REFUSALS = [
         --sparse-push --broadcast-every 1 => ... leave it out with --sparse-push
     """),
     ("train_parameter_server", 3, "--out a", """
+        --optimizer muon --model mlp:8 => --optimizer muon updates whole matrices, and a parameter server holds a slice
         --broadcast-every 2 => a broadcast every 2 clocks needs a staleness of 1 or more; or
         --consistency ssp --staleness 1 --broadcast-every 3 => \
             a broadcast every 3 clocks needs a staleness of 2 or more; or

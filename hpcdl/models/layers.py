@@ -98,18 +98,26 @@ ACTIVATIONS: dict[str, type[Activation]] = {"none": Identity, "relu": Relu, "tan
 class Layer:
     """Base of layers. full_shapes: short tensor name -> shape. shapes: the same for the parts that this rank has.
     cuts: tensor name -> axis along which the tensor is cut if ranks share the layer. tied: layout name -> shape, for
-    tensors of other layers that this one also uses. divided: True if each rank computes only some of the outputs."""
+    tensors of other layers that this one also uses. divided: True if each rank computes only some of the outputs.
+    hidden: True if the layer's weights map to hidden units: no embedding, and no output layer (`hidden_weights`)."""
 
     cuts: Mapping[str, int] = {}
     tied: Mapping[str, tuple[int, ...]] = {}
     part, parts = 0, 1
     divided = False
+    hidden = False
     takes_batch = False  # True if forward also takes the batch, and a flag: True if backward follows
     extra: Sequence[str] = ()  # names of the model's buffers that the layer uses
 
     def __init__(self, name: str, pool: Pool, full_shapes: dict[str, tuple[int, ...]]):
         self.name, self.pool, self.full_shapes, self.shapes = name, pool, full_shapes, dict(full_shapes)
         self.matmul = pool.device.xp.matmul
+
+    @property
+    def hidden_weights(self) -> list[str]:
+        """Short names of a hidden layer's matrices: tensors called weight, of shape (inputs, outputs), or (inputs, n,
+        outputs) for n matrices. Muon (optim/muon.py) orthogonalizes their updates."""
+        return [name for name in self.full_shapes if self.hidden and name.rpartition(".")[2] == "weight"]
 
     def state(self) -> list[Array]:
         """Return the buffers: arrays, beside the parameters, that forward may change."""
@@ -156,6 +164,7 @@ class Dense(Layer):
     ):
         super().__init__(name, pool, {"weight": (inputs, outputs), "bias": (outputs,)})
         self.first, self.activation, self.divided = first, ACTIVATIONS[kind], by == "columns"
+        self.hidden = kind != "none"  # without an activation it is the output layer
         self.cuts = {"weight": 1, "bias": 0} if self.divided else {"weight": 0}
 
     def check_cut(self, parts: int) -> None:

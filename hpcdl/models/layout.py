@@ -24,15 +24,20 @@ from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunk
 
+INPUTS_FIRST, OUTPUTS_FIRST = "inputs first", "outputs first"
+
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor: name, shape, offset in the vector (elements), and the layer it belongs to."""
+    """A tensor: name, shape, offset in the vector (elements), and the layer it belongs to.
+    hidden: "", or the order of axes of a weight that maps to hidden units, which Muon updates as matrices:
+    INPUTS_FIRST, (inputs, outputs), or (inputs, n, outputs) for n matrices; OUTPUTS_FIRST, (outputs, inputs, ...)."""
 
     name: str
     shape: tuple[int, ...]
     offset: int
     layer: str
+    hidden: str = ""
 
     @cached_property
     def slice(self) -> slice:
@@ -40,6 +45,20 @@ class Tensor:
 
     def view(self, vector: np.ndarray) -> np.ndarray:
         return vector[self.slice].reshape(self.shape)
+
+    def matrices(self, values: np.ndarray) -> list[np.ndarray]:
+        """Return the matrices (outputs, inputs) of a hidden weight as views of `values`, the tensor's own, flat."""
+        if self.hidden == OUTPUTS_FIRST:
+            return [values.reshape(self.shape[0], -1)]
+        stack = values.reshape(self.shape[0], -1, self.shape[-1])
+        return [stack[:, k].T for k in range(stack.shape[1])]
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """The number of matrices of a hidden weight, and outputs and inputs of each."""
+        if self.hidden == OUTPUTS_FIRST:
+            return 1, self.shape[0], math.prod(self.shape[1:])
+        return math.prod(self.shape[1:-1]), self.shape[-1], self.shape[0]
 
 
 class Hyperslab(NamedTuple):
@@ -93,16 +112,18 @@ class Layout:
     def of_layers(cls, layers: Iterable[Any], dtype: DTypeLike) -> "Layout":
         """Lay out the tensors of `layers` one by one.
         A layer has `name`, `shapes` (short tensor name -> shape), and `tied` (name of another layer's tensor -> shape).
+        It may have `hidden_weights`, short names of weights that are INPUTS_FIRST (`Tensor`).
         A tied tensor is laid out with its own layer, or else with the first of `layers` that uses it."""
         tensors, offset = {}, 0
         layers = list(layers)
         owned = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
         for layer in layers:
             own = {f"{layer.name}.{name}": shape for name, shape in layer.shapes.items()}
+            hidden = {f"{layer.name}.{name}" for name in getattr(layer, "hidden_weights", ())}
             tied = layer.tied.items()
             copies = {name: shape for name, shape in tied if name not in tensors and name not in owned}
             for name, shape in (own | copies).items():
-                tensors[name] = Tensor(name, shape, offset, layer.name)
+                tensors[name] = Tensor(name, shape, offset, layer.name, INPUTS_FIRST if name in hidden else "")
                 offset += math.prod(shape)
         return cls(tensors.values(), dtype)
 
@@ -115,6 +136,11 @@ class Layout:
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         return {name: tensor.view(vector) for name, tensor in self.tensors.items()}
+
+    @cached_property
+    def hidden(self) -> list[Tensor]:
+        """The weights that map to hidden units, in order."""
+        return [tensor for tensor in self.tensors.values() if tensor.hidden]
 
     @cached_property
     def layer_slices(self) -> list[tuple[str, slice]]:

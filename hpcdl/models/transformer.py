@@ -162,6 +162,8 @@ class Sublayer(TokenLayer):
     Its tensors are those of the norm, W1, b1, W2, b2, in this order; b1 and b2 only if the architecture has biases. The
     initial W2 is divided by the root of the architecture's depth. `inner` consumes z = norm(x) W1, from the pool."""
 
+    hidden = True
+
     @abstractmethod
     def inner(self, z: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
         """Return u, the factor of W2, from z = norm(x) W1 and b, which is b1; and arrays saved for `inner_backward`."""

@@ -32,12 +32,15 @@ class Adam(Optimizer):
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
+        self.adam(w, g, self.state["first_moment"], self.state["second_moment"], rate, scale)
+
+    def adam(self, w: Array, g: Array, m: Array, s: Array, rate: float, scale: float) -> None:
+        """Update w, or a slice of it, and its moments m and s."""
         t, decay, shrink = self.step + 1 - self.since, self.weight_decay, 1.0
         if self.decoupled:
             decay, shrink = 0.0, 1.0 - rate * self.weight_decay
         rate = rate / (1 - self.beta1**t)
         root = 1 / math.sqrt(1 - self.beta2**t)
-        m, s = self.state["first_moment"], self.state["second_moment"]
         betas = self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2
         updates.adam(w, g, m, s, rate, scale, decay, shrink, *betas, root, self.eps)
 

@@ -7,12 +7,13 @@ An update of parameters w by the sum of gradients g over a batch, with scale = 1
     3. average <- average + (w - average) / k at the k-th update of the average       (Polyak and Juditsky, 1992)
 
 The pass computes the mean gradient and adds the weight decay: g stays unchanged, nothing is allocated. An optimizer may
-update a slice of the model: all steps except the norm |g| are elementwise, and the caller passes the norm."""
+update a slice of the model: all steps except the norm |g| are elementwise, and the caller passes the norm. A rule with
+`weights` updates these tensors as whole matrices (muon.py), and a slice only without them."""
 
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ class Optimizer(ABC):
 
     vectors: tuple[str, ...] = ()
     skips_zero_gradient = False  # True if a coordinate with d = 0 and its state stay unchanged
+    weights: Sequence[Any] = ()  # the tensors (hpcdl/models/layout.py) that the rule updates as whole matrices
+    workspace: Array | None = None  # memory beside the state that an update needs
 
     def __init__(
         self,
@@ -112,13 +115,17 @@ class Optimizer(ABC):
                     wanted, found = f"{wanted} on {self.device}", f"{found} on {device_of(array)}"
                 raise UsageError(f"this optimizer updates {wanted}, not {found}")
         if self.clip_norm > 0:
-            norm = scale * (math.sqrt(sum_of_squares(gradient)) if norm is None else norm)
-            if norm > self.clip_norm:
-                scale *= self.clip_norm / norm
+            scale = self.clipped(scale, math.sqrt(sum_of_squares(gradient)) if norm is None else norm)
         self.apply(parameters, gradient, self.schedule(self.step) if rate is None else rate, scale)
         self.step += 1
         if self.averaged:
             updates.average(self.state[AVERAGE], parameters, 1 / self.averaged)
+
+    def clipped(self, scale: float, norm: float | None) -> float:
+        """Return the scale of a gradient with 2-norm `norm` after clipping; None: without clipping."""
+        if norm is None or not scale * norm > self.clip_norm:
+            return scale
+        return scale * (self.clip_norm / (scale * norm))
 
     def reset(self) -> None:
         """Set the state to zero, as before the first update; the schedule and the average continue."""

@@ -29,6 +29,7 @@ from hpcdl.models.losses import Loss
 from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.models.part import ModelPart, whole_part
 from hpcdl.optim.optimizer import AVERAGE
+from hpcdl.parallel.gathered_matrices import GatheredMatrices
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.zero import Shards
@@ -122,6 +123,7 @@ class CutModel(Ownership):
         views = ((group, [view for part in slices for view in shards.gradients_of(part)]) for group, slices in summed)
         self.summed = [(group, found) for group, found in views if group is not None and found]
         self.spoken_for = shards.unique_gradients()
+        self.matrices = GatheredMatrices(shards, comm.rank, comm.size) if shards.optimizer.weights else None
         if abilities_of(model).module:  # the module was allocated whole
             unwrapped(model).let_go()
 
@@ -137,7 +139,10 @@ class CutModel(Ownership):
     def update(self, total: int) -> None:
         """Sum the gradients, do the optimizer's step with their mean over `total` examples, gather; collective."""
         self.reduce_scatter()
-        self.shards.update(1 / total, self._norm() if self.optimizer.clip_norm > 0 else None)
+        norm = self._norm() if self.optimizer.clip_norm > 0 else None
+        if self.matrices is not None:
+            self.matrices.update(self.comm, 1 / total, norm)
+        self.shards.update(1 / total, norm)
         self.shards.all_gather()
 
     def reduce_scatter(self) -> None:

@@ -30,10 +30,9 @@ class Shards:
     def __init__(
         self, run: Any, part: ModelPart, optimizer: Optimizer, group: Communicator, stage: int = 0, owners: bool = False
     ):
-        self.part, self.group, self.stage = part, group, stage
+        self.part, self.group, self.stage, self.owners = part, group, stage, owners
         self.memory, self.device = run.memory, part.device
-        place = (0, 1) if stage == 0 else (group.rank, group.size)
-        self.units = units = Units([slice(0, part.size)] if stage == 0 else part.units(), *place, owners and stage > 0)
+        self.units = units = self.units_of(part, group.rank)
         self.optimizer = optimizer.of_size(units.size)
         for vector in self.optimizer.state.values():
             self.memory.hold("optimizer", vector)
@@ -53,6 +52,12 @@ class Shards:
         pieces = [(piece, speaks and group.rank == 0) for piece, speaks in part.pieces()]
         self.pieces = pieces if stage == 0 else units.pieces(part.pieces())
         self.parameter_pieces = pieces if stage < 3 else self.pieces
+
+    def units_of(self, part: ModelPart, rank: int) -> Units:
+        """Return the units of a part, as rank number `rank` of its data-parallel group owns them."""
+        if self.stage == 0:
+            return Units([slice(0, part.size)], 0, 1)
+        return Units(part.units(), rank, self.group.size, self.owners)
 
     def allocate(self, kind: str, size: int) -> Array:
         """Allocate a persistent vector, in the node's shared memory if the all-reduce uses it."""

@@ -2,7 +2,8 @@
 
     measured      seconds by rows, linear in between (machine_sheet.py), times ranks per core now / when measured
     else          the sum of max(flops / F, bytes / M) over the layers' operations (models/work.py); F, M: the machine's
-                  flops and memory; an update reads and writes its vectors, a batch moves its rows twice
+                  flops and memory; an update reads and writes its vectors (muon: and multiplies matrices),
+                  a batch moves its rows twice
 
 A rank computes on one core. R > C ranks on a node's C cores take R / C times as long to compute, but not to sleep."""
 
@@ -122,12 +123,15 @@ class ComputeTime:
         forward, backward = self.gradient(rows / parts)  # pretended once a part, as each is a gradient
         return parts * forward, parts * backward
 
-    def update(self, share: float = 1.0) -> float:
-        """Return the seconds to update this share of the parameters and to zero the gradient."""
+    def update(self, share: float = 1.0, matrices: float | None = None) -> float:
+        """Return the seconds to update this share of the parameters and to zero the gradient. matrices: the share of
+        Muon's matrices that a rank orthogonalizes, by default as large."""
         if self.measurement is not None:
             return self.factor * self.measurement.update * share
         vectors = 3 + 1 + 2 * len(self.case.vectors)  # w twice, g; zeros; each vector of the state twice
-        return self.factor * share * vectors * self.case.length * self.case.dtype.itemsize / self.machine.memory
+        moving = share * vectors * self.case.length * self.case.dtype.itemsize / self.machine.memory
+        orthogonal = (share if matrices is None else matrices) * self.case.matrix_flops / self.machine.flops
+        return self.factor * (moving + orthogonal)
 
     def draw(self, rows: float) -> float:
         if self.measurement is not None:

@@ -7,6 +7,7 @@
                      stages; at least the computing of all stages, divided by their number of cores
         equal stages, no messages     step (m + p - 1) / m of a stage's computing; bubble (p-1) / (m+p-1) of the step
         pipedream                     the slowest stage's forward, backward and update: the pipeline fills only once
+    muon             messages to and from the owners of matrices (parallel/gathered_matrices.py), one after another
     data d           stage 0: an all-reduce; 1: reduce-scatter, all-gather; 2 and 3: layer by layer, in the actions
 
 Messages that gather layers during computing count in full: few networks progress outside of MPI calls. The messages of
@@ -62,8 +63,9 @@ def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: f
         sent_messages = messages(case, 0, cut)
         on_data = (concurrent_seconds if cut.zero == 1 else sequential_seconds)(data, sent_messages["data"])
         sent = sequential_seconds(tensor, sent_messages.get("tensor", [])) + on_data
+        sent += matrix_seconds(machine, cut, case.ranks, sent_messages)
         forward, backward = tensor_gradient_seconds(computing, rows, parts)
-        compute = forward + backward + computing.update(updated_share(cut))
+        compute = forward + backward + computing.update(updated_share(cut), matrix_share(cut))
         return StepParts(compute, sent + clipping_seconds(case, machine), 0.0, 0.0, start + draw, 0.0, case.batch)
     return pipeline_parts(case, machine, computing, start, cut, data, tensor)
 
@@ -72,6 +74,18 @@ def updated_share(cut: Cut) -> float:
     """Return the share of the parameters that a rank updates."""
     copies, stages, parts = cut.shape
     return 1 / (stages * parts * (copies if cut.zero else 1))
+
+
+def matrix_share(cut: Cut) -> float:
+    """Return the share of Muon's matrices that a rank orthogonalizes: copies share them if a matrix is cut."""
+    copies, stages, parts = cut.shape
+    return 1 / (stages * parts * (copies if cut.zero or parts > 1 else 1))
+
+
+def matrix_seconds(machine: Machine, cut: Cut, ranks: int, sent_messages: Messages) -> float:
+    """Return the seconds to gather matrices on their owners, and to hand them back; 0 if none is cut."""
+    copies, stages, parts = cut.shape
+    return sequential_seconds(RankGroup(machine, copies * stages * parts, 1, ranks), sent_messages.get("matrices", []))
 
 
 def clipping_seconds(case: Workload, machine: Machine) -> float:
@@ -113,7 +127,8 @@ def pipeline_parts(
     longest = max((bytes for each in sent_messages for _, bytes in each["pipeline"]), default=0)
     hop = RankGroup(machine, stages, parts, case.ranks).message(longest) if stages > 1 else 0.0
     forward, backward = forward + along / 2 + start, backward + along / 2 + start
-    update = computing.update(updated_share(cut))
+    update = computing.update(updated_share(cut), matrix_share(cut))
+    closing += max(matrix_seconds(machine, cut, case.ranks, each) for each in sent_messages)
     closing += tied_seconds(case, machine, cut) + clipping_seconds(case, machine)
     draw = computing.draw(rows * many * pieces)
     stage = (forward + backward).reshape(cut.chunks, stages).sum(axis=0)  # of a micro-batch

@@ -21,6 +21,7 @@ from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.memory import Memory
 from hpcdl.models.balance import cut_layers
 from hpcdl.models.part import ModelPart, whole_part
+from hpcdl.parallel.gathered_matrices import GatheredMatrices
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import KINDS, Stage
 from hpcdl.parallel.stash import Stash
@@ -91,10 +92,13 @@ class Peer:
 
 
 class MetaOptimizer:
-    """An optimizer that never steps, with state vectors of these names (hpcdl/optim/optimizer.py)."""
+    """An optimizer that never steps, with state vectors of these names (hpcdl/optim/optimizer.py). weights: tensors
+    that it updates as whole matrices."""
 
-    def __init__(self, names: tuple[str, ...], device: Any, dtype: Any):
-        self.names, self.device, self.dtype = names, device, dtype
+    size = 0
+
+    def __init__(self, names: tuple[str, ...], device: Any, dtype: Any, weights: Any = ()):
+        self.names, self.device, self.dtype, self.weights = names, device, dtype, weights
         self.state: dict[str, Any] = {}
 
     def of_size(self, size: int) -> "MetaOptimizer":
@@ -139,9 +143,14 @@ def dry_run_step(
     part = ModelPart(case.model, layers, (t, parts), group) if piped or cut.tensor else whole_part(case.model)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
-    rule: Any = MetaOptimizer(case.vectors, device, case.dtype)
+    hidden = case.model.layout.hidden if case.matrix_flops else ()
+    rule: Any = MetaOptimizer(case.vectors, device, case.dtype, hidden)
     who = SimpleNamespace(memory=memory, random=None)
     shards = Shards(who, part, rule, make_peer("data", d, copies), cut.zero, cut.owners)
+    if rule.weights:
+        matrices, item = GatheredMatrices(shards, rank, copies * stages * parts), case.dtype.itemsize
+        sizes = [(at.stop - at.start) * item for way in matrices.messages for _, at in way]
+        sent["matrices"] = [("message", size) for size in sizes]
     weights, rows = weights_of(shards), case.rows(case.share(d, copies) if share is None else share)
     if not piped:
         for each in rows.split(case.options.accumulate):

@@ -63,6 +63,8 @@ def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
                 memory, updated = dry_run_step(case, training)
             else:
                 case.strategy.held(case, training, memory)
+                if role == "worker":
+                    case.hold(memory, "optimizer", 1, case.workspace)
                 updated = case.length
         more = dict(zip(OTHER_KINDS, (buffers(case, rank), data(case, rank, role), interpreter), strict=True))
         forecasts.append(RankMemory(rank, role, {kind: float(memory.peak[kind]) for kind in KINDS} | more, updated))

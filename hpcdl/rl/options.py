@@ -58,7 +58,7 @@ class RLOptions(Options):
     batch_size: int | str = option(64, "transitions of an update")
     lr: float = option(2e-3, "learning rate (step size)")
     clip_norm: float = option(10.0, "largest allowed 2-norm of the mean gradient; 0: any")
-    optimizer: str = option("adam", "sgd, momentum, nesterov, adam, adamw, adagrad; as in adam:beta1=0.9")
+    optimizer: str = option("adam", "sgd, momentum, nesterov, adam, adamw, adagrad, muon; as in adam:beta1=0.9")
     evaluate_every: int = option(10_000, "environment steps between evaluations")
     checkpoint_every: int = option(0, "environment steps between checkpoints; 0: only when the run ends")
 
@@ -181,6 +181,9 @@ class GorilaOptions(ApartOptions):
         super().__post_init__()
         not_negative(self, "actors", "learners", "max_staleness", "outliers")
         positive(self, "servers", "sync_every", "chunk")
+        from hpcdl.optim import refuse_slices  # here: who only reads help needs no kernels
+
+        refuse_slices(self.optimizer, "a parameter server holds a slice of the vector")
         if (self.actors or self.learners) and self.consistency == "bsp":
             raise UsageError("--consistency bsp is for ranks that act and learn: leave out --actors and --learners")
 

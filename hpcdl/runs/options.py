@@ -151,11 +151,11 @@ class Options:
     lr: float = of_training(0.05, "learning rate (step size)")
     optimizer: str = of_training(
         "momentum",
-        "sgd, momentum, nesterov, adam, adamw, adagrad, as in momentum:beta=0.9; or a rule of torch.optim, as "
+        "sgd, momentum, nesterov, adam, adamw, adagrad, muon, as in momentum:beta=0.9; or a rule of torch.optim, as "
         "torch:AdamW,betas=(0.9,0.95)",
     )
     schedule: str = of_training("cosine", "constant, step, cosine, 1/t or polynomial; settings as in cosine:warmup=2")
-    weight_decay: float = of_training(0.0, "L2 penalty per parameter (adamw: decoupled from the gradient)")
+    weight_decay: float = of_training(0.0, "L2 penalty per parameter (adamw, muon: decoupled from the gradient)")
     average: str = of_training(
         "",
         "score and save the mean of the parameters after each update from an epoch on (Polyak and Ruppert), as from=5",
@@ -316,7 +316,7 @@ class Options:
             size = model.layout.size
         how = schedule, self.weight_decay, self.clip_norm, abilities_of(model).device
         average_from = first_update(self.average, per_epoch, steps)
-        return make_optimizer(self.optimizer, size, model.layout.dtype, *how, average_from)
+        return make_optimizer(self.optimizer, size, model.layout.dtype, *how, average_from, model.layout.hidden)
 
     def refuse_too_large(self, model: Any, ranks: int) -> None:
         """Raise UsageError if a rank's memory cannot hold 1 / `ranks` of the model: parameters, a gradient, the

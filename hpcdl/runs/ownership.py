@@ -149,6 +149,8 @@ class Ownership(Saved, Scored, Meeting):
         self.weigh_gradients(memory)
         for vector in self.optimizer.state.values():
             memory.hold("optimizer", vector)
+        if self.optimizer.workspace is not None:
+            memory.hold("optimizer", self.optimizer.workspace)
         if abilities_of(self.model).pool:
             self.model.pool.memory = memory
 

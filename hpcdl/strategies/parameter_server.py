@@ -386,8 +386,10 @@ class ServerOptions(CompressOptions):
 
 def check_servers(options: ServerOptions, ranks: int, model: Any) -> None:
     """Raise UsageError if `ranks` ranks cannot serve this model with these options."""
+    from hpcdl.optim import refuse_slices
     from hpcdl.parameter_server.store_settings import Serving, StoreLayout, check_store
 
+    refuse_slices(options.optimizer, "a parameter server holds a slice of the vector")
     check_codec(options.compress, "workers push to servers")
     check_codec(options.compress_pull, "workers pull from servers")
     rows = touched_rows(model) if options.sparse_push else None

@@ -16,7 +16,7 @@ from hpcdl.models import HALF, SETTINGS, for_data
 from hpcdl.models.configurations import CONFIGURATIONS
 from hpcdl.models.meta_arrays import META
 from hpcdl.models.model import abilities_of
-from hpcdl.optim import vectors_of
+from hpcdl.optim import matrix_work, vectors_of
 from hpcdl.parameter_server.replication import backups
 from hpcdl.parameter_server.roles import Roles, divide
 from hpcdl.parameter_server.store_settings import StoreLayout
@@ -98,6 +98,7 @@ class Workload:
         self.dtype, self.length = self.model.layout.dtype, self.model.layout.size
         self.plan = self.options.plan(len(self.roles.workers), self.data)
         self.vectors = (*vectors_of(self.options.optimizer), *(["average"] if self.options.average else []))
+        self.workspace, self.matrix_flops = matrix_work(self.options.optimizer, self.model.layout.hidden)
 
     @classmethod
     def of(cls, command: Any, parse: Any) -> "Workload":

@@ -25,7 +25,7 @@ from hpcdl.torch.tensors import as_tensor
 REFUSED = {
     "Adafactor": "Adafactor needs rows and columns of tensors, and a run's parameters are one vector",
     "LBFGS": "LBFGS computes the loss several times in a step, and a strategy computes it once",
-    "Muon": "Muon needs matrices, and a run's parameters are one vector",
+    "Muon": "Muon needs matrices, and a run's parameters are one vector, which --optimizer muon cuts into them",
     "SparseAdam": "SparseAdam needs sparse gradients, and a run's gradients are dense",
 }
 INSTEAD = {"lr": "--lr and --schedule", "weight_decay": "--weight-decay"}  # settings that have options of their own

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, Device
-from hpcdl.models.layout import Layout
+from hpcdl.models.layout import OUTPUTS_FIRST, Layout
 from hpcdl.models.layout import Tensor as Place
 
 TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
@@ -47,14 +47,31 @@ def prepare(module: nn.Module, dtype: np.dtype) -> None:
 
 def layout_of(module: nn.Module, dtype: np.dtype) -> Layout:
     """Return the layout of the parameters; a layer is a child of the module. UsageError without parameters."""
-    places, offset = [], 0
+    places, offset, hidden = [], 0, hidden_weights(module)
     for name, parameter in trained(module).items():
         layer = name.partition(".")[0] if "." in name else "module"
-        places.append(Place(name, tuple(parameter.shape), offset, layer))
+        order = OUTPUTS_FIRST if id(parameter) in hidden else ""
+        places.append(Place(name, tuple(parameter.shape), offset, layer, order))
         offset += parameter.numel()
     if not places:
         raise UsageError("the module has no parameters to train")
     return Layout(places, dtype)
+
+
+def hidden_weights(module: nn.Module) -> set[int]:
+    """Return the ids of the parameters that Muon updates as matrices: those with two axes, and weights of convolutions,
+    but for embeddings (also tied ones) and for the output layer, the last module with such a weight."""
+    embeddings, found = set(), []
+    for each in module.modules():
+        own = [weight for weight in each.parameters(recurse=False) if weight.requires_grad]
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag):
+            embeddings |= {id(weight) for weight in own}
+            continue
+        convolves = isinstance(each, nn.modules.conv._ConvNd)
+        matrices = {id(weight) for weight in own if weight.ndim == 2 or (convolves and weight.ndim > 2)}
+        if matrices:
+            found.append(matrices)
+    return set().union(*found[:-1]) - embeddings - set().union(*found[-1:])
 
 
 def as_tensor(array: Array) -> Tensor:

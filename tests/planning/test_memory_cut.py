@@ -14,6 +14,7 @@ CASES = [  # ranks, program, options
     (2, "tensor-parallel", MLP),
     (3, "fully-sharded", f"{GPT} --stage 2 --accumulate 2"),
     (3, "fully-sharded", f"{GPT} --stage 3 --optimizer adam"),
+    (4, "grid", f"{GPT} --grid data=2,tensor=2 --optimizer muon"),
     (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 3"),
     (4, "grid", f"{GPT} --grid pipeline=2,tensor=2 --sequence-parallel --average"),
     (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),

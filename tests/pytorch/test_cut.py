@@ -32,7 +32,7 @@ def test_fully_sharded(stage, cut, each_group):
     each_group(lambda comm: cut(comm, fully_sharded.train, {"stage": stage}, CNN, optimizer=ADAM))
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_grid_of_data_and_pipeline(stage, cut, world):
+@pytest.mark.parametrize("stage, options", [(0, {}), (3, {"optimizer": "muon:eps=0.001", "lr": 0.02})])
+def test_a_grid_of_data_and_pipeline(stage, options, cut, world):
     shape = {"data": 2, "pipeline": world.size // 2} if world.size % 2 == 0 else {"data": world.size, "pipeline": 1}
-    cut(world, grid.train, {"grid": shape, "stage": stage, "microbatches": 2}, CNN)
+    cut(world, grid.train, {"grid": shape, "stage": stage, "microbatches": 2}, CNN, **options)

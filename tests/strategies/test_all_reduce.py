@@ -11,7 +11,7 @@ from hpcdl.strategies import all_reduce
 
 pytestmark = pytest.mark.four
 
-OPTIMIZERS = ["sgd", "momentum", "nesterov", "adam", "adamw"]
+OPTIMIZERS = ["sgd", "momentum", "nesterov", "adam", "adamw", "muon"]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

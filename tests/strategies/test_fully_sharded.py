@@ -6,6 +6,7 @@ from hpcdl.chunks import chunk
 from hpcdl.strategies import all_reduce, fully_sharded
 
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
+MUON = "muon:eps=0.001"
 MLP, LENGTHS = "mlp:12,7", (84, 91, 24)  # parameters of each layer
 GPT = "gpt:layers=1,width=8,heads=2,context=12"
 LLAMA = "llama:layers=1,width=8,heads=4,kv-heads=2,context=12,units=12"
@@ -35,6 +36,8 @@ def own_of(lengths, rank, size):
         (f"{GPT},head=own", {"stage": 3}, {"batch_size": "full"}),
         (GPT, {"stage": 3, "gather": "broadcast"}, {}),
         *((LLAMA, {"stage": stage}, {"optimizer": ADAM}) for stage in STAGES),
+        (GPT, {"stage": 1}, {"optimizer": MUON, "weight_decay": 0.1, "lr": 0.02}),
+        (MLP, {"stage": 3, "gather": "broadcast"}, {"optimizer": MUON, "clip_norm": 0.05, "lr": 0.02}),
     ],
     ids=str,
 )
@@ -60,6 +63,17 @@ def test_bytes_by_layer_and_micro_batch(parts, cut, ring, comm):
         }
         messages = [ring.messages(n, *where) for n in LENGTHS]
         assert run.comm.traffic.messages == 3 * sum(scatters * one + gathers * other for one, other in messages)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_go_to_the_owners_of_their_matrices_and_back(stage, cut, comm):
+    """The first weight, 6 x 12, costs less than the second, 12 x 7, so that the second has rank 0, and it rank 1."""
+    run = cut(comm, fully_sharded.train, {"stage": stage}, MLP, optimizer=MUON, lr=0.02, epochs=1)
+    left = 0
+    for weight, unit, owner in ((72, 84, 1), (84, 91, 0)):
+        own = chunk(unit, comm.size, owner % comm.size)
+        left += weight - max(0, min(weight, own.stop) - own.start)
+    assert sum(comm.allgather(run.comm.traffic["push"].bytes)) == (3 * 2 * 8 * left if comm.size > 1 else 0)
 
 
 @pytest.mark.parametrize("gather", ["all-gather", "broadcast"])

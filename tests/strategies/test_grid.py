@@ -16,6 +16,7 @@ from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pi
 pytestmark = pytest.mark.four
 
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
+MUON = "muon:eps=0.001"
 MLP = "mlp:12,12,12,12,12"  # 6 layers
 LAYERS, WIDTH, LENGTH = 2, 12, 12
 GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
@@ -51,6 +52,10 @@ CASES = [
     (OWN, {"stage": 2, "sequence": True, "balance": "measured"}, {"weight_decay": 0.1}),
     (LLAMA, {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
     (LLAMA, {"stage": 3, "sequence": True, "schedule": "1f1b", "recompute": True}, {"clip_norm": 0.1}),
+    (GPT, {"stage": 0}, {"optimizer": MUON, "weight_decay": 0.1, "lr": 0.02}),
+    (OWN, {"stage": 1, "sequence": True}, {"optimizer": MUON, "clip_norm": 0.1, "lr": 0.02}),
+    (MLP, {"stage": 2, "schedule": "gpipe"}, {"optimizer": f"{MUON},scale=rms", "average": "from=0", "lr": 0.02}),
+    (GPT, {"stage": 3, "sequence": True}, {"optimizer": MUON, "clip_norm": 0.1, "lr": 0.02}),
 ]
 
 
@@ -102,6 +107,28 @@ def test_gathers_along_the_data_axis_for_each_micro_batch(cut, ring, comm):
         assert traffic.bytes == traffic["all_gather"].bytes + traffic["reduce_scatter"].bytes
 
 
+def test_matrices_of_muon_go_to_their_owners_and_back(cut, comm):
+    """A tensor-parallel weight of n elements sends n (1 - 1/t) values to its owner, and as many back; with copies of
+    the parts each copy gets its part. Whole ones, on replicas or as layers that one rank owns, send nothing."""
+    size, n = comm.size, LAYERS * 12 * WIDTH**2
+    copies = 2 if size == 4 else 1
+    parts = size // copies
+    cases = [
+        (grid.train, {"grid": {"data": copies, "tensor": parts}}, n * (copies + 1 - 2 / parts) if parts > 1 else 0),
+        (grid.train, {"grid": {"data": size}}, 0),
+        (grid.train, {"grid": {"pipeline": size}, "microbatches": 1}, None),
+        (fully_sharded.train, {"stage": 2, "gather": "broadcast"}, 0),
+    ]
+    for train, own, values in cases:
+        run = cut(comm, train, own, GPT, optimizer=MUON, lr=0.02, epochs=1)
+        matrices = run.held.matrices
+        assert run.held.optimizer.workspace is None and matrices is not None
+        if values is None:
+            assert matrices.messages == ([], [])
+        else:
+            assert sum(comm.allgather(run.comm.traffic["push"].bytes)) == 3 * 8 * round(values)
+
+
 def test_messages_between_stages_whose_layers_are_shared(cut, world):
     """Each rank of a stage sends the activations of its data copy, 1/tensor of the tokens with sequence parallelism."""
     for number, shape in enumerate(each for each in grids(world.size) if each["pipeline"] > 1):
@@ -116,9 +143,10 @@ def test_messages_between_stages_whose_layers_are_shared(cut, world):
             assert run.comm.traffic["push"].messages == 3 * 2 * neighbours
 
 
-def test_each_strategy_goes_on_from_the_checkpoint_of_another(follow, cut, world, mpi_tmp_path):
+@pytest.mark.parametrize("optimizer, some", [(ADAM, slice(None)), (MUON, slice(1, 7))])
+def test_each_strategy_goes_on_from_the_checkpoint_of_another(optimizer, some, follow, cut, world, mpi_tmp_path):
     """The state loads to the bit, and the steps are those of a sequential run that was never stopped, to rounding."""
-    folder, options = str(mpi_tmp_path / "a"), {"optimizer": ADAM, "clip_norm": 0.1, "schedule": "constant"}
+    folder, options = str(mpi_tmp_path / "a"), {"optimizer": optimizer, "clip_norm": 0.1, "schedule": "constant"}
     options |= {"dtype": "float64", "allreduce": "ring"}
     most = grids(world.size)[len(grids(world.size)) // 2]  # of all axes something, where the ranks are many enough
     strategies = [
@@ -131,7 +159,7 @@ def test_each_strategy_goes_on_from_the_checkpoint_of_another(follow, cut, world
         (all_reduce.train, None),
         (model_parallel.train, None),
         (grid.train, {"grid": grids(world.size)[-1], "stage": 3, "recompute": True}),
-    ]
+    ][some]
     wanted = cut.alone(GPT, options | {"steps": len(strategies)}).path
     for done, (train, own) in enumerate(strategies):
         comm = MPI.COMM_SELF if train is sequential.train else world

@@ -29,6 +29,7 @@ ALONE = 3  # sums of the gradient over copies of the model, of which there is on
         (OWN, SEQUENCE, {"optimizer": ADAM}),
         (LLAMA, {}, {"optimizer": ADAM, "accumulate": 2}),
         (LLAMA, SEQUENCE, {"clip_norm": 0.1}),
+        ("mlp:24,12", {}, {"optimizer": "muon:eps=0.001", "clip_norm": 0.1, "lr": 0.02}),
     ],
     ids=str,
 )
