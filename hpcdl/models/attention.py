@@ -22,6 +22,7 @@ from hpcdl.kernels import activation, rotary
 from hpcdl.kernels.device import Array
 from hpcdl.models.group import ContextGroup
 from hpcdl.models.layers import check_width
+from hpcdl.models.layout import OUTPUTS_LAST
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Architecture, Sublayer
 
@@ -38,6 +39,10 @@ class Attention(Sublayer):
         super().__init__(name, pool, architecture, shapes)
         self.cuts = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 1 if group > 1 else 0}
         self.numbers = pool.device.array(np.arange(self.length))
+
+    @property
+    def hidden_weights(self) -> dict[str, str]:
+        return super().hidden_weights | {"out.weight": OUTPUTS_LAST}
 
     def within(self, context: ContextGroup) -> Self:
         other = super().within(context)

@@ -26,6 +26,7 @@ from hpcdl.kernels import activation as kernels
 from hpcdl.kernels import sparse
 from hpcdl.kernels.device import Array
 from hpcdl.models.group import LayerGroup
+from hpcdl.models.layout import INPUTS_FIRST
 from hpcdl.models.pool import Pool
 
 
@@ -114,10 +115,12 @@ class Layer:
         self.matmul = pool.device.xp.matmul
 
     @property
-    def hidden_weights(self) -> list[str]:
-        """Short names of a hidden layer's matrices: tensors called weight, of shape (inputs, outputs), or (inputs, n,
-        outputs) for n matrices. Muon (optim/muon.py) orthogonalizes their updates."""
-        return [name for name in self.full_shapes if self.hidden and name.rpartition(".")[2] == "weight"]
+    def hidden_weights(self) -> dict[str, str]:
+        """Short names of a hidden layer's matrices, tensors called weight, and the order of their axes (layout.py): by
+        default (inputs, outputs), or (inputs, n, outputs) for n matrices. Muon (optim/muon.py) orthogonalizes their
+        updates."""
+        names = [name for name in self.full_shapes if self.hidden and name.rpartition(".")[2] == "weight"]
+        return dict.fromkeys(names, INPUTS_FIRST)
 
     def state(self) -> list[Array]:
         """Return the buffers: arrays, beside the parameters, that forward may change."""

@@ -24,14 +24,15 @@ from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunk
 
-INPUTS_FIRST, OUTPUTS_FIRST = "inputs first", "outputs first"
+INPUTS_FIRST, OUTPUTS_FIRST, OUTPUTS_LAST = "inputs first", "outputs first", "outputs last"
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor: name, shape, offset in the vector (elements), and the layer it belongs to.
     hidden: "", or the order of axes of a weight that maps to hidden units, which Muon updates as matrices:
-    INPUTS_FIRST, (inputs, outputs), or (inputs, n, outputs) for n matrices; OUTPUTS_FIRST, (outputs, inputs, ...)."""
+    INPUTS_FIRST, (inputs, outputs), or (inputs, n, outputs) for n matrices; OUTPUTS_FIRST, (outputs, inputs, ...), or
+    OUTPUTS_LAST, (inputs, ..., outputs), for one."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,6 +51,8 @@ class Tensor:
         """Return the matrices (outputs, inputs) of a hidden weight as views of `values`, the tensor's own, flat."""
         if self.hidden == OUTPUTS_FIRST:
             return [values.reshape(self.shape[0], -1)]
+        if self.hidden == OUTPUTS_LAST:
+            return [values.reshape(-1, self.shape[-1]).T]
         stack = values.reshape(self.shape[0], -1, self.shape[-1])
         return [stack[:, k].T for k in range(stack.shape[1])]
 
@@ -58,6 +61,8 @@ class Tensor:
         """The number of matrices of a hidden weight, and outputs and inputs of each."""
         if self.hidden == OUTPUTS_FIRST:
             return 1, self.shape[0], math.prod(self.shape[1:])
+        if self.hidden == OUTPUTS_LAST:
+            return 1, self.shape[-1], math.prod(self.shape[:-1])
         return math.prod(self.shape[1:-1]), self.shape[-1], self.shape[0]
 
 
@@ -112,18 +117,19 @@ class Layout:
     def of_layers(cls, layers: Iterable[Any], dtype: DTypeLike) -> "Layout":
         """Lay out the tensors of `layers` one by one.
         A layer has `name`, `shapes` (short tensor name -> shape), and `tied` (name of another layer's tensor -> shape).
-        It may have `hidden_weights`, short names of weights that are INPUTS_FIRST (`Tensor`).
+        It may have `hidden_weights`: short names of weights that are matrices -> the order of their axes (`Tensor`).
         A tied tensor is laid out with its own layer, or else with the first of `layers` that uses it."""
         tensors, offset = {}, 0
         layers = list(layers)
         owned = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
         for layer in layers:
             own = {f"{layer.name}.{name}": shape for name, shape in layer.shapes.items()}
-            hidden = {f"{layer.name}.{name}" for name in getattr(layer, "hidden_weights", ())}
+            orders = getattr(layer, "hidden_weights", {})
+            hidden = {f"{layer.name}.{name}": order for name, order in orders.items()}
             tied = layer.tied.items()
             copies = {name: shape for name, shape in tied if name not in tensors and name not in owned}
             for name, shape in (own | copies).items():
-                tensors[name] = Tensor(name, shape, offset, layer.name, INPUTS_FIRST if name in hidden else "")
+                tensors[name] = Tensor(name, shape, offset, layer.name, hidden.get(name, ""))
                 offset += math.prod(shape)
         return cls(tensors.values(), dtype)
 

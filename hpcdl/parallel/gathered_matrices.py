@@ -72,15 +72,16 @@ class GatheredMatrices:
         """Return (rank, number of the weight, slab) of each piece on the ranks with the same layers as this rank."""
         shards, starts = self.shards, [each.offset for each in self.weights]
         copies, (t, parts) = shards.group.size, shards.part.share
-        shape = copies, size // (copies * parts), parts
-        _, p, _ = place(self.rank, shape)
+        context = shards.part.context.size
+        shape = copies // context, size // (copies * parts), context, parts
+        _, p, _, _ = place(self.rank, shape)
         found = []
         for other in range(parts):
             part = shards.part
             if other != t:
                 part = ModelPart(part.model, part.chunks, (other, parts))
             for d in range(copies):
-                rank = (d * shape[1] + p) * parts + other
+                rank = ((d // context * shape[1] + p) * context + d % context) * parts + other
                 for slab, _ in shards.units_of(part, d).pieces(part.pieces()):
                     number = bisect.bisect(starts, slab.start) - 1
                     if number >= 0 and slab.size and slab.start < self.weights[number].slice.stop:
