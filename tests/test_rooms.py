@@ -31,7 +31,7 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spli
 ALLOWED = {"kernels": {"numpy", "numba", "llvmlite", "hpcdl"}}  # numpy and numba, with its llvmlite, only
 WITHOUT_MPI = {"models", "optim", "kernels"}
 # What strategies have in common has a file of its own; and one description may choose between variants.
-COMMON = ("compressing", "description", "pipeline_options", "pipeline_schedules", "workload")
+COMMON = ("compressing", "description", "pipeline_options", "pipeline_schedules", "workload", "zero_bubble")
 SHARED = {f"hpcdl.strategies.{name}" for name in COMMON}
 VARIANTS = {
     "svrg": {"hpcdl.strategies.asynchronous_svrg", "hpcdl.strategies.saga"},

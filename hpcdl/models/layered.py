@@ -3,6 +3,9 @@
     forward     x -> layer 1 -> layer 2 -> ... -> loss          each saves data for its backward
     backward    x <- layer 1 <- layer 2 <- ... <- loss          then the layer's slice of the gradient is final
 
+The products that are the gradients of weights can be left for later: backward then returns dx early, and
+`weight_gradients` computes them. All else, as gradients of biases and norms, is small, and backward does it.
+
 Losses and gradients are sums over the rows of a batch, not means: a batch cut into parts of any size, also empty ones,
 gives the same sums. hpcdl/parallel/sharded_weights.py has `Weights` that gather tensors layer by layer."""
 
@@ -167,18 +170,41 @@ class Layered:
             tape.append((layer, saved))
         return x, tape
 
-    def backward(self, weights: Weights, tape: list[tuple[Any, Any]], dy: Array | None, layers: range) -> Array | None:
+    def backward(
+        self,
+        weights: Weights,
+        tape: list[tuple[Any, Any]],
+        dy: Array | None,
+        layers: range,
+        left: list[tuple[int, list]] | None = None,
+    ) -> Array | None:
         """Return dx, the gradient by the input of `layers`, from dy, the gradient by their output; consume tape and dy.
-        dy is None if the last of `layers` is the loss; dx is None if the first is the model's first layer."""
+        dy is None if the last of `layers` is the loss; dx is None if the first is the model's first layer. left: takes
+        what is left of each layer for `weight_gradients`; None: nothing is."""
         for i in reversed(layers):
             layer, saved = tape.pop()
             w = weights.open(i, i - 1 if i > layers.start else None)
-            dx = layer.backward(w, saved, dy, weights.gradient(i), self.group)
+            products: list | None = None if left is None else []
+            with self.pool.leaving(products):
+                dx = layer.backward(w, saved, dy, weights.gradient(i), self.group)
             if dy is not None:
                 self.pool.give(dy)
             dy = dx
-            weights.ready(i)
+            if left is None or products is None:
+                weights.ready(i)
+            else:
+                weights.close(i)
+                left.append((i, products))
         return dy
+
+    def weight_gradients(self, weights: Weights, left: list[tuple[int, list]]) -> None:
+        """Compute the gradients that `backward` has left, and end the use of the gradient of each layer."""
+        for i, products in left:
+            for layer, a, b, into in products:
+                layer.add_product(a, b, into)
+                self.pool.unpin(a)
+                self.pool.unpin(b)
+            weights.reduce(i)
 
     def release(self, tape: list[tuple[Any, Any]]) -> None:
         for layer, saved in tape:

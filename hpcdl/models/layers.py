@@ -1,7 +1,7 @@
 """Layers: each computes its output and, from the gradient by its output, the gradients by its weights and its input.
 
     y, saved = layer.forward(w, x, group)               saved: data for backward, from the pool
-    dx = layer.backward(w, saved, dy, g, group)         adds to g; consumes saved
+    dx = layer.backward(w, saved, dy, g, group)         adds to g, products by `add_product`; consumes saved
     layer.release(saved)                                instead of backward, if only y is needed
     Dense: y = activation(x W + b)      dz = dy * activation'       dW += x^T dz      db += sum dz      dx = dz W^T
 
@@ -144,7 +144,12 @@ class Layer:
         """Raise UsageError if the layer cannot be cut into `parts` parts."""
 
     def add_product(self, a: Array, b: Array, into: Array) -> None:
-        """Add the product a b to `into`, the gradient of a weight."""
+        """Add the product a b to `into`, the gradient of a weight; or leave it for later, as the pool says."""
+        if self.pool.later is not None:
+            self.pool.pin(a)
+            self.pool.pin(b)
+            self.pool.later.append((self, a, b, into))
+            return
         product = self.pool.take(a.shape[0], b.shape[1])
         self.matmul(a, b, out=product)
         into += product.reshape(into.shape)
@@ -198,7 +203,8 @@ class Dense(Layer):
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Any:
         (weight, bias), (x, _, activation_saved), (weight_gradient, bias_gradient) = w, saved, g
-        dz = self.activation.backward(activation_saved, bias, dy, bias_gradient)
+        over = self.pool.writable(activation_saved)  # pinned where it is the input of the next layer
+        dz = self.activation.backward(over, bias, dy, bias_gradient)
         if isinstance(x, CSR):
             sparse.scatter_add(x.data, x.indices, x.indptr, dz, weight_gradient)
         else:
@@ -208,6 +214,8 @@ class Dense(Layer):
             dx = self.matmul(dz, weight.T, out=self.pool.take(*x.shape))
             if self.divided:
                 dx = group.f_backward(dx, self.pool)
+        if over is not activation_saved:
+            self.pool.give(over)
         self.release(saved)
         return dx
 

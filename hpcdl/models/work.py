@@ -17,12 +17,14 @@ from hpcdl.models.transformer import Embedding, Head, Norm
 
 
 class Product(NamedTuple):
-    """`batch` products of (m, k) and (k, n): 2 batch m k n flops, and batch (m k + k n + m n) elements moved."""
+    """`batch` products of (m, k) and (k, n): 2 batch m k n flops, and batch (m k + k n + m n) elements moved.
+    apart: True for the gradient by a weight, which a backward may leave for later (layered.py)."""
 
     m: int
     k: int
     n: int
     batch: int = 1
+    apart: bool = False
 
     def flops(self) -> float:
         return 2.0 * self.batch * self.m * self.k * self.n
@@ -32,11 +34,12 @@ class Product(NamedTuple):
 
 
 class KernelCall(NamedTuple):
-    """A kernel call for a matrix of `rows` x `columns`, or for a vector of `rows` elements."""
+    """A kernel call for a matrix of `rows` x `columns`, or for a vector of `rows` elements. apart: as of a product."""
 
     name: str
     rows: int
     columns: int = 1
+    apart: bool = False
 
     def flops(self) -> float:
         return COSTS[self.name].flops(self.rows, self.columns)
@@ -54,6 +57,7 @@ class AttentionCall(NamedTuple):
     heads: int
     kv_heads: int
     size: int
+    apart: bool = False
 
     def products(self) -> float:
         """Return the flops of the products."""
@@ -78,7 +82,7 @@ Passes = tuple[Operations, Operations]  # of a layer, for some number of example
 
 def weight(inputs: int, rows: int, outputs: int) -> list[Product | KernelCall | AttentionCall]:
     """Return the operations that add the gradient of a weight (inputs, outputs), for `rows` matrix rows."""
-    return [Product(inputs, rows, outputs), KernelCall("add_into", inputs * outputs)]
+    return [Product(inputs, rows, outputs, apart=True), KernelCall("add_into", inputs * outputs, apart=True)]
 
 
 def dense(layer: Dense, rows: int) -> Passes:
@@ -189,6 +193,11 @@ def operations(layer: Any, rows: int) -> Passes:
     except KeyError:
         what = f"the operations of a layer of type {type(layer).__name__} are not counted"
         raise UsageError(f"{what}; take a model softmax, linear, mlp, gpt or llama") from None
+
+
+def apart(work: Operations) -> Operations:
+    """Return the operations that a backward may leave for later."""
+    return [each for each in work if each.apart]
 
 
 def flops(work: Operations) -> float:

@@ -1,12 +1,14 @@
 """Set-up of pipeline parallelism: the placement of layers on stages, groups, shards and the stage of this rank.
 
     layers      chunk 0 of rank 0 | chunk 0 of rank 1 | ... | chunk 1 of rank 0 | chunk 1 of rank 1 | ...
+    in a V      chunk 0 of rank 0 | chunk 0 of rank 1 | ... | chunk 1 of rank 1 | chunk 1 of rank 0
 
     groups      pipeline    send activations and their gradients                             the stages
                 copies      add up gradients; the stages of ZeRO                             copies of this stage
                 context     share the tokens of sequences (context.py)                       copies with the same rows
                 tensor      share each layer (None: each layer is on one rank)               this stage's ranks
-                ends        add up gradients of tied weights                                 first and last stage
+                ends        add up gradients of tied weights                                 first and last stage,
+                                                                                             in a V one stage: none
 
 The groups are those of a grid (hpcdl/comm/grid.py), or all ranks are one pipeline; further tied weights get groups."""
 
@@ -27,6 +29,7 @@ from hpcdl.parallel.context import make_context
 from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
+from hpcdl.parallel.timetable import Placement
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.run import Run
 
@@ -37,7 +40,7 @@ def pipelined(
     data: Data,
     optimizer: Optimizer,
     grid: Grid | None = None,
-    chunks: int = 1,
+    where: Placement | None = None,
     balance: str = "parameters",
     recompute: bool = False,
     sequence: bool = False,
@@ -47,7 +50,7 @@ def pipelined(
     microbatches: int = 1,
 ) -> tuple[CutModel, Stage]:
     """Return this rank's part of the model, and the pipeline stage that computes with it; collective.
-    grid: None: all ranks are one pipeline. chunks, balance: see `place_layers`. recompute: see stage.py. sequence:
+    grid: None: all ranks are one pipeline. where, balance: see `place_layers`. recompute: see stage.py. sequence:
     sequence parallelism in `grid.tensor`. zero: stage of ZeRO along `grid.copies`. ahead: see `CutModel`. attention:
     see `make_context`. microbatches: of a batch."""
     comm, context, share = run.comm, None, None
@@ -61,22 +64,23 @@ def pipelined(
             rows = max(1, run.plan(data)[0] // grid.data.size // microbatches)
             context = make_context(grid.context, unwrapped(model), rows, attention, tensor.size)
     broadcast_initial_values(run.bookkeeping, model)
-    layers = place_layers(run, model, data, pipeline, chunks, balance)
+    where = where or Placement(pipeline.size)
+    layers = place_layers(run, model, data, pipeline, where, balance)
     place = (0, 1) if tensor is None else (tensor.rank, tensor.size)
     part = ModelPart(unwrapped(model), layers, place, tensor, context)
     summed = tied_groups(run, part, pipeline, ends)
     if tensor is not None and sequence:
         summed.insert(0, (tensor.comm, part.replicated()))
     shards = Shards(run, part, optimizer, copies, zero)
-    stage = Stage(pipeline, part, weights_of(shards), model, recompute)
-    reports_loss = pipeline.rank == pipeline.size - 1 and place[0] == 0
+    stage = Stage(pipeline, part, weights_of(shards), model, recompute, where)
+    reports_loss = where.place(where.last)[0] == pipeline.rank and place[0] == 0
     return CutModel(comm, model, shards, stage, summed, reports_loss, ahead, share), stage
 
 
 def place_layers(
-    run: Run, model: Any, data: Data, comm: Communicator, chunks: int = 1, balance: str = "parameters"
+    run: Run, model: Any, data: Data, comm: Communicator, where: Placement, balance: str = "parameters"
 ) -> list[range]:
-    """Return this rank's layers, `chunks` ranges of their numbers, assigned to the ranks in turn; collective.
+    """Return this rank's layers, a range of their numbers for each of its chunks; collective. where: the chunks.
     balance: "parameters", or "measured": by the seconds of each layer for a batch on rank 0."""
     costs: Any = None
     if balance == "measured":
@@ -88,10 +92,10 @@ def place_layers(
             costs[:] = measured_costs(model, few)
         run.bookkeeping.broadcast(costs)
         costs = costs.tolist()
-    ranges = cut_layers(model, comm.size * chunks, costs)
+    ranges = cut_layers(model, where.last + 1, costs)
     names = [[layer.name for layer in model.layers[each.start : each.stop]] for each in ranges]
-    run.report(layers_of_stages=[list(itertools.chain(*names[s :: comm.size])) for s in range(comm.size)])
-    return ranges[comm.rank :: comm.size]
+    run.report(layers_of_stages=[[name for v in where.of(s) for name in names[v]] for s in range(comm.size)])
+    return [ranges[v] for v in where.of(comm.rank)]
 
 
 def tied_groups(

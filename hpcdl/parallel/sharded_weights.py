@@ -6,9 +6,11 @@
                            | gather 2| gather 1, scatter 3 | ...     the gradient of 3 is freed before that of 2
 
 From stage 2 of ZeRO (zero.py) a layer's gradient has its own buffer, and is reduced when it is final; at stage 3 layers
-are gathered for forward and again for backward. (Zhao et al., "PyTorch FSDP", VLDB 2023)"""
+are gathered for forward and again for backward. Where the products of a backward are left for later, the gradient of a
+layer stays whole until no micro-batch has any left: one reduction for all of them. (Zhao et al., "PyTorch FSDP", VLDB 2023)"""
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 from hpcdl.comm.requests import Request
@@ -55,6 +57,7 @@ class ShardedWeights:
         self.buffered = {"parameters": 0, "gradients": 0}
         self.gathered: dict[int, tuple[Any, list[Request]]] = {}  # layer -> buffer, and the requests that fill it
         self.open_gradients: dict[int, Any] = {}  # layer -> buffer; a chain of layers has one at a time
+        self.users: Counter[int] = Counter()  # layer -> backward passes that add to its open gradient
 
     def open(self, i: int, following: int | None) -> tuple:
         """Return the parameters of layer i, and start to gather those of the following layer."""
@@ -87,6 +90,9 @@ class ShardedWeights:
         self._settle()
         if not self.tensors[i]:
             return ()
+        self.users[i] += 1
+        if i in self.open_gradients:  # of a micro-batch before, whose products are left (layered.py)
+            return self._views(i, self.open_gradients[i])
         buffer = self.open_gradients[i] = self._take("gradients", i)
         buffer[:] = 0
         return self._views(i, buffer)
@@ -97,8 +103,11 @@ class ShardedWeights:
         self.reduce(i)
 
     def reduce(self, i: int) -> None:
-        """Start to reduce the gradient of layer i."""
-        if self.tensors[i]:
+        """Start to reduce the gradient of layer i, unless another micro-batch adds to it."""
+        if not self.tensors[i]:
+            return
+        self.users[i] -= 1
+        if not self.users[i]:
             self._settle()
             buffer, scatter = self.open_gradients.pop(i), self.shards.scatter_unit
             requests = [(u, buffer[place], scatter(u, buffer[place])) for u, place in self.places[i].items()]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hpcdl.errors import UsageError
 from hpcdl.faults.straggler import parse
 from hpcdl.models.model import layers_of
-from hpcdl.models.work import operations
+from hpcdl.models.work import Operations, apart, operations
 from hpcdl.planning.machine_sheet import Machine, MeasuredModel, interpolate
 from hpcdl.strategies.workload import Workload
 
@@ -83,13 +83,26 @@ class ComputeTime:
 
     def _theory(self, layer: Any, rows: float) -> Seconds:
         """Return a layer's seconds by the flops and bytes of its operations; rows < 1 take that share of one row's."""
-        n, item = max(1, math.ceil(rows)), self.case.dtype.itemsize
-        machine, share = self.machine, min(1.0, rows) if rows < 1 else rows / n
-        times = [
-            sum(max(each.flops() / machine.flops, each.moved(item) / machine.memory) for each in done)
-            for done in operations(layer, n)
-        ]
+        n = max(1, math.ceil(rows))
+        share = min(1.0, rows) if rows < 1 else rows / n
+        times = [self._seconds(done) for done in operations(layer, n)]
         return self.factor * share * times[0], self.factor * share * times[1]
+
+    def _seconds(self, done: Operations) -> float:
+        """Return the seconds of operations by the machine's flops and memory."""
+        machine, item = self.machine, self.case.dtype.itemsize
+        return sum(max(each.flops() / machine.flops, each.moved(item) / machine.memory) for each in done)
+
+    def apart(self, i: int, rows: float) -> float:
+        """Return the share of layer i's backward that its weight gradients take, by flops and bytes; 0 if not counted.
+        Layers that leave no products for later (PyTorch's) have none."""
+        layers, n = layers_of(self.case.model), max(1, math.ceil(rows))
+        try:
+            back = operations((layers or [])[i], n)[1]
+        except (UsageError, IndexError):
+            return 0.0
+        whole, left = (self._seconds(each) for each in (back, apart(back)))
+        return left / whole if whole else 0.0
 
     def gradient(self, rows: float) -> Seconds:
         """Return the seconds (forward, backward) of a gradient, with --pretend-compute and stragglers."""

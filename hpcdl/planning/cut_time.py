@@ -6,6 +6,7 @@
     pipeline p, m    the schedule's own actions (pipeline_time.py) on the actual stages, with a message between two
                      stages; at least the computing of all stages, divided by their number of cores
         equal stages, no messages     step (m + p - 1) / m of a stage's computing; bubble (p-1) / (m+p-1) of the step
+        B and W apart                 less (strategies/zero_bubble.py); W: the layers' weight gradients, by flops, bytes
         pipedream                     the slowest stage's forward, backward and update: the pipeline fills only once
     muon             messages to and from the owners of matrices (parallel/gathered_matrices.py), one after another
     data d           stage 0: an all-reduce; 1: reduce-scatter, all-gather; 2 and 3: layer by layer, in the actions
@@ -23,9 +24,9 @@ from hpcdl.planning.compute_time import ComputeTime, Seconds, StepParts
 from hpcdl.planning.dry_run import Messages, cut_of, dry_run_step
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup
-from hpcdl.planning.pipeline_time import last
+from hpcdl.planning.pipeline_time import ActionTimes, last
 from hpcdl.strategies.description import Cut
-from hpcdl.strategies.pipeline_schedules import actions_of
+from hpcdl.strategies.pipeline_schedules import actions_of, placement
 from hpcdl.strategies.workload import Workload
 
 
@@ -114,11 +115,13 @@ def pipeline_parts(
     rows = case.share(0, copies) / (pieces if once else many)
     many = 1 if once else many
     sharing = machine.sharing(case.ranks)
-    forward, backward = stage_seconds(case, computing, cut, rows)
+    schedule = "naive" if cut.schedule == "one batch" else cut.schedule
+    where = placement(cut.schedule, stages, cut.chunks)
+    forward, backward, weights = stage_seconds(case, computing, cut, rows)
     ends = [place * parts for place in sorted({0, stages // 2, stages - 1})]
     sent_messages = [messages(case, rank, cut) for rank in ends]
     ending = 1 if cut.zero == 0 and copies > 1 else 0
-    actions = many * cut.chunks * pieces
+    actions = many * where.chunks * pieces
     on_data = max(sequential_seconds(data, each["data"][: len(each["data"]) - ending]) for each in sent_messages)
     closing = max(sequential_seconds(data, each["data"][len(each["data"]) - ending :]) for each in sent_messages)
     if cut.zero == 1:
@@ -131,16 +134,16 @@ def pipeline_parts(
     closing += max(matrix_seconds(machine, cut, case.ranks, each) for each in sent_messages)
     closing += tied_seconds(case, machine, cut) + clipping_seconds(case, machine)
     draw = computing.draw(rows * many * pieces)
-    stage = (forward + backward).reshape(cut.chunks, stages).sum(axis=0)  # of a micro-batch
+    virtual = forward + backward
+    stage = np.array([sum(virtual[v] for v in where.of(place)) for place in range(stages)])  # of a micro-batch
     own = float(stage.max()) * many * pieces - (along + 2 * start) * actions
     if cut.schedule == "pipedream":
         whole = alone = float(stage.max())
         whole += 2 * hop if stages > 1 else 0.0
     else:
-        schedule = "naive" if cut.schedule == "one batch" else cut.schedule
         plan = [list(actions_of(schedule, stages, place, many, cut.chunks)) for place in range(stages)]
-        whole = pieces * float(last(plan, forward[None], backward[None], hop)[0])
-        alone = pieces * float(last(plan, forward[None], backward[None], 0.0)[0])
+        times, together = ActionTimes(forward[None], backward[None], weights[None]), waits_for_all(case, cut)
+        whole, alone = (pieces * float(last(plan, times, each, where, together)[0]) for each in (hop, 0.0))
     if not computing.pretended:  # stages that wait leave their core to others
         whole, alone, own, update = (each / sharing for each in (whole, alone, own, update))
         on_node = min(case.ranks, machine.links.ranks_per_node)
@@ -152,23 +155,37 @@ def pipeline_parts(
     return StepParts(own + update, sent, bubble, 0.0, begun + draw, 0.0, case.batch)
 
 
-def stage_seconds(case: Workload, computing: ComputeTime, cut: Cut, rows: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the seconds of a micro-batch, forward and backward, by chunk and stage: two arrays (chunks * stages,)."""
+def waits_for_all(case: Workload, cut: Cut) -> bool:
+    """Return True if the update of the first stage waits for the last one, so that no stage begins the next step."""
+    where = placement(cut.schedule, cut.shape[1], cut.chunks)
+    apart = where.place(0)[0] != where.place(where.last)[0]
+    return bool(case.options.clip_norm) or (apart and any(layer.tied for layer in case.model.layers))
+
+
+def stage_seconds(
+    case: Workload, computing: ComputeTime, cut: Cut, rows: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the seconds of a micro-batch by virtual stage: forward, backward, and of it the weight gradients."""
     _, stages, parts = cut.shape
+    where = placement(cut.schedule, stages, cut.chunks)
     each = computing.layers(rows / parts)
     costs = None
     if getattr(case.options, "balance", "parameters") == "measured":
         costs = [sum(pair) for pair in each[:-1]]
         costs[-1] += sum(each[-1])
-        balanced(costs, stages * cut.chunks)
-    ranges = cut_layers(case.model, stages * cut.chunks, costs)
+        balanced(costs, where.last + 1)
+    ranges = cut_layers(case.model, where.last + 1, costs)
     forward = [sum(each[i][0] for i in layers) for layers in ranges]
     backward = [sum(each[i][1] for i in layers) for layers in ranges]
+    weights = [sum(each[i][1] * computing.apart(i, rows / parts) for i in layers) for layers in ranges]
     if cut.recompute:
         backward = [a + b for a, b in zip(forward, backward, strict=True)]
     back = 1.0 if cut.recompute else 2 / 3
-    ahead = np.array([computing.delayed(1 / 3 / cut.chunks, each) for each in forward])
-    return ahead, np.array([computing.delayed(back / cut.chunks, each) for each in backward])
+    first, second, third = (
+        np.array([computing.delayed(fraction / where.chunks, each) for each in seconds])
+        for fraction, seconds in ((1 / 3, forward), (back, backward), (1 / 3, weights))
+    )
+    return first, second, third
 
 
 def tied_seconds(case: Workload, machine: Machine, cut: Cut) -> float:
@@ -176,7 +193,8 @@ def tied_seconds(case: Workload, machine: Machine, cut: Cut) -> float:
     _, stages, parts = cut.shape
     if stages == 1 or not any(layer.tied for layer in case.model.layers):
         return 0.0
-    ranges = cut_layers(case.model, stages * cut.chunks)
-    held = ModelPart(case.model, ranges[stages - 1 :: stages]).copies
+    where = placement(cut.schedule, stages, cut.chunks)
+    ranges = cut_layers(case.model, where.last + 1)
+    held = ModelPart(case.model, [ranges[v] for v in where.of(stages - 1)]).copies
     bytes = sum(math.prod(tensor.shape) for tensor in held) * case.dtype.itemsize / parts
     return RankGroup(machine, 2, (stages - 1) * parts, case.ranks, case.options.allreduce, False).all_reduce(bytes)

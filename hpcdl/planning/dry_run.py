@@ -28,7 +28,7 @@ from hpcdl.parallel.stash import Stash
 from hpcdl.parallel.timetable import Action
 from hpcdl.parallel.zero import Shards
 from hpcdl.strategies.description import Cut
-from hpcdl.strategies.pipeline_schedules import actions_of
+from hpcdl.strategies.pipeline_schedules import actions_of, placement
 from hpcdl.strategies.workload import Workload
 
 Messages: TypeAlias = dict[str, list[tuple[str, int]]]  # (operation, bytes) by axis of the grid
@@ -136,9 +136,10 @@ def dry_run_step(
         return Peer(number, size, device, sent.setdefault(axis, []))
 
     (copies, stages, parts), (d, p, t) = cut.shape, place(rank, cut.shape)
-    piped, layers = bool(cut.schedule), None
+    piped, layers, where = bool(cut.schedule), None, placement(cut.schedule, stages, cut.chunks)
     if piped:
-        layers = cut_layers(case.model, stages * cut.chunks)[p::stages]
+        ranges = cut_layers(case.model, where.last + 1)
+        layers = [ranges[v] for v in where.of(p)]
     group = TensorGroup(make_peer("tensor", t, parts), cut.sequence) if cut.tensor else None
     part = ModelPart(case.model, layers, (t, parts), group) if piped or cut.tensor else whole_part(case.model)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
@@ -156,7 +157,7 @@ def dry_run_step(
         for each in rows.split(case.options.accumulate):
             part.forward_backward(weights, each)
     else:
-        stage = UntimedStage(make_peer("pipeline", p, stages), part, weights, case.model, cut.recompute)
+        stage = UntimedStage(make_peer("pipeline", p, stages), part, weights, case.model, cut.recompute, where)
         if cut.schedule == "one batch":
             for each in rows.split(case.options.accumulate):
                 stage.forward_backward(each)

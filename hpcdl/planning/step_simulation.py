@@ -30,12 +30,12 @@ from hpcdl.planning import collective_time
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.message_time import RankGroup, call_seconds, one_matrix, service_seconds
-from hpcdl.planning.pipeline_time import last
+from hpcdl.planning.pipeline_time import ActionTimes, last
 from hpcdl.random import Random
 from hpcdl.strategies import all_reduce, gossip, local_sgd, parameter_server
 from hpcdl.strategies.compressing import check_codec
 from hpcdl.strategies.description import Service, StepCost
-from hpcdl.strategies.pipeline_schedules import gpipe, one_f_one_b
+from hpcdl.strategies.pipeline_schedules import actions_of
 
 NOISES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -51,10 +51,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "servers": {"consistency": "bsp", "staleness": 0, "count": 0, "compress": "none"},
     "pipeline": {"stages": 8, "microbatches": 32, "schedule": "1f1b", "algorithm": "ring"},
 }
-TOPOLOGIES, CONSISTENCIES, SCHEDULES = ("ring", "exponential"), ("bsp", "ssp", "async"), ("gpipe", "1f1b")
+TOPOLOGIES, CONSISTENCIES, SCHEDULES = ("ring", "exponential"), ("bsp", "ssp", "async"), ("gpipe", "1f1b", "zb-h1", "zb-h2")
 MOST = 2**31  # draws at once, in bytes
 LONG = 10**6  # steps of a run, whose warm-up does not count
-FORWARD = 1 / 3  # of a micro-batch's computing
+FORWARD, WEIGHTS = 1 / 3, 1 / 3  # of a micro-batch's computing
 
 
 class Noise(NamedTuple):
@@ -241,13 +241,13 @@ def pipeline(
     if ranks % stages:
         raise UsageError(f"{text}: {ranks} ranks are not a multiple of {stages} stages")
     replicas = ranks // stages
-    schedule = {"gpipe": gpipe, "1f1b": one_f_one_b}[settings["schedule"]]
-    plan = [list(schedule(stages, stage, many)) for stage in range(stages)]
+    plan = [list(actions_of(settings["schedule"], stages, stage, many)) for stage in range(stages)]
     reduced = RankGroup(machine, replicas, algorithm=settings["algorithm"]).all_reduce(work.bytes / stages)
     total = own = 0.0
     for step in range(steps):
         noise = work.noise.draw(random, step, ranks).reshape(replicas, stages).astype(np.float64)
         own += float(noise.mean()) * work.compute
         each = noise * work.compute / many
-        total += float(last(plan, each * FORWARD, each * (1 - FORWARD), machine.links.latency).max()) + reduced
+        times = ActionTimes(each * FORWARD, each * (1 - FORWARD), each * WEIGHTS)
+        total += float(last(plan, times, machine.links.latency, together=False).max()) + reduced
     return Simulated(text, ranks, total / steps, own / steps, reduced)

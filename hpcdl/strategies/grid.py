@@ -23,7 +23,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.runs.options import option
 from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
-from hpcdl.strategies.pipeline_schedules import actions_of, pictures
+from hpcdl.strategies.pipeline_schedules import actions_of, pictures, placement
 
 
 def train(
@@ -50,10 +50,10 @@ def train(
 
     groups = run.until_end(Grid(comm, **(parse_grid(grid, comm.size) if isinstance(grid, str) else grid)))
     stages, p = groups.pipeline.size, groups.pipeline.rank
-    how = {"zero": stage, "attention": attention, "microbatches": microbatches}
-    held, layers = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, sequence, **how)
+    where, how = placement(schedule, stages, chunks), {"attention": attention, "microbatches": microbatches}
+    held, layers = pipelined(run, model, data, optimizer, groups, where, balance, recompute, sequence, stage, **how)
     run.report(grid=dict(zip(AXES, groups.shape, strict=True)), stage=stage)
-    run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
+    run.report(schedule=schedule, microbatches=microbatches, chunks=where.chunks, recompute=recompute)
     run.begin("grid", held, data)
 
     for batch in run.batches(data, held.share):

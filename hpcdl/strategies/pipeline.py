@@ -4,8 +4,8 @@
     stage 1       F0 F1 F2 F3       B0    B1    B2    B3        update
     stage 2          F0 F1 F2 B0 F3 B1    B2    B3              update          (1F1B draws this better: --draw)
 
-With naive, gpipe, 1f1b and interleaved (pipeline_schedules.py) the gradients of all micro-batches are summed before the
-update: the steps are those of sequential SGD. recompute: see hpcdl/parallel/stage.py; it costs a third more computing.
+With all schedules but pipedream (pipeline_schedules.py, zero_bubble.py) the gradients of all micro-batches are summed
+before the update: the steps are those of sequential SGD. recompute: see hpcdl/parallel/stage.py; it costs a third more computing.
 
 PipeDream does not wait for the update: each micro-batch is a batch of its own, and an update follows each backward.
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.kernels.device import Array
 from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
-from hpcdl.strategies.pipeline_schedules import actions_of, pictures
+from hpcdl.strategies.pipeline_schedules import actions_of, pictures, placement
 
 if TYPE_CHECKING:
     from hpcdl.parallel.cut_model import CutModel
@@ -53,9 +53,9 @@ def train(
     """Train on all ranks of `comm`; return the parameters of this rank's layers."""
     from hpcdl.parallel.pipelined import pipelined
 
-    ahead = comm.size - 1 if schedule == "pipedream" else 0
-    held, stage = pipelined(run, model, data, optimizer, None, chunks, balance, recompute, ahead=ahead)
-    run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
+    ahead, where = comm.size - 1 if schedule == "pipedream" else 0, placement(schedule, comm.size, chunks)
+    held, stage = pipelined(run, model, data, optimizer, None, where, balance, recompute, ahead=ahead)
+    run.report(schedule=schedule, microbatches=microbatches, chunks=where.chunks, recompute=recompute)
     run.begin("pipeline", held, data)
 
     if schedule == "pipedream":

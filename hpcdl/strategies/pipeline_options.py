@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import Options, option, refuse
-from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of
+from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of, placement
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class PipelineOptions(Options):
     )
     lr_schedule: str = option("cosine", "constant, step, cosine, 1/t or polynomial; settings as in cosine:warmup=2")
     microbatches: int = option(4, "parts of a batch, which follow each other through the stages")
-    chunks: int = option(1, "chunks of layers that each stage has, for --schedule interleaved")
+    chunks: int = option(1, "chunks of layers that each stage has, for interleaved schedules")
     recompute: bool = option(False, "keep only the input of a micro-batch, and compute the rest anew for its backward")
     balance: Literal["parameters", "measured"] = option(
         "parameters", "what the stages have in equal parts: parameters, or measured time of the layers"
@@ -59,4 +59,4 @@ def check_pipeline(options: PipelineOptions, stages: int, model: Any) -> None:
         (several and any(layer.tied for layer in model.layers), f"{shared}times; take a model gpt:head=own"),
         (several and options.clip_norm, "--schedule pipedream: stages wait for no common norm; leave out --clip-norm"),
     )
-    cut_layers(model, stages * options.chunks)
+    cut_layers(model, placement(options.schedule, stages, options.chunks).last + 1)

@@ -18,8 +18,9 @@ stage needs that of the stage before, its backward B that of the stage after. He
     1 |..A-B-C-A1B1C1..a1==D-b1==E-c1==F-a===D1b===E1c===F1d1==..e1==..f1==d===e===f===....
     2 |....A-B-C-A1a1==B1b1==C1c1==D-a===E-b===F-c===D1d1==E1e1==F1f1==d===e===f===........
 
-idle: the idle share of all stages' time, if all stages are equally fast and messages take no time. in flight: the
-largest number of micro-batches between F and B at a stage, which keeps their activations.
+idle: the idle share of all stages' time, if all stages are equally fast and messages take no time; that time is p
+times the longest one from a stage's first start to its last end. in flight: the largest number of micro-batches between
+F and the end of their backward at a stage, which keeps their activations.
 
     schedule      stage s of p, for m micro-batches             idle              in flight at stage s
     naive         F0 B0 F1 B1 ...: one at a time                (p-1) / p         1
@@ -31,7 +32,8 @@ largest number of micro-batches between F and B at a stage, which keeps their ac
                   m is the whole run, or endless                                  of the weights
 
 Interleaved: chunk c of stage s is virtual stage c p + s of v p; m is a multiple of p. PipeDream: at stage s, F and B of
-micro-batch k use weights that lack the updates of the min(k, p-1-s) micro-batches before it.
+micro-batch k use weights that lack the updates of the min(k, p-1-s) micro-batches before it. zb-h1, zb-h2,
+zb-interleaved, zb-v and dualpipe-v, which divide B, are in zero_bubble.py.
 
 (Huang et al., "GPipe", NeurIPS 2019. Narayanan et al., "PipeDream", SOSP 2019. 1f1b (PipeDream-Flush) and interleaved:
 Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
@@ -40,8 +42,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 
 from hpcdl.errors import UsageError, unknown
-from hpcdl.parallel.timetable import Action, Span
+from hpcdl.parallel.timetable import Action, Placement, Span, split_backwards
 from hpcdl.runs.options import refuse
+from hpcdl.strategies import zero_bubble
 
 # -- the schedules: what one stage does, in order -------------------------------------------------------------------
 
@@ -68,11 +71,7 @@ def one_f_one_b(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
 
 def interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Yield 1F1B with `chunks` chunks per stage: p micro-batches through chunk 0, the same p through chunk 1, ..."""
-    groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
-    forwards = (action for group in groups for chunk in range(chunks) for action in _actions("F", group, chunk))
-    backwards = (
-        action for group in groups for chunk in reversed(range(chunks)) for action in _actions("B", group, chunk)
-    )
+    forwards, backwards = (zero_bubble.rounds(kind, stages, microbatches, chunks) for kind in "FB")
     yield from _in_turn(forwards, backwards, 2 * (stages - 1 - stage) + (chunks - 1) * stages)
 
 
@@ -82,8 +81,8 @@ def pipedream(stages: int, stage: int, microbatches: int | None = None) -> Itera
     yield from _in_turn(_actions("F", numbers), _actions("B", numbers), stages - 1 - stage)
 
 
-def _actions(kind: str, numbers: range | None, chunk: int = 0) -> Iterator[Action]:
-    return (Action(kind, k, chunk) for k in (count() if numbers is None else numbers))
+def _actions(kind: str, numbers: range | None) -> Iterator[Action]:
+    return (Action(kind, k) for k in (count() if numbers is None else numbers))
 
 
 def _in_turn(forwards: Iterator[Action], backwards: Iterator[Action], ahead: int) -> Iterator[Action]:
@@ -101,30 +100,46 @@ SCHEDULES: dict[str, Callable[..., Iterator[Action]]] = {
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
     "pipedream": pipedream,
+    "zb-h1": zero_bubble.zb_h1,
+    "zb-h2": zero_bubble.zb_h2,
+    "zb-interleaved": zero_bubble.zb_interleaved,
+    "zb-v": zero_bubble.zb_v,
+    "dualpipe-v": zero_bubble.dualpipe_v,
 }
+INTERLEAVED = ("interleaved", "zb-interleaved")  # with any number of chunks per stage, in turn
+V_SHAPED = ("zb-v", "dualpipe-v")  # with 2 chunks per stage
+
+
+def placement(name: str, stages: int, chunks: int = 1) -> Placement:
+    """Return where a schedule has its chunks. chunks: per stage, for interleaved schedules; others have 1 or, in a V, 2."""
+    return Placement(stages, 2, True) if name in V_SHAPED else Placement(stages, chunks)
 
 
 def actions_of(name: str, stages: int, stage: int, microbatches: int | None, chunks: int = 1) -> Iterator[Action]:
     """Return the actions of `stage` of `stages`, in order. Raises UsageError if the arguments do not fit together.
-    microbatches: in a batch; for pipedream in the run, None: endless. chunks: per stage, for interleaved."""
+    microbatches: in a batch; for pipedream in the run, None: endless. chunks: per stage, for interleaved schedules."""
     if name not in SCHEDULES:
         raise unknown("pipeline schedule", name, SCHEDULES)
-    count, one, alone = microbatches or 0, name != "interleaved", stages < 2
+    count, several, alone = microbatches or 0, name in INTERLEAVED, stages < 2
     lower = count // max(1, stages) * stages
     endless = f"the schedule {name} needs a number of micro-batches, those of a batch"
     uneven = f"{stages} interleaved stages need a multiple of {stages} micro-batches, not {count}; take "
     uneven += f"{lower} or {lower + stages}" if lower else f"{stages}"
+    own = 2 if name in V_SHAPED else 1
+    wrong = f"the schedule {name} has {own} chunk{'s' * (own > 1)} per stage, not {chunks}; take interleaved"
+    few = f"the schedule dualpipe-v on {stages} stages needs at least {2 * stages} micro-batches, not {count}; take zb-v"
     refuse(
         (stages < 1, f"a pipeline has at least 1 stage, not {stages}"),
         (not 0 <= stage < stages, f"there is no stage {stage} in a pipeline of {stages} (0 to {stages - 1})"),
         (microbatches is None and name != "pipedream", endless),
         (microbatches is not None and count < 1, f"a pipeline needs at least 1 micro-batch, not {count}"),
         (chunks < 1, f"a stage holds at least 1 chunk of the model, not {chunks}"),
-        (one and chunks > 1, f"the schedule {name} has 1 chunk per stage, not {chunks}; take interleaved"),
-        (not one and alone, "the schedule interleaved needs at least 2 stages; with 1 there is nothing to interleave"),
-        (not one and count % max(1, stages), uneven),
+        (not several and chunks not in (1, own), wrong),
+        (several and alone, f"the schedule {name} needs at least 2 stages; with 1 there is nothing to interleave"),
+        (several and count % max(1, stages), uneven),
+        (name == "dualpipe-v" and count < 2 * stages, few),
     )
-    return SCHEDULES[name](stages, stage, microbatches, *([] if one else [chunks]))
+    return SCHEDULES[name](stages, stage, microbatches, *([chunks] if several else []))
 
 
 # -- when each action is done ----------------------------------------------------------------------------------------
@@ -138,20 +153,29 @@ def plan(
     forward: float = 1.0,
     backward: float = 2.0,
     message: float = 0,
+    weights: float | None = None,
 ) -> list[list[Span]]:
-    """Return each stage's spans if F and B of a micro-batch take `forward` and `backward`; of a chunk 1/chunks of it.
-    message: time of an output to the next stage; both stages may compute meanwhile. Fractions give exact times."""
+    """Return each stage's spans if F and the whole backward of a micro-batch take `forward` and `backward`; of a chunk
+    1/chunks of it. weights: the part of `backward` that a W takes, by default half. message: time of an output to the
+    next stage; both stages may compute meanwhile. Fractions give exact times."""
     if microbatches is None:
         raise UsageError("a plan needs a number of micro-batches")
     orders = [list(actions_of(name, stages, stage, microbatches, chunks)) for stage in range(stages)]
-    return simulate(orders, {"F": forward / chunks, "B": backward / chunks}, message)
+    where = placement(name, stages, chunks)
+    apart = backward / 2 if weights is None else weights
+    times = {"F": forward, "B": backward - apart, "W": apart}
+    return simulate(orders, {kind: time / where.chunks for kind, time in times.items()}, message, where)
 
 
-def simulate(orders: list[list[Action]], durations: dict[str, float], message: float = 0) -> list[list[Span]]:
+def simulate(
+    orders: list[list[Action]], durations: dict[str, float], message: float = 0, where: Placement | None = None
+) -> list[list[Span]]:
     """Return each stage's spans if it does its actions (`orders`) strictly in order, each once what it needs is there.
-    durations: by kind of action. message: as in `plan`. RuntimeError, with the waiting actions, on a deadlock."""
+    durations: by kind of action; a B without a W takes both times. message: as in `plan`. where: the chunks, by default
+    in turn. RuntimeError, with the waiting actions, on a deadlock."""
     stages = len(orders)
-    last = max((action.chunk for order in orders for action in order), default=0) * stages + stages - 1
+    where = where or Placement(stages, 1 + max((action.chunk for order in orders for action in order), default=0))
+    split = [split_backwards(order) for order in orders]
     done: dict[tuple[str, int, int], float] = {}
     plans: list[list[Span]] = [[] for _ in orders]
     clocks: list[float] = [0] * stages
@@ -161,13 +185,14 @@ def simulate(orders: list[list[Action]], durations: dict[str, float], message: f
         for stage in list(waiting):
             while stage in waiting:
                 action = waiting[stage]
-                needed = needs(action, stage, stages, last)
+                needed = needs(action, stage, where)
                 if not all(each in done for each in needed):
                     break
-                arrivals = [done[each] + (message if each[2] % stages != stage else 0) for each in needed]
+                arrivals = [done[each] + (message if where.place(each[2])[0] != stage else 0) for each in needed]
                 start = max([clocks[stage], *arrivals])
-                stop = clocks[stage] = start + durations[action.kind]
-                done[action.kind, action.microbatch, action.chunk * stages + stage] = stop
+                whole = action.kind == "B" and action[1:] not in split[stage]
+                stop = clocks[stage] = start + durations[action.kind] + (durations.get("W", 0) if whole else 0)
+                done[action.kind, action.microbatch, where.virtual(stage, action.chunk)] = stop
                 plans[stage].append(Span(action, start, stop))
                 if len(plans[stage]) == len(orders[stage]):
                     del waiting[stage]
@@ -179,12 +204,14 @@ def simulate(orders: list[list[Action]], durations: dict[str, float], message: f
     return plans
 
 
-def needs(action: Action, stage: int, stages: int, last: int) -> list[tuple[str, int, int]]:
-    """Return what the action waits for: (kind, micro-batch, virtual stage); last: number of the last virtual stage."""
-    virtual = action.chunk * stages + stage
+def needs(action: Action, stage: int, where: Placement) -> list[tuple[str, int, int]]:
+    """Return what the action waits for: (kind, micro-batch, virtual stage)."""
+    virtual = where.virtual(stage, action.chunk)
     if action.kind == "F":
         return [("F", action.microbatch, virtual - 1)] if virtual > 0 else []
-    behind = [("B", action.microbatch, virtual + 1)] if virtual < last else []
+    if action.kind == "W":
+        return [("B", action.microbatch, virtual)]
+    behind = [("B", action.microbatch, virtual + 1)] if virtual < where.last else []
     return [("F", action.microbatch, virtual), *behind]
 
 
@@ -192,25 +219,35 @@ def needs(action: Action, stage: int, stages: int, last: int) -> list[tuple[str,
 
 
 def idle_share(spans: list[list[Span]]) -> float:
-    """Return the idle share of all stages' time, from time 0 to the end of the last span."""
-    whole = len(spans) * _end(spans)
+    """Return the idle share of all stages' time, which is the longest one from a stage's first start to its last end.
+    Stages of which the first to begin ends last, as those of 1F1B do, take the time from 0 to the end."""
+    whole = len(spans) * longest(spans)
     busy = sum(stop - start for each in spans for _, start, stop in each)
     return (whole - busy) / whole if whole else 0.0
 
 
+def longest(spans: list[list[Span]]) -> float:
+    """Return the longest time from a stage's first start to its last end: that of a step, if no update waits for all."""
+    return max((each[-1].stop - each[0].start for each in spans if each), default=0)
+
+
 def most_in_flight(actions: Iterable[Action]) -> int:
-    """Return the most micro-batches, each chunk counted, that are between F and B at once by a stage's actions."""
+    """Return the most micro-batches, each chunk counted, that a stage holds at once by its actions: from F to B or, if
+    B leaves the gradients by the weights to a W, to W. (After such a B, a part of the activations is free.)"""
+    actions = list(actions)
+    split = split_backwards(actions)
     now = most = 0
-    for action in actions:
-        now += 1 if action.kind == "F" else -1
+    for kind, *which in actions:
+        now += 1 if kind == "F" else -(kind == "W" or tuple(which) not in split)
         most = max(most, now)
     return most
 
 
 def chart(spans: list[list[Span]], width: int = 120, unit: str = "") -> str:
     """Return spans as text of at most `width` columns: a line for each stage, time from 0 to the right.
-    F0 is the forward of micro-batch 0, B0 its backward, F0.1 that through chunk 1; with little room A, B, ... are
-    forwards of micro-batches 0, 1, ..., and a, b, ... their backwards. unit: of time, for the last line, the legend."""
+    F0 is the forward of micro-batch 0, B0 its backward, W0 its gradients by the weights, F0.1 the forward through chunk
+    1; with little room A, B, ... are forwards of micro-batches 0, 1, ..., a, b, ... their backwards, and ~ is any W.
+    unit: of time, for the last line, the legend."""
     number = len(str(max(len(spans) - 1, 0)))
     scale = _scale(spans, width - number - 2)
     columns = max(1, round(_end(spans) * scale))
@@ -252,8 +289,10 @@ def _scale(spans: list[list[Span]], room: int) -> float:
 
 def _cell(action: Action, length: int, short: bool) -> str:
     """Return an action's label (short: A, a, ...), or one letter if that does not fit, padded to `length` columns."""
-    fill, label = "-" if action.kind == "F" else "=", str(action)
-    if short:
+    fill, label = {"F": "-", "B": "=", "W": "~"}[action.kind], str(action)
+    if short and action.kind == "W":
+        label = sign = fill
+    elif short:
         sign = chr(ord("A" if action.kind == "F" else "a") + action.microbatch % 26)
         label = f"{sign}{action.chunk or ''}"
     else:
@@ -263,10 +302,13 @@ def _cell(action: Action, length: int, short: bool) -> str:
 
 def _legend(spans: list[list[Span]], short: bool, unit: str) -> str:
     chunked = any(action.chunk for each in spans for action, *_ in each)
+    apart = any(action.kind == "W" for each in spans for action, *_ in each)
     if short:
         meaning = "A B C... forward of micro-batch 0 1 2..., a b c... backward" + ", A1: chunk 1" * chunked
+        meaning += ", ~ weight gradients" * apart
     else:
-        meaning = "F0 forward of micro-batch 0, B0 backward" + ", F0.1: chunk 1" * chunked
+        meaning = "F0 forward of micro-batch 0, B0 backward" + ", W0 weight gradients" * apart
+        meaning += ", F0.1: chunk 1" * chunked
     whole = f"{float(_end(spans)):.4g}" + f" {unit}" * bool(unit)
     return f"{meaning}; . idle, {float(100 * idle_share(spans)):.1f} %; {whole} in all"
 

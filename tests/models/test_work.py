@@ -80,15 +80,18 @@ def done(monkeypatch):
             product = layer.matmul
 
             def matmul(a, b, out):
-                found.append(Product(a.shape[-2], a.shape[-1], b.shape[-1], int(np.prod(a.shape[:-2]))))
+                of_weight = bool(adding)
+                found.append(Product(a.shape[-2], a.shape[-1], b.shape[-1], int(np.prod(a.shape[:-2])), of_weight))
                 return product(a, b, out=out)
 
             layer.matmul = matmul
-            add = layer.add_product
+            add, adding = layer.add_product, []
 
             def add_product(a, b, into):
+                adding.append(True)
                 add(a, b, into)
-                found.append(KernelCall("add_into", into.size))  # numpy's, after the product
+                adding.pop()
+                found.append(KernelCall("add_into", into.size, apart=True))  # numpy's, after the product
 
             layer.add_product = add_product
 

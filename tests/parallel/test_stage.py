@@ -14,9 +14,9 @@ from hpcdl.models import make_model
 from hpcdl.models.layered import FlatWeights
 from hpcdl.models.part import ModelPart
 from hpcdl.parallel.stage import TAGS, Stage, StageTotals
-from hpcdl.parallel.timetable import Action
+from hpcdl.parallel.timetable import Action, Placement
 from hpcdl.random import Random
-from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of
+from hpcdl.strategies.pipeline_schedules import INTERLEAVED, SCHEDULES, actions_of, most_in_flight, placement
 
 FEATURES, CLASSES = 5, 3
 DEEP = "mlp:4,6,5,4,7,6,5"  # 8 layers
@@ -29,29 +29,30 @@ def rows(count):
 
 
 class Pipeline:
-    """A model over the ranks of `comm`, layers dealt out evenly in turns, with parameters and gradient of its own."""
+    """A model over the ranks of `comm`, layers dealt out evenly, with parameters and gradient of its own."""
 
-    def __init__(self, bare, recompute=False, parts=1):
+    def __init__(self, bare, recompute=False, where=None):
         self.comm = Communicator(bare, "ring")
         self.model = make_model(DEEP, (FEATURES,), CLASSES, "float64")
-        layers = chunks(8, bare.size * parts)[bare.rank :: bare.size]
+        self.where = where or Placement(bare.size)
+        layers = [chunks(8, self.where.last + 1)[v] for v in self.where.of(bare.rank)]
         ranges = [range(each.start, each.stop + (each.stop == 8)) for each in layers]  # the loss goes with the last
         self.part = ModelPart(self.model, ranges)
         self.part.pool.memory = self.memory = Memory()
         self.parameters, self.gradient = self.part.initialize(Random(0)), np.zeros(self.part.size)
-        self.stage = Stage(
-            self.comm, self.part, FlatWeights(self.part, self.parameters, self.gradient), self.model, recompute
-        )
+        weights = FlatWeights(self.part, self.parameters, self.gradient)
+        self.stage = Stage(self.comm, self.part, weights, self.model, recompute, where)
 
     def check(self, loss, batch):
         """Hold loss and gradient against those of the model on one rank; nothing is left in flight."""
         gradient = np.zeros(self.model.size)
         wanted = self.model.loss_and_gradient(self.model.initialize(Random(0)), batch, gradient)
         mine = np.concatenate([gradient[each.start : each.start + each.size] for each, _ in self.part.pieces()])
-        last = self.comm.rank == self.comm.size - 1
+        last = self.comm.rank == self.where.place(self.where.last)[0]
         assert loss == (pytest.approx(wanted, rel=1e-12) if last else 0)
         assert np.abs(self.gradient - mine).max(initial=0) < 1e-12
         assert not self.stage.in_flight and not self.stage.leaving and not activity.in_flight
+        assert not self.stage.left and not self.stage.handed and not self.part.pool.pins
         assert self.memory.now["activations"] == 0
         self.gradient[:] = 0
 
@@ -59,16 +60,17 @@ class Pipeline:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_the_stages_together_are_the_model(schedule, recompute, comm):
-    if schedule == "interleaved" and comm.size == 1:
+    if schedule in INTERLEAVED and comm.size == 1:
         return
-    parts = 2 if schedule == "interleaved" else 1
-    pipeline, batch, m = Pipeline(comm, recompute, parts), rows(13), 2 * comm.size
+    where = placement(schedule, comm.size, 2 if schedule in INTERLEAVED else 1)
+    pipeline, batch, m = Pipeline(comm, recompute, where), rows(13), 2 * comm.size
     for _ in range(2):
-        actions = list(actions_of(schedule, comm.size, comm.rank, m, parts))
+        actions = list(actions_of(schedule, comm.size, comm.rank, m, where.chunks))
         pipeline.check(pipeline.stage.run(actions, batch.split(m)), batch)
     spans = pipeline.stage.spans
     assert [span.action for span in spans] == actions
     assert all(a.start <= a.stop <= b.start for a, b in itertools.pairwise(spans))
+    assert pipeline.stage.most_in_flight == most_in_flight(actions)
     pipeline.comm.free()
 
 

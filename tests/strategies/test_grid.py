@@ -12,6 +12,7 @@ from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.parallel.cut_model import CutModel
 from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
+from hpcdl.strategies.pipeline_schedules import INTERLEAVED, V_SHAPED
 
 pytestmark = pytest.mark.four
 
@@ -32,9 +33,11 @@ def grids(size):
 
 def fit(own, shape):
     """The strategy's arguments on a grid; stages interleave where there are several, with layers for 2 chunks each."""
-    if own.get("schedule") == "interleaved":
-        stages = shape["pipeline"]
+    stages, schedule = shape["pipeline"], own.get("schedule")
+    if schedule in INTERLEAVED:
         own = own | ({"chunks": 2, "microbatches": stages} if 1 < stages < 4 else {"schedule": "1f1b"})
+    elif schedule in V_SHAPED and stages > 3:
+        own = own | {"schedule": "zb-h1"}
     return own | {"grid": shape}
 
 
@@ -56,6 +59,11 @@ CASES = [
     (OWN, {"stage": 1, "sequence": True}, {"optimizer": MUON, "clip_norm": 0.1, "lr": 0.02}),
     (MLP, {"stage": 2, "schedule": "gpipe"}, {"optimizer": f"{MUON},scale=rms", "average": "from=0", "lr": 0.02}),
     (GPT, {"stage": 3, "sequence": True}, {"optimizer": MUON, "clip_norm": 0.1, "lr": 0.02}),
+    (GPT, {"stage": 2, "schedule": "zb-h2", "microbatches": 5, "sequence": True}, {"clip_norm": 0.1}),
+    (MLP, {"stage": 3, "schedule": "zb-h1"}, {"optimizer": ADAM}),
+    (GPT, {"stage": 3, "schedule": "zb-interleaved"}, {}),
+    (OWN, {"stage": 1, "schedule": "zb-v", "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
+    (GPT, {"stage": 0, "schedule": "dualpipe-v", "microbatches": 6, "recompute": True}, {}),
 ]
 
 

@@ -15,6 +15,7 @@ from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.runs import Run, signals
 from hpcdl.strategies import pipeline
+from hpcdl.strategies.pipeline_schedules import INTERLEAVED, V_SHAPED
 
 pytestmark = pytest.mark.four
 
@@ -29,12 +30,14 @@ LENGTH, WIDTH, VOCABULARY = 12, 8, 7
 
 def fit(text, size):
     """The strategy's arguments as "SCHEDULE MICRO-BATCHES [recompute] [measured]".
-    interleaved: so many micro-batches for each stage, 2 chunks; on one rank, which has nothing to interleave, 1f1b."""
+    interleaved and those in a V: so many for each stage; 2 chunks; on one rank, which does not interleave, 1f1b."""
     schedule, count, *more = text.split()
     own = {"schedule": schedule, "microbatches": int(count), "recompute": "recompute" in more}
     own["balance"] = "measured" if "measured" in more else "parameters"
-    if schedule == "interleaved":
+    if schedule in INTERLEAVED:
         own |= {"schedule": "1f1b"} if size == 1 else {"chunks": 2, "microbatches": int(count) * size}
+    elif schedule in V_SHAPED:
+        own["microbatches"] = int(count) * size
     return own
 
 
@@ -53,6 +56,14 @@ def fit(text, size):
         (OWN, "gpipe 2 recompute", {}),
         (OWN, "interleaved 1", {"clip_norm": 0.1}),
         (LLAMA, "1f1b 4 recompute", {"optimizer": ADAM}),
+        (DEEP, "zb-h1 5", {"optimizer": ADAM}),
+        (DEEP, "zb-h2 8 recompute", {"clip_norm": 0.05}),
+        (DEEP, "zb-v 2", {"optimizer": "nesterov"}),
+        (GPT, "zb-h1 4", {"optimizer": ADAM, "clip_norm": 0.1}),
+        (GPT, "zb-interleaved 2", {}),
+        (GPT, "zb-v 1 recompute", {"clip_norm": 0.1}),
+        (GPT, "dualpipe-v 2 measured", {"optimizer": ADAM}),
+        (OWN, "zb-v 2", {}),
     ],
     ids=str,
 )
