@@ -19,8 +19,8 @@ Each rank is in a group along each axis, of the ranks that differ on this axis a
                 end
 
 Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node; context
-comes next, with messages in each attention. Data is the outermost: one exchange for each update. (The order of Narayanan et al., "Efficient large-scale language model
-training on GPU clusters using Megatron-LM", SC 2021.)"""
+comes next, with messages in each attention. Data is the outermost: one exchange for each update. (The order of Narayanan
+et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)"""
 
 import functools
 
@@ -67,8 +67,8 @@ def check_grid(grid: dict[str, int], size: int) -> None:
 class Grid:
     """This rank's place on the grid, and its groups of each axis, `copies` and `ends`: communicators that share the
     traffic counts of `comm`. Made collectively; UsageError if `comm` has another size than the grid.
-    shape: ranks along each of AXES. place: (d, p, c, t), which are also the rank's numbers in its groups. ends: group of
-    the first and last stage; None on other stages, and if there is one stage."""
+    shape: ranks along each of AXES. place: (d, p, c, t), which are also the rank's numbers in its groups. ends: group
+    of the first and last stage; None on other stages, and if there is one stage."""
 
     def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, context: int = 1, tensor: int = 1):
         self.shape = data, pipeline, context, tensor

@@ -57,7 +57,7 @@ def unshared(model: Any, ranks: int, parts: int = 1) -> str:
 
 
 def attention_heads(model: Any) -> list[int]:
-    """Return the numbers of heads of keys that attention layers of the model have; a share of them has their queries."""
+    """Return the numbers of heads of keys in the model's attention layers; a share of them has their queries."""
     return sorted({layer.kv_heads for layer in model.layers if isinstance(layer, Attention)})
 
 

@@ -3,6 +3,7 @@
     messages         a dry run of a rank's step (dry_run.py) records every message: operation and bytes; messages that
                      end the step along the data axis are counted apart
     tensor t         each layer takes a + b rows / t; undivided it takes a + b rows
+    context c        the same with c, as each rank has 1/c of the tokens; messages of the ring count in full
     pipeline p, m    the schedule's own actions (pipeline_time.py) on the actual stages, with a message between two
                      stages; at least the computing of all stages, divided by their number of cores
         equal stages, no messages     step (m + p - 1) / m of a stage's computing; bubble (p-1) / (m+p-1) of the step
@@ -57,36 +58,42 @@ def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: f
     cut = cut_of(case)
     copies, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
-    data, tensor = RankGroup(machine, copies, stages * parts, *how), RankGroup(machine, parts, 1, *how, shared=False)
-    rows = case.share(0, copies)
+    apart = parts if stages == 1 else stages * cut.sharing  # ranks from a copy to the next one
+    data, tensor = RankGroup(machine, cut.copies, apart, *how), RankGroup(machine, parts, 1, *how, shared=False)
+    rows, along = case.share(0, copies), {"tensor": tensor, "context": RankGroup(machine, cut.context, parts, *how)}
     draw = computing.draw(rows)
     if not cut.schedule:
         sent_messages = messages(case, 0, cut)
         on_data = (concurrent_seconds if cut.zero == 1 else sequential_seconds)(data, sent_messages["data"])
-        sent = sequential_seconds(tensor, sent_messages.get("tensor", [])) + on_data
+        sent = on_data + layer_seconds(along, sent_messages)
         sent += matrix_seconds(machine, cut, case.ranks, sent_messages)
-        forward, backward = tensor_gradient_seconds(computing, rows, parts)
+        forward, backward = tensor_gradient_seconds(computing, rows, cut.sharing)
         compute = forward + backward + computing.update(updated_share(cut), matrix_share(cut))
         return StepParts(compute, sent + clipping_seconds(case, machine), 0.0, 0.0, start + draw, 0.0, case.batch)
-    return pipeline_parts(case, machine, computing, start, cut, data, tensor)
+    return pipeline_parts(case, machine, computing, start, cut, data, along)
+
+
+def layer_seconds(along: dict[str, RankGroup], sent_messages: Messages) -> float:
+    """Return the seconds of the messages within layers, by the axes of these groups."""
+    return sum(sequential_seconds(group, sent_messages.get(axis, [])) for axis, group in along.items())
 
 
 def updated_share(cut: Cut) -> float:
     """Return the share of the parameters that a rank updates."""
-    copies, stages, parts = cut.shape
-    return 1 / (stages * parts * (copies if cut.zero else 1))
+    return 1 / (cut.shape[1] * cut.shape[2] * (cut.copies if cut.zero else 1))
 
 
 def matrix_share(cut: Cut) -> float:
     """Return the share of Muon's matrices that a rank orthogonalizes: copies share them if a matrix is cut."""
-    copies, stages, parts = cut.shape
-    return 1 / (stages * parts * (copies if cut.zero or parts > 1 else 1))
+    _, stages, parts = cut.shape
+    return 1 / (stages * parts * (cut.copies if cut.zero or parts > 1 else 1))
 
 
 def matrix_seconds(machine: Machine, cut: Cut, ranks: int, sent_messages: Messages) -> float:
     """Return the seconds to gather matrices on their owners, and to hand them back; 0 if none is cut."""
-    copies, stages, parts = cut.shape
-    return sequential_seconds(RankGroup(machine, copies * stages * parts, 1, ranks), sent_messages.get("matrices", []))
+    _, stages, parts = cut.shape
+    group = RankGroup(machine, cut.copies * stages * parts, 1, ranks)
+    return sequential_seconds(group, sent_messages.get("matrices", []))
 
 
 def clipping_seconds(case: Workload, machine: Machine) -> float:
@@ -106,10 +113,17 @@ def tensor_gradient_seconds(computing: ComputeTime, rows: float, parts: int) -> 
 
 
 def pipeline_parts(
-    case: Workload, machine: Machine, computing: ComputeTime, start: float, cut: Cut, data: RankGroup, tensor: RankGroup
+    case: Workload,
+    machine: Machine,
+    computing: ComputeTime,
+    start: float,
+    cut: Cut,
+    data: RankGroup,
+    within: dict[str, RankGroup],
 ) -> StepParts:
-    """Return the parts of a pipeline's step. data, tensor: groups of replicas, of layer parts. start: of an action."""
-    copies, stages, parts = cut.shape
+    """Return the parts of a pipeline's step. data: group of replicas. within: groups that share layers, by axis. start:
+    of an action."""
+    copies, stages, _ = cut.shape
     many, once = max(1, cut.microbatches), cut.schedule in ("one batch", "pipedream")
     pieces = max(1, case.options.accumulate) if cut.schedule == "one batch" else 1
     rows = case.share(0, copies) / (pieces if once else many)
@@ -118,17 +132,17 @@ def pipeline_parts(
     schedule = "naive" if cut.schedule == "one batch" else cut.schedule
     where = placement(cut.schedule, stages, cut.chunks)
     forward, backward, weights = stage_seconds(case, computing, cut, rows)
-    ends = [place * parts for place in sorted({0, stages // 2, stages - 1})]
+    ends = [place * cut.sharing for place in sorted({0, stages // 2, stages - 1})]
     sent_messages = [messages(case, rank, cut) for rank in ends]
-    ending = 1 if cut.zero == 0 and copies > 1 else 0
+    ending = 1 if cut.zero == 0 and cut.copies > 1 else 0
     actions = many * where.chunks * pieces
     on_data = max(sequential_seconds(data, each["data"][: len(each["data"]) - ending]) for each in sent_messages)
     closing = max(sequential_seconds(data, each["data"][len(each["data"]) - ending :]) for each in sent_messages)
     if cut.zero == 1:
         on_data, closing = 0.0, max(concurrent_seconds(data, each["data"]) for each in sent_messages)
-    along = (max(sequential_seconds(tensor, each.get("tensor", [])) for each in sent_messages) + on_data) / actions
+    along = (max(layer_seconds(within, each) for each in sent_messages) + on_data) / actions
     longest = max((bytes for each in sent_messages for _, bytes in each["pipeline"]), default=0)
-    hop = RankGroup(machine, stages, parts, case.ranks).message(longest) if stages > 1 else 0.0
+    hop = RankGroup(machine, stages, cut.sharing, case.ranks).message(longest) if stages > 1 else 0.0
     forward, backward = forward + along / 2 + start, backward + along / 2 + start
     update = computing.update(updated_share(cut), matrix_share(cut))
     closing += max(matrix_seconds(machine, cut, case.ranks, each) for each in sent_messages)
@@ -166,9 +180,8 @@ def stage_seconds(
     case: Workload, computing: ComputeTime, cut: Cut, rows: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the seconds of a micro-batch by virtual stage: forward, backward, and of it the weight gradients."""
-    _, stages, parts = cut.shape
-    where = placement(cut.schedule, stages, cut.chunks)
-    each = computing.layers(rows / parts)
+    where = placement(cut.schedule, cut.shape[1], cut.chunks)
+    each = computing.layers(rows / cut.sharing)
     costs = None
     if getattr(case.options, "balance", "parameters") == "measured":
         costs = [sum(pair) for pair in each[:-1]]
@@ -177,7 +190,7 @@ def stage_seconds(
     ranges = cut_layers(case.model, where.last + 1, costs)
     forward = [sum(each[i][0] for i in layers) for layers in ranges]
     backward = [sum(each[i][1] for i in layers) for layers in ranges]
-    weights = [sum(each[i][1] * computing.apart(i, rows / parts) for i in layers) for layers in ranges]
+    weights = [sum(each[i][1] * computing.apart(i, rows / cut.sharing) for i in layers) for layers in ranges]
     if cut.recompute:
         backward = [a + b for a, b in zip(forward, backward, strict=True)]
     back = 1.0 if cut.recompute else 2 / 3
@@ -190,11 +203,12 @@ def stage_seconds(
 
 def tied_seconds(case: Workload, machine: Machine, cut: Cut) -> float:
     """Return the seconds to sum the gradients of weights that the first and the last stage share."""
-    _, stages, parts = cut.shape
+    stages = cut.shape[1]
     if stages == 1 or not any(layer.tied for layer in case.model.layers):
         return 0.0
     where = placement(cut.schedule, stages, cut.chunks)
     ranges = cut_layers(case.model, where.last + 1)
     held = ModelPart(case.model, [ranges[v] for v in where.of(stages - 1)]).copies
-    bytes = sum(math.prod(tensor.shape) for tensor in held) * case.dtype.itemsize / parts
-    return RankGroup(machine, 2, (stages - 1) * parts, case.ranks, case.options.allreduce, False).all_reduce(bytes)
+    bytes = sum(math.prod(tensor.shape) for tensor in held) * case.dtype.itemsize / cut.shape[2]
+    ends = RankGroup(machine, 2, (stages - 1) * cut.sharing, case.ranks, case.options.allreduce, False)
+    return ends.all_reduce(bytes)

@@ -1,10 +1,11 @@
 """A dry run of one rank's step of a partitioned model, without memory and partners, to find what the rank holds.
 
-    ranks along                                          data d  pipeline p  tensor t
-    train-model-parallel, train-pipeline                 1     all     1
-    train-tensor-parallel                                1     1       all
-    train-fully-sharded                                  all   1       1        stages 1, 2, 3 of ZeRO
-    train-grid                                           d     p       t        stages 0, 1, 2, 3 along data
+    ranks along                                          data d  pipeline p  context c  tensor t
+    train-model-parallel, train-pipeline                 1     all     1     1
+    train-tensor-parallel                                1     1       1     all
+    train-context-parallel                               1     1       all   1    stages 0, 1, 2, 3 along context
+    train-fully-sharded                                  all   1       1     1    stages 1, 2, 3 of ZeRO
+    train-grid                                           d     p       c     t    stages 0, 1, 2, 3 along data, context
 
 Parts, shards, gathered layers and pipeline stages are the code that trains; a `Peer` stands for the other ranks, whose
 messages arrive at once. Arrays have no memory (meta_arrays.py), so no model is too large."""
@@ -22,10 +23,12 @@ from hpcdl.memory import Memory
 from hpcdl.models.balance import cut_layers
 from hpcdl.models.part import ModelPart, whole_part
 from hpcdl.parallel.gathered_matrices import GatheredMatrices
+from hpcdl.parallel.ring_attention import RingAttention
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import KINDS, Stage
 from hpcdl.parallel.stash import Stash
 from hpcdl.parallel.timetable import Action
+from hpcdl.parallel.ulysses import Ulysses
 from hpcdl.parallel.zero import Shards
 from hpcdl.strategies.description import Cut
 from hpcdl.strategies.pipeline_schedules import actions_of, placement
@@ -76,7 +79,12 @@ class Peer:
     def wait(self, *_: Any) -> None:
         """Return at once."""
 
+    def iwait(self, *_: Any) -> PeerRequest:
+        """Return a complete request."""
+        return PeerRequest()
+
     all_reduce, all_gather, iall_gather = recorded("all_reduce"), recorded("all_gather"), recorded("all_gather")
+    all_to_all = recorded("all_to_all")
     ireduce_scatter, ibroadcast, ireduce = recorded("reduce_scatter"), recorded("broadcast"), recorded("reduce")
 
     def reduce_scatter(self, array: Any) -> Any:
@@ -135,21 +143,28 @@ def dry_run_step(
     def make_peer(axis: str, number: int, size: int) -> Any:
         return Peer(number, size, device, sent.setdefault(axis, []))
 
-    (copies, stages, parts), (d, p, t) = cut.shape, place(rank, cut.shape)
+    (copies, stages, parts), shared = cut.shape, cut.context
+    d, p, c, t = place(rank, (copies, stages, shared, parts))
     piped, layers, where = bool(cut.schedule), None, placement(cut.schedule, stages, cut.chunks)
     if piped:
         ranges = cut_layers(case.model, where.last + 1)
         layers = [ranges[v] for v in where.of(p)]
     group = TensorGroup(make_peer("tensor", t, parts), cut.sequence) if cut.tensor else None
-    part = ModelPart(case.model, layers, (t, parts), group) if piped or cut.tensor else whole_part(case.model)
+    context = None
+    if shared > 1:
+        context = (Ulysses if cut.attention == "ulysses" else RingAttention)(make_peer("context", c, shared))
+    if piped or cut.tensor or context is not None:
+        part = ModelPart(case.model, layers, (t, parts), group, context)
+    else:
+        part = whole_part(case.model)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
     hidden = case.model.layout.hidden if case.matrix_flops else ()
     rule: Any = MetaOptimizer(case.vectors, device, case.dtype, hidden)
     who = SimpleNamespace(memory=memory, random=None)
-    shards = Shards(who, part, rule, make_peer("data", d, copies), cut.zero, cut.owners)
+    shards = Shards(who, part, rule, make_peer("data", d * shared + c, cut.copies), cut.zero, cut.owners)
     if rule.weights:
-        matrices, item = GatheredMatrices(shards, rank, copies * stages * parts), case.dtype.itemsize
+        matrices, item = GatheredMatrices(shards, rank, cut.copies * stages * parts), case.dtype.itemsize
         sizes = [(at.stop - at.start) * item for way in matrices.messages for _, at in way]
         sent["matrices"] = [("message", size) for size in sizes]
     weights, rows = weights_of(shards), case.rows(case.share(d, copies) if share is None else share)

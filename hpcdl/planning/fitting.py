@@ -1,15 +1,16 @@
 """Grids of ranks on which a training fits into memory, with ZeRO's stage, micro-batches and recomputation.
 
-    for each (d, p, t) with d p t = ranks that can cut the layers
-        for stages 0 to 3 of ZeRO, where d > 1        permanent memory: parameters, gradients, optimizer
+    for each (d, p, c, t) with d p c t = ranks that can cut the layers; c > 1 only if the model reads sequences
+        for stages 0 to 3 of ZeRO, where d c > 1       permanent memory: parameters, gradients, optimizer
         for m = 1, 2, 4, ..., rows micro-batches      temporary memory: activations, with and without recomputation
             the grid fits if the sum of the largest rank is at most the room
 
 Best first: without recomputation (which costs a third more computing), then the smallest idle share of the pipeline,
-(p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent), the lowest stage of ZeRO, the
-fewest stages, the fewest micro-batches. The schedule is 1F1B: a stage has at most p micro-batches in flight, so p + 2
-micro-batches show its maximum. The ranks of the first replica's first and last stage hold most."""
+(p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent) and of a sequence, the lowest
+stage of ZeRO, the fewest stages, the fewest micro-batches. The schedule is 1F1B: a stage has at most p micro-batches in
+flight, so p + 2 micro-batches show its maximum. The ranks of the first replica's first and last stage hold most."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
+from hpcdl.parallel.context import check_context
 from hpcdl.planning.dry_run import dry_run_step
 from hpcdl.planning.memory import MASTER, data, resident
 from hpcdl.strategies.description import Cut
@@ -30,9 +32,9 @@ LARGEST = 4096  # ranks
 
 
 class Fit(NamedTuple):
-    """A grid of this (data, pipeline, tensor) shape that fits. stage: of ZeRO. bytes: of `rank`, which holds most."""
+    """A grid of this shape, ranks along AXES, that fits. stage: of ZeRO. bytes: of `rank`, which holds most."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     stage: int
     microbatches: int
     recompute: bool
@@ -46,12 +48,12 @@ class Fit(NamedTuple):
     @property
     def order(self) -> tuple:
         """Sort key, best first."""
-        _, p, t = self.shape
-        return self.recompute, self.idle, t, self.stage, p, self.microbatches
+        _, p, c, t = self.shape
+        return self.recompute, self.idle, t, c, self.stage, p, self.microbatches
 
     @property
     def options(self) -> str:
-        grid = ",".join(f"{axis}={n}" for axis, n in zip(AXES, self.shape, strict=True))
+        grid = ",".join(f"{axis}={n}" for axis, n in zip(AXES, self.shape, strict=True) if n > 1 or axis != "context")
         more = f" --stage {self.stage}" if self.stage else ""
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
 
@@ -64,10 +66,12 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def shapes(ranks: int) -> list[tuple[int, int, int]]:
-    """Return all (data, pipeline, tensor) whose product is `ranks`."""
+def shapes(ranks: int, sequences: bool = False) -> list[tuple[int, int, int, int]]:
+    """Return all (data, pipeline, context, tensor) whose product is `ranks`; sequences: with context above 1, too."""
     parts = [t for t in range(1, ranks + 1) if ranks % t == 0]
-    return [(ranks // t // p, p, t) for t in parts for p in parts if ranks // t % p == 0]
+    shares = parts if sequences else [1]
+    triples = itertools.product(parts, shares, parts)
+    return [(ranks // (p * c * t), p, c, t) for t, c, p in triples if ranks % (p * c * t) == 0]
 
 
 def microbatch_counts(rows: int) -> list[int]:
@@ -81,7 +85,7 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
         raise UsageError(f"--ranks {case.ranks}: grids are searched for at most {LARGEST:,} ranks")
     found, refused = [], []
     beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
-    for shape in shapes(case.ranks):
+    for shape in shapes(case.ranks, getattr(case.model, "sequences", False)):
         try:
             found += list(fits_on_grid(case, shape, room - beside, half))
         except UsageError as error:
@@ -90,14 +94,17 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
     return sorted(whole, key=lambda fit: fit.order), refused
 
 
-def fits_on_grid(case: Workload, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
+def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool) -> Iterator[Fit]:
     """Yield the ways to fit into `room` bytes per rank on a grid of this shape."""
-    copies, stages, parts = shape
-    share, ends = case.share(0, copies), sorted({0, (stages - 1) * parts})  # ranks of the first and the last stage
+    copies, stages, context, parts = shape
+    check_context(case.model, context, "ring")
+    grid = PIPELINE._replace(shape=(copies, stages, parts), context=context)
+    share = case.share(0, copies)
+    ends = sorted({0, (stages - 1) * context * parts})  # ranks of the first and the last stage
     item = case.dtype.itemsize
     stays = {}
-    for zero in reversed(range(1 + 3 * (copies > 1))):  # from the least memory on
-        cut = PIPELINE._replace(shape=shape, zero=zero)  # with layers gathered for a step of one row
+    for zero in reversed(range(1 + 3 * (copies * context > 1))):  # from the least memory on
+        cut = grid._replace(zero=zero)  # with layers gathered for a step of one row
         each = [state_bytes(*dry_run_step(case, rank, cut, 1), item, half) for rank in ends]
         if max(each) > room:
             break
@@ -106,7 +113,7 @@ def fits_on_grid(case: Workload, shape: tuple[int, int, int], room: float, half:
     for recompute in (False, True):
         for m in reversed(microbatch_counts(share) if stays else []):  # from the least memory on
             shown = min(m, stages + 2)
-            cut = PIPELINE._replace(shape=shape, microbatches=shown, recompute=recompute)
+            cut = grid._replace(microbatches=shown, recompute=recompute)
             rows = -(-share // m) * shown
             passing = [dry_run_step(case, rank, cut, rows)[0].peak["activations"] for rank in ends]
             fitting = []

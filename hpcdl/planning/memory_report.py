@@ -150,7 +150,7 @@ def grid_report(case: Workload, fitting: list[Fit], refused: list[str], room: in
     lines = [f"{text}: {counted(len(fitting), 'grid')} of {case.ranks} ranks fit into {size(room)} a rank"]
     if not fitting:
         return [*lines, "nothing fits: take more ranks, more memory, or a smaller --batch-size"]
-    rows = [["data", "pipeline", "tensor", "stage", "micro-batches", "recompute", "idle", "largest rank"]]
+    rows = [["data", "pipeline", "context", "tensor", "stage", "micro-batches", "recompute", "idle", "largest rank"]]
     for fit in fitting[:SHOWN]:
         cells = *map(str, fit.shape), str(fit.stage), str(fit.microbatches), "yes" if fit.recompute else "no"
         rows.append([*cells, f"{100 * fit.idle:.0f} %", size(fit.bytes)])

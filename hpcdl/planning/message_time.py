@@ -137,6 +137,10 @@ class RankGroup:
         steps, segments = fastest(self.size, bytes, not self.inside)
         return self.broadcast(bytes) + steps * self.links.add(bytes / segments)
 
+    def all_to_all(self, bytes: float) -> float:
+        """Return the seconds of a pairwise exchange of the rows of an array."""
+        return (self.size - 1) * self.message(bytes / self.size)
+
     def message(self, bytes: float) -> float:
         return self.seconds("message", bytes, self.latency + bytes / self.bandwidth)
 

@@ -91,8 +91,8 @@ class StepCost(NamedTuple):
 
 class Cut(NamedTuple):
     """How a model is cut. shape: ranks along data, pipeline, tensor. zero: ZeRO's stage. owners: layers have one owner.
-    schedule: of the pipeline. microbatches: 0 if a step is one batch. tensor: layers are cut, even into one part. context:
-    ranks that share the tokens of sequences; attention: their algorithm."""
+    schedule: of the pipeline. microbatches: 0 if a step is one batch. tensor: layers are cut, even into one part.
+    context: ranks that share the tokens of sequences. attention: their algorithm."""
 
     shape: tuple[int, int, int]
     zero: int = 0
@@ -105,6 +105,16 @@ class Cut(NamedTuple):
     sequence: bool = False
     context: int = 1
     attention: str = "ring"
+
+    @property
+    def copies(self) -> int:
+        """Ranks with the same part of the model: along data and context."""
+        return self.shape[0] * self.context
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share the computing of a layer for a row: along tensor and context."""
+        return self.shape[2] * self.context
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Attention by blocks of keys against the plain one in numpy (references.py), and against attention to all keys at once.
+"""Attention by blocks of keys against the plain one in numpy (references.py), and against attention to all keys.
 
 Small shapes, and the CUDA twins: test_cases.py, test_cuda_simulator.py."""
 
@@ -10,7 +10,7 @@ from hpcdl.kernels.attention import TILE, causal_attention, causal_attention_bac
 from hpcdl.kernels.block_attention import attend_block, attend_block_backward
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
-# (sequences, length, first query, keys, heads, heads of keys, size): parts of vectors and of tiles, a token, shared keys
+# (sequences, length, first query, keys, heads, heads of keys, size): a token, parts of vectors and of tiles
 SHAPES = [
     (3, 2, 1, 1, 2, 2, 4),
     (2, 9, 0, 5, 3, 1, 5),
@@ -46,7 +46,7 @@ def test_as_the_plain_one(shape, dtype):
 
 
 def test_two_halves_are_one_sequence(dtype):
-    """Causal attention to a sequence = to the second half of it, then to the first half, of which all keys are earlier."""
+    """Causal attention to a sequence = to the second half of it, then to the first half, whose keys are all earlier."""
     half, heads, size, scale = TILE + 11, 2, 20, 20**-0.5
     qkv, _, da, a, _ = draw(1, 2 * half, heads, heads, size, dtype)
     lse, dqkv = np.empty((2 * half, heads), dtype), np.empty_like(qkv)
