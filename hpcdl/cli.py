@@ -11,7 +11,7 @@ from hpcdl.programs import files, first_process, programs, reader_may_leave, scr
 SECTIONS = {
     "train": """train-sequential train-allreduce train-svrg train-sgld train-parameter-server train-gossip
         train-local-sgd train-coordinate-descent train-hogwild train-federated train-model-parallel train-pipeline
-        train-tensor-parallel train-fully-sharded train-grid train-dqn train-gorila train-apex
+        train-tensor-parallel train-context-parallel train-fully-sharded train-grid train-dqn train-gorila train-apex
         train-kmeans train- search""",
     "data and results": "prepare- evaluate predict compare report runs watch export-metrics checkpoint",
     "benchmarks": "bench-",

@@ -847,6 +847,18 @@ REFUSALS = [
         --threads 2 --model softmax => --threads share the parameters of one rank, and there are
         --method saga => --method saga works on the coordinates of linear models: take --model
     """),
+    ("train_context_parallel", 3, "--data text.h5", """
+        --model gpt:heads=4,width=12 => 3 ranks cannot cut sequences of 10 tokens into two chunks each; take
+        --placement partitioned --model gpt => --placement partitioned: ranks that share a model
+    """),
+    ("train_context_parallel", 5, "--data text.h5", """
+        --model gpt:heads=4,width=8 --attention ulysses => --attention ulysses: 5 ranks cannot share 4 heads of keys
+        --model gpt --attention flash => --attention: unknown choice 'flash'
+        --model gpt --stage 4 => --stage is 0, 1, 2 or 3, not 4
+    """),
+    ("train_context_parallel", 2, "--data digits", """
+        --model mlp:8 => context parallelism shares the tokens of sequences: take --model gpt
+    """),
     ("train_tensor_parallel", 2, "--data digits", """
         --model mlp:7 => a hidden layer's width 7 cannot be divided evenly among 2 ranks; choose
         --model mlp:8 --sequence-parallel => sequence parallelism shares the tokens of sequences: take --model gpt

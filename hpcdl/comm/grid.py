@@ -19,7 +19,7 @@ Each rank is in a group along each axis, of the ranks that differ on this axis a
                 end
 
 Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node; context
-comes next, with messages in each attention. Data is the outermost: one exchange for each update. (The order of Narayanan
+comes next, with messages in each attention. Data is the outermost: one exchange for each update. (As Narayanan
 et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)"""
 
 import functools

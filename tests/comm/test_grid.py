@@ -13,8 +13,9 @@ from hpcdl.errors import UsageError
 
 
 def shapes(size):
-    """All (data, pipeline, tensor) of so many ranks."""
-    return [shape for shape in itertools.product(range(1, size + 1), repeat=3) if math.prod(shape) == size]
+    """All (data, pipeline, context, tensor) of so many ranks."""
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    return [shape for shape in itertools.product(divisors, repeat=4) if math.prod(shape) == size]
 
 
 def test_places_are_those_of_an_array_and_of_the_picture():
@@ -22,21 +23,21 @@ def test_places_are_those_of_an_array_and_of_the_picture():
         for shape in shapes(size):
             ranks = np.arange(size).reshape(shape)
             assert all(ranks[place(rank, shape)] == rank for rank in range(size))
-    assert place(5, (2, 2, 2)) == (1, 0, 1)
+    assert place(5, (2, 2, 1, 2)) == (1, 0, 0, 1)
 
 
 def test_grids_are_read():
-    assert parse_grid("data=2,pipeline=3,tensor=4", 24) == {"data": 2, "pipeline": 3, "tensor": 4}
-    assert parse_grid("tensor=2,data=3", 6) == {"data": 3, "pipeline": 1, "tensor": 2}
-    assert parse_grid("pipeline=1", 1) == {"data": 1, "pipeline": 1, "tensor": 1}
+    assert parse_grid("data=2,pipeline=3,tensor=4", 24) == {"data": 2, "pipeline": 3, "context": 1, "tensor": 4}
+    assert parse_grid("tensor=2,data=3", 6) == {"data": 3, "pipeline": 1, "context": 1, "tensor": 2}
+    assert parse_grid("context=2", 2) == {"data": 1, "pipeline": 1, "context": 2, "tensor": 1}
 
 
 @pytest.mark.parametrize(
     ("text", "size", "words"),
     [
         ("data=2,pipeline=2", 6, "tensor=1 has 4 ranks, and the job has 6: start 4 ranks, or take data=3$"),
-        ("pipeline=4", 6, "data=1,pipeline=4,tensor=1 has 4 ranks, and the job has 6: start 4 ranks$"),
-        ("data=2,tensr=2", 4, "there is no axis 'tensr' .did you mean 'tensor'.*the axes are data, pipeline, tensor"),
+        ("pipeline=4", 6, "data=1,pipeline=4,context=1,tensor=1 has 4 ranks, and the job has 6: start 4 ranks$"),
+        ("data=2,tensr=2", 4, "there is no axis 'tensr' .did you mean 'tensor'.*axes are data, pipeline, context, tensor"),
         ("data=2,x=2", 4, "there is no axis 'x'; the axes"),
         ("data=2,data=2", 4, "the axis data is given twice"),
         ("data=0", 1, "the axis data has a whole number of ranks, at least 1, not '0'"),
@@ -69,15 +70,18 @@ def test_groups_are_the_lines_of_the_grid(bare):
     comm = Communicator(bare, allreduce="ring")
     for shape in shapes(comm.size):
         ranks, grid = np.arange(comm.size).reshape(shape), Grid(comm, *shape)
-        (d, p, t), stages = grid.place, shape[1]
+        (d, p, c, t), stages = grid.place, shape[1]
         assert grid.shape == shape and ranks[grid.place] == comm.rank
-        ends = ranks[d, [0, -1], t] if stages > 1 and p in (0, stages - 1) else None
-        wanted = {"data": ranks[:, p, t], "pipeline": ranks[d, :, t], "tensor": ranks[d, p], "ends": ends}
+        ends = ranks[d, [0, -1], c, t] if stages > 1 and p in (0, stages - 1) else None
+        wanted = {"data": ranks[:, p, c, t], "pipeline": ranks[d, :, c, t], "tensor": ranks[d, p, c], "ends": ends}
+        wanted |= {"context": ranks[d, p, :, t], "copies": ranks[:, p, :, t].reshape(-1)}
         for name, members in wanted.items():
             group = getattr(grid, name)
             if members is None:
                 assert group is None
                 continue
+            if name == "copies":
+                name = "data-context" if shape[2] > 1 else "data"
             assert (group.name, group.size) == (name, len(members))
             assert group.mpi.allgather(comm.rank) == members.tolist()
             assert group.traffic is comm.traffic and group.timeline is comm.timeline
@@ -85,8 +89,8 @@ def test_groups_are_the_lines_of_the_grid(bare):
             group.all_reduce(vector)
             assert (vector == members.sum()).all()
             assert comm.traffic["all_reduce"].messages - before == 2 * (group.size - 1)
-        assert (grid.data.rank, grid.pipeline.rank, grid.tensor.rank) == grid.place
+        assert (grid.data.rank, grid.pipeline.rank, grid.context.rank, grid.tensor.rank) == grid.place
         grid.free()
-        groups = grid.data, grid.pipeline, grid.tensor, grid.ends
+        groups = grid.data, grid.pipeline, grid.context, grid.tensor, grid.copies, grid.ends
         assert all(group is None or group.mpi == MPI.COMM_NULL for group in groups)
     comm.barrier()  # the communicator outlives its grids

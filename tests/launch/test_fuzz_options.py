@@ -29,7 +29,7 @@ from hpcdl.optim.schedules import SETTINGS as SCHEDULES
 from hpcdl.runs.options import kinds_of
 
 TRAIN = """sequential allreduce coordinate_descent federated pipeline grid local_sgd svrg sgld gossip hogwild kmeans
-    parameter_server tensor_parallel model_parallel fully_sharded"""
+    parameter_server tensor_parallel context_parallel model_parallel fully_sharded"""
 PROGRAMS = [f"train_{name}" for name in TRAIN.split()]
 MANY = ["1e20", "100000000000000000000", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 5000]
 BAD = ["", "-1", "nan", "inf", "-inf", "1e308", "-1e308", "1e-200", "5e-324", "0x10", "null", "half", "1\n2", "\ud800"]
@@ -53,7 +53,7 @@ GPTS = ["gpt:layers=99999999", "gpt:layers=99999999,width=4", "gpt:heads=3", "gp
 DEEP = st.sampled_from(["mlp:99999999999", *GPTS])
 STRAGGLERS = ["0:2", "0:inf", "0:1e308", "0:nan", "0:", "1:2", "-1:2", "random:2:2", "random:0:2", "0:0.5"]
 GRAPHS = ["torus:0x0", "torus:1x1", "torus:1e20x1", "random-regular:degree=-1", "erdos-renyi:p=nan", "erdos-renyi:p=-1"]
-GRIDS = st.tuples(st.sampled_from(["data", "pipeline", "tensor", ""]), NUMBERS).map("=".join)
+GRIDS = st.tuples(st.sampled_from(["data", "pipeline", "context", "tensor", ""]), NUMBERS).map("=".join)
 FUNCTIONS = ["..:x", ":", ".:x", "a..b:x", "os:path", "os:nothing", "this is:no", "json.nothing:x"]
 COMPRESSIONS = {
     each.name: each.settings | {"feedback": "", each.first or "feedback": ""} for each in methods().values()

@@ -77,6 +77,8 @@ CASES = {  # name: (number of ranks, command)
     "pipeline interleaved": ((2,), "train-pipeline GPT --schedule interleaved --chunks 2 --microbatches 4"),
     "pipeline recomputing": ((3,), "train-pipeline GPT --recompute --clip-norm 0.5"),
     "pipeline pipedream": ((3,), "train-pipeline GPT4 --schedule pipedream"),
+    "context ring": ((1, 2, 4), "train-context-parallel GPT --optimizer adam"),
+    "context ulysses": ((2,), "train-context-parallel GPT --attention ulysses --stage 2 --accumulate 2"),
     "tensor": ((1, 4), "train-tensor-parallel GPT --optimizer adam"),
     "tensor mlp": ((3,), "train-tensor-parallel MLP"),
     "tensor sequence": ((4,), "train-tensor-parallel GPT --sequence-parallel --clip-norm 0.5"),

@@ -22,13 +22,18 @@ MLP = "mlp:12,12,12,12,12"  # 6 layers
 LAYERS, WIDTH, LENGTH = 2, 12, 12
 GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
 OWN = f"{GPT},head=own"
+LONG = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"  # sequences of 24 tokens, cut along the axis context
 LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
-def grids(size):
-    """All grids of so many ranks."""
-    shapes = (shape for shape in itertools.product(range(1, size + 1), repeat=3) if math.prod(shape) == size)
-    return [dict(zip(("data", "pipeline", "tensor"), shape, strict=True)) for shape in shapes]
+def grids(size, model=""):
+    """All grids of so many ranks; those whose ranks share sequences, for a model of long ones."""
+    axes = ("data", "pipeline", "context", "tensor")
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    shapes = (shape for shape in itertools.product(divisors, repeat=4) if math.prod(shape) == size)
+    found = [dict(zip(axes, shape, strict=True)) for shape in shapes]
+    long = "context=24" in model and size > 1
+    return [shape for shape in found if (shape["context"] > 1) == long]
 
 
 def fit(own, shape):
@@ -53,6 +58,10 @@ CASES = [
     (GPT, {"stage": 3, "sequence": True, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
     (OWN, {"stage": 3, "schedule": "gpipe"}, {"allreduce": "naive"}),
     (OWN, {"stage": 2, "sequence": True, "balance": "measured"}, {"weight_decay": 0.1}),
+    (LONG, {"stage": 0, "attention": "ulysses"}, {"optimizer": ADAM, "clip_norm": 0.1}),
+    (LONG, {"stage": 2, "sequence": True}, {"optimizer": ADAM}),
+    (LONG, {"stage": 3, "schedule": "zb-h1", "attention": "ulysses"}, {"optimizer": MUON, "lr": 0.02}),
+    (f"llama{LONG[3:]},kv-heads=4", {"stage": 1, "recompute": True}, {"optimizer": MUON, "lr": 0.02}),
     (LLAMA, {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
     (LLAMA, {"stage": 3, "sequence": True, "schedule": "1f1b", "recompute": True}, {"clip_norm": 0.1}),
     (GPT, {"stage": 0}, {"optimizer": MUON, "weight_decay": 0.1, "lr": 0.02}),
@@ -71,14 +80,16 @@ CASES = [
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
 def test_steps_are_those_of_sequential_sgd(number, other, cut, world):
     """Of the grids of these ranks each case takes one, the next case the next one; --all: every grid."""
-    (model, own, options), shapes = CASES[number], grids(world.size)
+    model, own, options = CASES[number]
+    shapes = grids(world.size, model)
     for shape in [shapes[(number + other) % len(shapes)]] if other < len(shapes) else []:
         run = cut(world, grid.train, fit(own, shape), model, **options)
         assert run.reported["grid"] == shape and run.reported["stage"] == own["stage"]
         part, shard = run.held.part.size, run.held.shards.units.size
         held = {0: (part, part), 1: (part, part), 2: (part, shard), 3: (shard, shard)}[own["stage"]]
         assert (run.memory.now["parameters"] // 8, run.memory.now["gradients"] // 8) == held
-        assert own["stage"] == 0 or abs(shard - part / shape["data"]) < len(run.held.shards.units.units)
+        copies = shape["data"] * shape["context"]
+        assert own["stage"] == 0 or abs(shard - part / copies) < len(run.held.shards.units.units)
 
 
 def test_float32_to_rounding(cut, world):
