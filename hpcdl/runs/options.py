@@ -128,8 +128,8 @@ class Options:
     data_servers: int = of_data(0, "ranks that only hold the examples and make batches for the others; 0: none")
     model: str = of_model(
         "mlp",
-        "linear, logistic, svm, softmax, mlp:256,128 (widths of the hidden layers), gpt:layers=4,width=128, or your "
-        "package.module:Class,width=3, or torch:package.module:function, which makes a module of PyTorch's",
+        "linear, logistic, svm, softmax, mlp:256,128 (widths of the hidden layers), gpt:layers=4,width=128, llama, or "
+        "your package.module:Class,width=3, or torch:package.module:function, which makes a module of PyTorch's",
     )
     initial: str = of_model(
         "",

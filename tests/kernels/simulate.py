@@ -62,6 +62,7 @@ def unusual(name, dtype):
             (many - 0.5, draw(90, 20), 0, draw(9, 20)),
         ],
         "layer_norm_backward": [(dy, draw(5, 9), gain, draw(5), draw(5), dy, draw(9), draw(9))],
+        "rms_norm_backward": [(dy, draw(5, 9), gain, draw(5), dy, draw(9))],
     }.get(name, [])
 
 

@@ -71,3 +71,25 @@ def test_nan_is_not_hidden(part, dtype):
     causal_attention(qkv, length, size, 1, a, lse)
     assert np.isnan(a[token : token + 1 if part == 0 else length]).any(axis=1).all()
     assert np.isfinite(a[: TILE // 2]).all()
+
+
+@pytest.mark.parametrize("kv", [1, 2, 3])
+def test_shared_keys_are_copies_of_them(kv, dtype):
+    """Query head h has the keys of head h mod kv: the same bits as with a copy for each; gradients of copies add up."""
+    group, size, length = 2, 5, TILE + 9
+    qkv, _, _, da = draw(2, length, group * kv, size, dtype)
+    width, columns = da.shape[1], (group + 2) * kv * size
+    qkv = np.ascontiguousarray(qkv[:, :columns])
+    q, k, v = np.split(qkv, [width, width + kv * size], axis=1)
+    copied, found = np.concatenate([q, k, k, v, v], axis=1), []
+    for each in (qkv, copied):
+        a, lse, dqkv = np.empty_like(da), np.empty((len(da), group * kv), dtype), np.full_like(each, np.nan)
+        causal_attention(each, length, size, 0.5, a, lse)
+        causal_attention_backward(each, a, da, lse, length, size, 0.5, dqkv)
+        found.append((a, lse, dqkv))
+    for one, other in zip(*(each[:2] for each in found), strict=True):
+        np.testing.assert_array_equal(one, other)
+    dq, dk, dv = np.split(found[1][2], [width, 2 * width], axis=1)
+    dk, dv = (each.reshape(len(each), group, -1).sum(axis=1) for each in (dk, dv))
+    wanted = np.concatenate([dq, dk, dv], axis=1)
+    np.testing.assert_allclose(found[0][2], wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
