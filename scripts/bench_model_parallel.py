@@ -81,9 +81,11 @@ def compared(options: ModelBench, size: int) -> dict:
         if size < 2:
             raise UsageError("--case idle: a pipeline of 1 stage is never idle; start 2 ranks or more")
         found = {}
-        for schedule in ("naive", "gpipe", "1f1b", "interleaved"):
-            chunks = CHUNKS if schedule == "interleaved" else 1
+        for schedule in (each for each in pipeline_schedules.SCHEDULES if each != "pipedream"):
+            chunks = CHUNKS if schedule in pipeline_schedules.INTERLEAVED else 1
             for m in options.microbatches:
+                if schedule == "dualpipe-v" and m < 2 * size:
+                    continue  # it needs more
                 pipeline_schedules.actions_of(schedule, size, 0, m, chunks)
                 how = {"schedule": schedule, "microbatches": m, "chunks": chunks}
                 found[f"{schedule}, m = {m}"] = size, partial(pipeline.train, **how)

@@ -751,6 +751,12 @@ REFUSALS = [
         --microbatches 0 --model mlp:5,5 => a pipeline needs at least 1 micro-batch, not 0
         --chunks 2 --model mlp:5,5,5 => the schedule 1f1b has 1 chunk per stage, not 2; take interleaved
         --accumulate 2 --model mlp:5,5 => --accumulate: a pipeline cuts its batches by --microbatches
+        --schedule auto --fit 1KiB --model mlp:5,5 => --fit 1KiB: no schedule needs less than
+        --schedule auto --fit much --model mlp:5,5 => --fit much: write a number of bytes
+        --schedule zb-v --model mlp:5,5 => 4 stages are more than the model's 3 layers
+        --schedule dualpipe-v --microbatches 3 --model mlp:5,5,5 => \
+            the schedule dualpipe-v on 2 stages needs at least 4 micro-batches, not 3; take zb-v
+        --schedule zb-h1 --chunks 2 --model mlp:5,5,5 => the schedule zb-h1 has 1 chunk per stage, not 2
         --schedule pipedream --clip-norm 1 --model mlp:5,5 => --schedule pipedream: stages wait for no common norm
         --schedule pipedeam --model mlp:5,5 => unknown pipeline schedule 'pipedeam' (did you mean 'pipedream'?)
     """),
@@ -762,6 +768,7 @@ REFUSALS = [
             --schedule pipedream: the first and the last stage
     """),
     ("train_pipeline", 1, "--out a", """
+        --fit 1GiB => --fit is for --schedule auto: leave it out
         --schedule cosine => --schedule is the pipeline's, not the learning rate's: write --lr-schedule cosine
         --schedule step:every=3 => --schedule is the pipeline's, not the learning rate's: write --lr-schedule
         --balance evenly => --balance: expected one of 'parameters', 'measured', not evenly

@@ -104,6 +104,20 @@ class Training:
             require_chain: Any = resolve_name("hpcdl.torch.module_factory:require_chain")  # PyTorch, only here
             require_chain(options.model, shape | {"dtype": options.dtype, "class_weights": None})
 
+    def with_schedule(self, options: Options, world: MPI.Intracomm) -> Options:
+        """Return the options, with the schedule that rank 0 chooses in the place of --schedule auto; collective."""
+        if getattr(options, "schedule", "") != "auto" or self.strategy.cut is None:
+            return options
+        chosen: Any = None
+        with refuse_together(world):
+            if world.rank == 0:
+                fastest: Any = resolve_name("hpcdl.planning.autotune:fastest_schedule")  # forecasts, only here
+                chosen = fastest(self.strategy, options, world.size)
+        chosen = world.bcast(chosen)
+        if world.rank == 0:
+            log.info("--schedule auto takes %s", chosen["schedule"])
+        return replace(options, fit="", **chosen)  # type: ignore[call-arg]
+
     def run(
         self,
         world: MPI.Intracomm,
@@ -117,6 +131,7 @@ class Training:
         starting: is called when all is checked, before the run's first leg."""
         opened, context = [] if opened is None else opened, context or RunContext()
         options = by_messages(options, world.size)
+        options = self.with_schedule(options, world)
         roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
         role, survivor = roles.of(world.rank), context.survivor
         everyone = open_communicator(world, options, role == "worker", opened, survivor is not None)

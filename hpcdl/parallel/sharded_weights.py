@@ -7,7 +7,8 @@
 
 From stage 2 of ZeRO (zero.py) a layer's gradient has its own buffer, and is reduced when it is final; at stage 3 layers
 are gathered for forward and again for backward. Where the products of a backward are left for later, the gradient of a
-layer stays whole until no micro-batch has any left: one reduction for all of them. (Zhao et al., "PyTorch FSDP", VLDB 2023)"""
+layer stays whole until no micro-batch has any left: one reduction for all of them.
+(Zhao et al., "PyTorch FSDP", VLDB 2023)"""
 
 import dataclasses
 from collections import Counter

@@ -1,13 +1,13 @@
 """Actions of a pipeline stage, their times, and the placement of a model's chunks on stages.
 
-    F    forward of a micro-batch through a chunk of layers
-    B    backward: the gradient by the input; also those by the weights, unless the stage's actions have a W for them
-    W    the gradients by the weights, if they are computed apart
+F    forward of a micro-batch through a chunk of layers
+B    backward: the gradient by the input; also those by the weights, unless the stage's actions have a W for them
+W    the gradients by the weights, if they are computed apart
 
-    in turn, 2 chunks of 3 stages          in a V
-    stage    0  1  2                       stage    0  1  2
-    chunk 0  0  1  2                       chunk 0  0  1  2        virtual stages: the chunks in the order in which
-    chunk 1  3  4  5                       chunk 1  5  4  3        a micro-batch goes through them"""
+in turn, 2 chunks of 3 stages          in a V
+stage    0  1  2                       stage    0  1  2
+chunk 0  0  1  2                       chunk 0  0  1  2        virtual stages: the chunks in the order in which
+chunk 1  3  4  5                       chunk 1  5  4  3        a micro-batch goes through them"""
 
 from collections.abc import Iterable
 from typing import NamedTuple

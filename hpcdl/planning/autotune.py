@@ -1,22 +1,32 @@
-"""The fastest strategy and grid among those that fit into a rank's memory, by predicted examples per second.
+"""The fastest strategy, grid and schedule among those that fit into a rank's memory, by predicted examples per second.
 
     updates as of one rank     all-reduce, with and without overlap; ZeRO's stages; servers in rounds; pipelines, tensor
                                parallelism and grids of both (fitting.py)
     other updates              compressed gradients, by each method; local SGD; gossip; asynchronous servers
 
-Other updates may need more steps for the same loss: `compare` shows how many; a forecast of time does not."""
+Other updates may need more steps for the same loss: `compare` shows how many; a forecast of time does not.
 
-from typing import NamedTuple
+`fastest_schedule` is what --schedule auto takes: its times are those of a nominal machine, as only ratios count."""
+
+import contextlib
+import dataclasses
+import math
+from typing import Any, NamedTuple
 
 from hpcdl.comm.compression import methods
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted, size, table
-from hpcdl.planning.fitting import fits
+from hpcdl.planning.cluster import Cluster
+from hpcdl.planning.dry_run import cut_of
+from hpcdl.planning.fitting import fits, parse_bytes
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.memory import forecast as memory
 from hpcdl.planning.scale_report import duration
 from hpcdl.planning.step_time import Forecast, Read, forecast_step
 from hpcdl.planning.time_report import rate
+from hpcdl.strategies.description import Strategy
+from hpcdl.strategies.pipeline_schedules import INTERLEAVED, SCHEDULES
+from hpcdl.strategies.workload import Workload
 
 SAME = ["train-allreduce", "train-allreduce --overlap", *(f"train-fully-sharded --stage {n}" for n in (1, 2, 3))]
 SAME += ["train-parameter-server", "train-parameter-server --servers-on-workers"]
@@ -28,6 +38,9 @@ OTHER = (
 )
 GRIDS = 16  # most grids with a forecast, the first in the order of fitting.py
 SHOWN = 16
+VARIED = 2  # most grids with stages whose other schedules have a forecast, too
+VARIANTS = ("zb-h1", "zb-v")
+NOMINAL = Machine(1, Cluster(), flops=1e10, memory=1e10)  # with a node for each rank
 
 
 class Candidate(NamedTuple):
@@ -75,7 +88,41 @@ def grid_lines(model: str, ranks: int, room: float, read: Read) -> list[str]:
     except UsageError:  # the model has no layers: every line reports it
         return []
     cut = [fit for fit in fitting if fit.shape[0] < ranks]
-    return [f"train-grid {model} {fit.options}" for fit in cut[:GRIDS]]
+    lines = [f"train-grid {model} {fit.options}" for fit in cut[:GRIDS]]
+    staged = [f"train-grid {model} {fit.options}" for fit in cut if fit.shape[1] > 1]
+    for line in (f"{each} --schedule {name}" for each in staged[:VARIED] for name in VARIANTS):
+        with contextlib.suppress(UsageError):  # too few layers or micro-batches
+            read(line, ranks)
+            lines.append(line)
+    return lines
+
+
+def fastest_schedule(strategy: Strategy, options: Any, ranks: int, machine: Machine = NOMINAL) -> dict[str, Any]:
+    """Return the options `schedule` and `chunks` with the shortest planned step among those that fit into --fit bytes a
+    rank; of equally fast ones the one with the least memory. UsageError if none fits. pipedream, whose steps are
+    others, is left out."""
+    room = parse_bytes(options.fit) if options.fit else math.inf
+    found, refused, least = [], "", math.inf
+    for name in (each for each in SCHEDULES if each != "pipedream"):
+        chosen = {"schedule": name, "chunks": max(2, options.chunks) if name in INTERLEAVED else 1}
+        try:
+            case = Workload(strategy, dataclasses.replace(options, fit="", **chosen), ranks)
+            _, stages, parts = cut_of(case).shape
+            first = len(case.roles.data_servers)
+            held = memory(case, [first + stage * parts for stage in range(stages)])
+            largest = max(rank.total for rank in held)
+            seconds = forecast_step(case, machine).parts.seconds
+        except UsageError as error:
+            refused = refused or str(error)
+            continue
+        least = min(least, largest)
+        if largest <= room:
+            found.append((round(seconds, 12), largest, chosen))
+    if found:
+        return min(found, key=lambda each: each[:2])[2]
+    if least < math.inf:
+        raise UsageError(f"--fit {options.fit}: no schedule needs less than {size(least)} on a rank; take more stages")
+    raise UsageError(f"--schedule auto: {refused}")
 
 
 def report(

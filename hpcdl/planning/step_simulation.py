@@ -51,7 +51,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "servers": {"consistency": "bsp", "staleness": 0, "count": 0, "compress": "none"},
     "pipeline": {"stages": 8, "microbatches": 32, "schedule": "1f1b", "algorithm": "ring"},
 }
-TOPOLOGIES, CONSISTENCIES, SCHEDULES = ("ring", "exponential"), ("bsp", "ssp", "async"), ("gpipe", "1f1b", "zb-h1", "zb-h2")
+TOPOLOGIES, CONSISTENCIES = ("ring", "exponential"), ("bsp", "ssp", "async")
+SCHEDULES = "gpipe", "1f1b", "zb-h1", "zb-h2"
 MOST = 2**31  # draws at once, in bytes
 LONG = 10**6  # steps of a run, whose warm-up does not count
 FORWARD, WEIGHTS = 1 / 3, 1 / 3  # of a micro-batch's computing

@@ -5,7 +5,8 @@
     stage 2          F0 F1 F2 B0 F3 B1    B2    B3              update          (1F1B draws this better: --draw)
 
 With all schedules but pipedream (pipeline_schedules.py, zero_bubble.py) the gradients of all micro-batches are summed
-before the update: the steps are those of sequential SGD. recompute: see hpcdl/parallel/stage.py; it costs a third more computing.
+before the update: the steps are those of sequential SGD. recompute: see hpcdl/parallel/stage.py; it costs a third more
+computing.
 
 PipeDream does not wait for the update: each micro-batch is a batch of its own, and an update follows each backward.
 

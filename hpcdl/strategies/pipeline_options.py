@@ -11,9 +11,10 @@ from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of, placement
 @dataclass(frozen=True)
 class PipelineOptions(Options):
     schedule: str = option(
-        "1f1b", f"schedule of the pipeline: {', '.join(SCHEDULES)}; the learning rate has --lr-schedule"
+        "1f1b", f"schedule of the pipeline: {', '.join(SCHEDULES)}, auto; the learning rate has --lr-schedule"
     )
     lr_schedule: str = option("cosine", "constant, step, cosine, 1/t or polynomial; settings as in cosine:warmup=2")
+    fit: str = option("", "memory of a rank, as 8GiB, for --schedule auto, which takes the fastest schedule that fits")
     microbatches: int = option(4, "parts of a batch, which follow each other through the stages")
     chunks: int = option(1, "chunks of layers that each stage has, for interleaved schedules")
     recompute: bool = option(False, "keep only the input of a micro-batch, and compute the rest anew for its backward")
@@ -28,6 +29,9 @@ class PipelineOptions(Options):
             raise UsageError(
                 f"--schedule is the pipeline's, not the learning rate's: write --lr-schedule {self.schedule}"
             )
+
+        if self.fit and self.schedule != "auto":
+            raise UsageError("--fit is for --schedule auto: leave it out, or ask hpcdl plan memory what a line holds")
 
     def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
         """Return the plan as `Options` does; UsageError if a batch has fewer examples than --microbatches parts."""

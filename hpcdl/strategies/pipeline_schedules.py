@@ -111,13 +111,15 @@ V_SHAPED = ("zb-v", "dualpipe-v")  # with 2 chunks per stage
 
 
 def placement(name: str, stages: int, chunks: int = 1) -> Placement:
-    """Return where a schedule has its chunks. chunks: per stage, for interleaved schedules; others have 1 or, in a V, 2."""
+    """Return where a schedule has its chunks. chunks: per stage, for interleaved ones; others have 1 or, in a V, 2."""
     return Placement(stages, 2, True) if name in V_SHAPED else Placement(stages, chunks)
 
 
 def actions_of(name: str, stages: int, stage: int, microbatches: int | None, chunks: int = 1) -> Iterator[Action]:
     """Return the actions of `stage` of `stages`, in order. Raises UsageError if the arguments do not fit together.
     microbatches: in a batch; for pipedream in the run, None: endless. chunks: per stage, for interleaved schedules."""
+    if name == "auto":
+        raise UsageError(f"--schedule auto is chosen when a training starts; here, name one: {', '.join(SCHEDULES)}")
     if name not in SCHEDULES:
         raise unknown("pipeline schedule", name, SCHEDULES)
     count, several, alone = microbatches or 0, name in INTERLEAVED, stages < 2
@@ -127,7 +129,9 @@ def actions_of(name: str, stages: int, stage: int, microbatches: int | None, chu
     uneven += f"{lower} or {lower + stages}" if lower else f"{stages}"
     own = 2 if name in V_SHAPED else 1
     wrong = f"the schedule {name} has {own} chunk{'s' * (own > 1)} per stage, not {chunks}; take interleaved"
-    few = f"the schedule dualpipe-v on {stages} stages needs at least {2 * stages} micro-batches, not {count}; take zb-v"
+    few = (
+        f"the schedule dualpipe-v on {stages} stages needs at least {2 * stages} micro-batches, not {count}; take zb-v"
+    )
     refuse(
         (stages < 1, f"a pipeline has at least 1 stage, not {stages}"),
         (not 0 <= stage < stages, f"there is no stage {stage} in a pipeline of {stages} (0 to {stages - 1})"),
@@ -227,7 +231,7 @@ def idle_share(spans: list[list[Span]]) -> float:
 
 
 def longest(spans: list[list[Span]]) -> float:
-    """Return the longest time from a stage's first start to its last end: that of a step, if no update waits for all."""
+    """Return the longest time from a stage's first start to its last end: a step, if no update waits for all stages."""
     return max((each[-1].stop - each[0].start for each in spans if each), default=0)
 
 

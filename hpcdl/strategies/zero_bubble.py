@@ -25,9 +25,10 @@ Here F, B and W take equally long, and the whole backward in dualpipe-v takes as
     1 |..A-B-C-A1D-B1a1~~C1E-b1==D1a===F-c1==E1b===d1==F1..c===e1==d===f1e=~~f=~~~~
     2 |....A-A1B-B1C-C1D-a1==D1a===E-b1==E1b===F-c1==F1c===d1==d===e1==e=f1f=~~~~~~
 
-TF, TB, TW: times of F, B, W of a micro-batch on a stage, TW at most TF and TB; of dualpipe-v also TF = TB. idle: the time of a step, from a stage's
-first start to its last end, beyond m (TF+TB+TW). v: chunks of a stage. held: micro-batches from F to W on a stage, each
-chunk as 1/v of one. zb-h1, zb-h2 and zb-v also take fewer micro-batches, with more idle time.
+TF, TB, TW: times of F, B, W of a micro-batch on a stage, TW at most TF and TB; of dualpipe-v also TF = TB. idle: the
+time of a step, from a stage's first start to its last end, beyond m (TF+TB+TW). v: chunks of a stage. held: micro-
+batches from F to W on a stage, each chunk as 1/v of one. zb-h1, zb-h2 and zb-v also take fewer micro-batches, with more
+idle time.
 
     schedule        on stage s of p                                   v      m               idle               held
     1f1b            p-1-s F ahead, then F, B, W in turn               1      p or more       (p-1) (TF+TB+TW)   p-s

@@ -1,14 +1,20 @@
 """What is fastest on machines that are made so; and that its command is one that can be run."""
 
+import dataclasses
+
 import pytest
 
 from hpcdl.comm.compression import methods
+from hpcdl.errors import UsageError
 from hpcdl.launch.command_lines import read_command
 from hpcdl.launch.option_parser import parse
-from hpcdl.planning.autotune import candidates, grid_lines, report
+from hpcdl.planning.autotune import NOMINAL, candidates, fastest_schedule, grid_lines, report
 from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.memory import forecast as memory
+from hpcdl.planning.step_time import forecast_step
 from hpcdl.planning.time_report import trust
 from hpcdl.scripts.plan import case_of as read
+from hpcdl.strategies.pipeline_schedules import INTERLEAVED, SCHEDULES
 
 SHEET = {"cores": 1, "latency": 1e-6, "bandwidth": 1e10, "flops": 1e9, "memory": 1e9, "start": 1e-5}
 MODEL = "--model mlp:64,64,64 --data digits --batch-size 64 --optimizer momentum"
@@ -85,3 +91,35 @@ def test_nothing_fits():
     none, refused = found(room=1000)
     assert none == [] and report(none, refused, 4, MODEL)[0].startswith("nothing fits: train-allreduce")
     assert grid_lines(MODEL, 1, 1e12, read) == grid_lines(MODEL, 4, 1000, read) == []
+
+
+WIDE = "--model mlp:64,64,64,64,64,64,64 --data digits --batch-size 1024 --microbatches 8 --pretend-compute 90"
+
+
+def test_the_schedule_that_is_fastest_of_those_that_fit():
+    planned = {}
+    for name in SCHEDULES:
+        if name != "pipedream":
+            line = f"train-pipeline {WIDE} --schedule {name}{' --chunks 2' * (name in INTERLEAVED)}"
+            case = read(line, 4)
+            held = max(rank.total for rank in memory(case))
+            planned[name] = forecast_step(case, NOMINAL).parts.seconds, held
+    auto = read(f"train-pipeline {WIDE}", 4)
+
+    def choose(fit):
+        options = dataclasses.replace(auto.options, schedule="auto", fit=fit)
+        return fastest_schedule(auto.strategy, options, 4)["schedule"]
+
+    first = min(planned, key=planned.get)
+    assert choose("") == first and first in ("zb-h2", "zb-v")
+    room = planned[first][1] - 1
+    second = min((name for name, (_, held) in planned.items() if held <= room), key=planned.get)
+    assert choose(str(int(room))) == second != first
+    with pytest.raises(UsageError, match=r"--fit 1KiB: no schedule needs less than .* take more stages"):
+        choose("1KiB")
+
+
+def test_grids_with_other_schedules_are_lines_too():
+    lines = grid_lines(MODEL, 4, 1 << 40, read)
+    assert any(line.endswith("--schedule zb-h1") for line in lines)
+    assert not any("pipeline=1," in line for line in lines if "--schedule" in line)

@@ -10,6 +10,8 @@ CASES = [  # ranks, program, options
     (3, "pipeline", GPT),
     (2, "pipeline", f"{GPT} --schedule interleaved --chunks 2"),
     (3, "pipeline", f"{OWN} --schedule pipedream"),  # which stashes weights
+    (3, "pipeline", f"{GPT} --schedule zb-h2 --microbatches 6"),
+    (2, "pipeline", f"{GPT} --schedule zb-v --microbatches 4"),
     (2, "tensor-parallel", f"{GPT} --sequence-parallel"),
     (2, "tensor-parallel", MLP),
     (3, "fully-sharded", f"{GPT} --stage 2 --accumulate 2"),
@@ -20,6 +22,9 @@ CASES = [  # ranks, program, options
     (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),
 ]
 LONG = [
+    (3, "pipeline", "--model mlp:64,32,32,64,32 --steps 3 --schedule zb-h1 --microbatches 6"),
+    (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 2 --schedule zb-h1"),
+    (2, "pipeline", f"{GPT} --schedule dualpipe-v --microbatches 4"),
     (2, "pipeline", f"{GPT} --schedule gpipe"),
     (2, "pipeline", f"{GPT} --schedule naive --recompute"),
     (2, "tensor-parallel", f"{GPT} --optimizer adam"),

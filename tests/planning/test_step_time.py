@@ -171,6 +171,17 @@ def test_the_bubble_of_a_pipeline(schedule, stages, many):
     assert found.messages == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("schedule, late", [("zb-h1", 1 / 3), ("zb-h2", 0), ("zb-v", 0), ("dualpipe-v", 1 / 6)])
+def test_the_bubble_of_a_zero_bubble_pipeline(schedule, late):
+    """F, B and W take 30 ms each; the idle time is p - 1 times `late` of a micro-batch's 90 ms."""
+    line = f"train-pipeline --schedule {schedule} --microbatches 8 --pretend-compute 90"
+    found = parts(line, 2, latency=0, bandwidth=1e30)
+    assert found.bubble == pytest.approx(0.09 * late, abs=1e-9)
+    waits = parts(f"{line} --clip-norm 1", 2, latency=0, bandwidth=1e30)  # also for stages that end later
+    later = {"zb-h2": 1 / 3, "zb-v": 1 / 6}.get(schedule, late)
+    assert waits.bubble == pytest.approx(0.09 * later)
+
+
 def test_other_schedules():
     def whole(more, stages=4):
         return parts(f"train-pipeline --pretend-compute 90 {more}", stages, latency=0, bandwidth=1e30).seconds
