@@ -202,6 +202,7 @@ ROWS: list[tuple[str, str, Show]] = [
     ("sharded", "stage", sharded),
     ("parts of each layer", "parts", formatted("d")),
     ("sequence parallel", "sequence_parallel", lambda value, of: "yes" if value else None),
+    ("attention", "attention", lambda value, of: value),
     ("exchange hidden", "hidden_fraction", formatted(".0%")),
     ("rounds", "rounds", rounds),
     ("rounds to accuracy", "rounds", rounds_to_accuracy),

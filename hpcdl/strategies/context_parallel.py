@@ -40,7 +40,7 @@ def train(
     context = make_context(group, unwrapped(model), rows, attention)
     part = ModelPart(unwrapped(model), context=context)
     held = CutModel(comm, model, Shards(run, part, optimizer, comm, stage), share=(0, 1))
-    run.report(parts=comm.size, stage=stage)
+    run.report(stage=stage)
     run.begin("context_parallel", held, data)
 
     for batch in run.batches(data, held.share):

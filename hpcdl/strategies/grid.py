@@ -50,8 +50,9 @@ def train(
 
     groups = run.until_end(Grid(comm, **(parse_grid(grid, comm.size) if isinstance(grid, str) else grid)))
     stages, p = groups.pipeline.size, groups.pipeline.rank
-    where, how = placement(schedule, stages, chunks), {"attention": attention, "microbatches": microbatches}
-    held, layers = pipelined(run, model, data, optimizer, groups, where, balance, recompute, sequence, stage, **how)
+    how: Any = {"zero": stage, "attention": attention, "microbatches": microbatches}
+    where = placement(schedule, stages, chunks)
+    held, layers = pipelined(run, model, data, optimizer, groups, where, balance, recompute, sequence, **how)
     run.report(grid=dict(zip(AXES, groups.shape, strict=True)), stage=stage)
     run.report(schedule=schedule, microbatches=microbatches, chunks=where.chunks, recompute=recompute)
     run.begin("grid", held, data)
@@ -103,8 +104,8 @@ def cut(options: GridOptions, ranks: int) -> Cut:
     from hpcdl.comm.grid import parse_grid
 
     data, pipeline, context, tensor = parse_grid(options.grid, ranks).values()
-    shape, how = (data, pipeline, tensor), {"context": context, "attention": options.attention}
-    return Cut(shape, options.stage, tensor=True, sequence=options.sequence_parallel, **how, **options.cut)
+    own: Any = options.cut | {"context": context, "attention": options.attention}
+    return Cut((data, pipeline, tensor), options.stage, tensor=True, sequence=options.sequence_parallel, **own)
 
 
 SMALL = "--model mlp:32 --batch-per-rank 8 --microbatches 2 --grid data={ranks}"

@@ -37,7 +37,11 @@ def test_grids_are_read():
     [
         ("data=2,pipeline=2", 6, "tensor=1 has 4 ranks, and the job has 6: start 4 ranks, or take data=3$"),
         ("pipeline=4", 6, "data=1,pipeline=4,context=1,tensor=1 has 4 ranks, and the job has 6: start 4 ranks$"),
-        ("data=2,tensr=2", 4, "there is no axis 'tensr' .did you mean 'tensor'.*axes are data, pipeline, context, tensor"),
+        (
+            "data=2,tensr=2",
+            4,
+            "there is no axis 'tensr' .did you mean 'tensor'.*axes are data, pipeline, context, tensor",
+        ),
         ("data=2,x=2", 4, "there is no axis 'x'; the axes"),
         ("data=2,data=2", 4, "the axis data is given twice"),
         ("data=0", 1, "the axis data has a whole number of ranks, at least 1, not '0'"),
