@@ -14,6 +14,7 @@ CASES = [  # ranks, program, options
     (2, "svrg", "--steps 50 --snapshot random"),
     (3, "sgld", "--steps 3 --chains 2 --model softmax"),
     (3, "local-sgd", "--steps 4 --sync-every 2 --outer nesterov"),
+    (2, "allreduce", "--steps 3 --model mlp:32,32 --optimizer muon"),
     (2, "parameter-server", "--steps 5 --consistency async"),
     (2, "parameter-server", "--steps 5 --consistency ssp --staleness 2 --broadcast-every 3 --optimizer sgd"),
     (2, "federated", "--clients 20 --rounds 2 --late 0.2 --server-optimizer fedyogi"),

@@ -28,6 +28,7 @@ UPDATE, DRAW = 3e-4, 2e-6
 ROWS = {n: {"draw": DRAW * n, "gradient": 1e-4 * n, "layers": [[5e-6 * n, 15e-6 * n]] * 5} for n in (1, 64)}
 MEASURED = {"model": "mlp:32,32,32", "data": "digits", "dtype": "float32", "optimizer": "momentum"}
 MEASURED |= {"parameters": K // 4, "update": UPDATE, "rows": ROWS}
+RULES = "muon", "adamw"
 SECTION = {"ranks": 1, "nodes": 1, "models": [MEASURED]}
 
 
@@ -310,3 +311,17 @@ def test_long_broadcasts_between_nodes_go_along_a_chain():
     assert apart.broadcast(bytes) == pytest.approx(104 * (L + bytes / 72 / B))
     assert apart.reduce(bytes) == pytest.approx(104 * (L + bytes / 72 * (1 / B + 1 / A)))
     assert near.broadcast(bytes) == pytest.approx(6 * (L + bytes / B))
+
+
+def test_matrices_of_muon_are_multiplied_on_their_owners_and_travel_there_and_back():
+    """Beside adamw's step: the messages of the tests of train-grid, and the owner's share of the products' flops."""
+    grid = "train-grid --grid data=2,tensor=2 --optimizer"
+    muon = read(f"{grid} muon {MODEL}", 4)
+    sent = [messages(muon, rank, cut_of(muon))["matrices"] for rank in range(4)]
+    n, hidden = 64 * 32 + 2 * 32 * 32, muon.model.layout.hidden
+    assert n == sum(math.prod(each.shape) for each in hidden)
+    assert sum(size for each in sent for _, size in each) == 4 * n * (2 + 1 - 2 / 2)
+    both = [forecast_step(read(f"train-sequential --optimizer {name} {MODEL}", 1), machine()) for name in RULES]
+    alone, adamw = (each.parts for each in both)
+    flops = 5 * 2 * (2 * 32 * 32 * 64 + 32**3 + 2 * 3 * 32**3)
+    assert alone.compute - adamw.compute == pytest.approx(flops / SHEET["flops"])
