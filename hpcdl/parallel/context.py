@@ -25,6 +25,7 @@ from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.overlap import seconds_of
 from hpcdl.errors import UsageError
 from hpcdl.models.attention import Attention
+from hpcdl.models.part import require_layers
 from hpcdl.models.pool import Pool
 from hpcdl.parallel.ring_attention import ExchangeAlone, RingAttention
 from hpcdl.parallel.ulysses import Ulysses
@@ -35,7 +36,8 @@ def check_context(model: Any, ranks: int, attention: str, parts: int = 1) -> Non
     parts: ranks that share the heads by tensor parallelism."""
     if ranks == 1:
         return
-    if not getattr(model, "sequences", False):
+    require_layers(model)
+    if not model.sequences:
         raise UsageError("context parallelism shares the tokens of sequences: take --model gpt")
     if model.features % (2 * ranks):
         lower = model.features // (2 * ranks) * 2 * ranks

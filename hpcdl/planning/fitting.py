@@ -85,7 +85,7 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
         raise UsageError(f"--ranks {case.ranks}: grids are searched for at most {LARGEST:,} ranks")
     found, refused = [], []
     beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
-    for shape in shapes(case.ranks, getattr(case.model, "sequences", False)):
+    for shape in shapes(case.ranks, case.model.sequences):
         try:
             found += list(fits_on_grid(case, shape, room - beside, half))
         except UsageError as error:
