@@ -108,12 +108,18 @@ def matmul(a: MetaArray, b: MetaArray, out: MetaArray) -> MetaArray:
     return out
 
 
+def concatenate(arrays: list[MetaArray], axis: int = 0) -> MetaArray:
+    """Return an array of the shape of the arrays, one after the other along the axis."""
+    first = arrays[0].shape
+    return MetaArray((*first[:axis], sum(each.shape[axis] for each in arrays), *first[axis + 1 :]), arrays[0].dtype)
+
+
 class MetaDevice:
     """The device (hpcdl/kernels/device.py) of meta arrays: a model on it has meta arrays in layers, pool and shards."""
 
     name = "outline"
     xp: Any = SimpleNamespace(matmul=matmul, empty=MetaArray, ascontiguousarray=lambda array: array)
-    xp.concatenate = lambda arrays: MetaArray(sum(len(each) for each in arrays), arrays[0].dtype)
+    xp.concatenate = concatenate
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
         return MetaArray(shape, dtype)

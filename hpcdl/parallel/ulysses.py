@@ -18,8 +18,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from hpcdl.chunks import zigzag
 from hpcdl.comm.communicator import Communicator
 from hpcdl.kernels import attention
@@ -71,8 +69,9 @@ class Ulysses:
         count, runs = self.size, x.shape[1] // shared
         each = (len(x) // length, length, runs, shared // count)
         rows = pool.take(count, *each)
-        for rank, own in enumerate(np.split(x.reshape(*each[:3], shared), count, axis=3)):
-            rows[rank] = own
+        columns = x.reshape(*each[:3], shared)
+        for rank in range(count):
+            rows[rank] = columns[:, :, :, rank * each[3] : (rank + 1) * each[3]]
         self.comm.all_to_all(rows)
         whole = pool.take(each[0], count * length, runs * each[3])
         for rank, tokens, place in self.places(length):
@@ -89,8 +88,9 @@ class Ulysses:
             rows[rank, :, place] = whole[:, tokens].reshape(rows[rank, :, place].shape)
         self.comm.all_to_all(rows)
         y = pool.take(each[0] * length, runs * shared)
-        for rank, into in enumerate(np.split(y.reshape(*each[:3], shared), count, axis=3)):
-            into[...] = rows[rank]
+        columns = y.reshape(*each[:3], shared)
+        for rank in range(count):
+            columns[:, :, :, rank * each[3] : (rank + 1) * each[3]] = rows[rank]
         pool.give(rows)
         return y
 
