@@ -106,7 +106,7 @@ def product_gflops(
     random, seconds = np.random.default_rng(0), 0.0
     with threadpool_limits(1):
         for product, times in Counter(every).items():
-            m, k, n, batch = product
+            m, k, n, batch, _ = product
             a, b = (random.random((batch, *shape)).astype(dtype) for shape in ((m, k), (k, n)))
             call, span = partial(np.matmul, a, b, np.empty((batch, m, n), dtype)), []
             for _ in range(1 + repeats):

@@ -44,7 +44,7 @@ from itertools import count, islice
 from hpcdl.errors import UsageError, unknown
 from hpcdl.parallel.timetable import Action, Placement, Span, split_backwards
 from hpcdl.runs.options import refuse
-from hpcdl.strategies import zero_bubble
+from hpcdl.strategies.zero_bubble import dualpipe_v, rounds, zb_h1, zb_h2, zb_interleaved, zb_v
 
 # -- the schedules: what one stage does, in order -------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ def one_f_one_b(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
 
 def interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Yield 1F1B with `chunks` chunks per stage: p micro-batches through chunk 0, the same p through chunk 1, ..."""
-    forwards, backwards = (zero_bubble.rounds(kind, stages, microbatches, chunks) for kind in "FB")
+    forwards, backwards = (rounds(kind, stages, microbatches, chunks) for kind in "FB")
     yield from _in_turn(forwards, backwards, 2 * (stages - 1 - stage) + (chunks - 1) * stages)
 
 
@@ -100,11 +100,11 @@ SCHEDULES: dict[str, Callable[..., Iterator[Action]]] = {
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
     "pipedream": pipedream,
-    "zb-h1": zero_bubble.zb_h1,
-    "zb-h2": zero_bubble.zb_h2,
-    "zb-interleaved": zero_bubble.zb_interleaved,
-    "zb-v": zero_bubble.zb_v,
-    "dualpipe-v": zero_bubble.dualpipe_v,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-interleaved": zb_interleaved,
+    "zb-v": zb_v,
+    "dualpipe-v": dualpipe_v,
 }
 INTERLEAVED = ("interleaved", "zb-interleaved")  # with any number of chunks per stage, in turn
 V_SHAPED = ("zb-v", "dualpipe-v")  # with 2 chunks per stage

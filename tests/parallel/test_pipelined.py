@@ -8,6 +8,7 @@ from hpcdl.comm.grid import Grid
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
 from hpcdl.parallel.pipelined import pipelined, place_layers
+from hpcdl.parallel.timetable import Placement
 from hpcdl.runs import Options, Run
 
 FEATURES, CLASSES = 5, 3
@@ -30,14 +31,15 @@ def examples(features=FEATURES, classes=CLASSES):
     return from_arrays(x, np.arange(20) % classes, classes=classes, dtype="float64")
 
 
-@pytest.mark.parametrize("balance", ["parameters", "measured"])
-def test_layers_of_stages_are_the_same_on_all_ranks(balance, run, world):
+@pytest.mark.parametrize("balance, v_shaped", [("parameters", False), ("measured", False), ("measured", True)])
+def test_layers_of_stages_are_the_same_on_all_ranks(balance, v_shaped, run, world):
     model = make_model(DEEP, (FEATURES,), CLASSES, "float64")
     parts = 2 if world.size > 1 else 1
-    ranges = place_layers(run, model, examples(), run.comm, parts, balance)
+    ranges = place_layers(run, model, examples(), run.comm, Placement(world.size, parts, v_shaped), balance)
     assert len(ranges) == parts and all(len(each) for each in ranges)
     dealt = world.allgather(ranges)
-    in_turns = [each for turn in zip(*dealt, strict=True) for each in turn]
+    turns = list(zip(*dealt, strict=True))
+    in_turns = [each for i, turn in enumerate(turns) for each in (turn[::-1] if v_shaped and i % 2 else turn)]
     assert [layer for each in in_turns for layer in each] == list(range(9))
     names = [[model.layers[i].name for each in ranges for i in each] for ranges in dealt]
     assert run.reported["layers_of_stages"] == names
