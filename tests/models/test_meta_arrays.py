@@ -10,7 +10,6 @@ from hpcdl.models import make_model
 from hpcdl.models.meta_arrays import META, MetaArray, matmul
 from hpcdl.random import Random
 
-
 DENSE = ["softmax", "mlp:7,5", "mlp:7,activation=gelu"]
 TEXTS = ["gpt:width=8,heads=2,context=6", "gpt:width=8,heads=2,context=6,biases=no"]
 TEXTS += ["llama:width=16,heads=4,context=6,units=5", "llama:width=16,heads=4,context=6,biases=yes"]
