@@ -101,7 +101,7 @@ class Embedding(TokenLayer):
     cuts: Mapping[str, int] = {"token": 0}
 
     def __init__(self, name: str, pool: Pool, vocabulary: int, architecture: Architecture):
-        shapes = {"token": (vocabulary, architecture.width)}
+        shapes: dict[str, tuple[int, ...]] = {"token": (vocabulary, architecture.width)}
         if not architecture.rope_base:
             shapes["position"] = architecture.context, architecture.width
         super().__init__(name, pool, architecture, shapes)
@@ -246,7 +246,7 @@ class Norm(TokenLayer):
     """The normalization of each token, without a sublayer."""
 
     def __init__(self, name: str, pool: Pool, architecture: Architecture):
-        shapes = {each: (architecture.width,) for each in architecture.normalization.names}
+        shapes: dict[str, tuple[int, ...]] = {each: (architecture.width,) for each in architecture.normalization.names}
         super().__init__(name, pool, architecture, shapes)
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:

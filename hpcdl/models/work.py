@@ -112,10 +112,11 @@ def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, 
     """Return a sublayer's passes, with weights (width, first) and (second, width); inner, back: operations between."""
     tokens, width, (norm_ahead, norm_behind) = rows * layer.length, layer.width, normalized(layer, rows)
     add = KernelCall("add_into", tokens * width)
-    residual = KernelCall("add_bias_residual", tokens, width) if layer.architecture.biases else add
+    residual, bias_behind = add, list[KernelCall]()
+    if layer.architecture.biases:
+        residual, bias_behind = KernelCall("add_bias_residual", tokens, width), [KernelCall("add_rows", tokens, width)]
     ahead = [norm_ahead, Product(tokens, width, first), *inner, Product(tokens, second, width), residual]
-    behind = [KernelCall("add_rows", tokens, width)] if layer.architecture.biases else []
-    behind += [*weight(second, tokens, width), Product(tokens, width, second), *back]
+    behind = [*bias_behind, *weight(second, tokens, width), Product(tokens, width, second), *back]
     return ahead, [*behind, *weight(width, tokens, first), Product(tokens, first, width), norm_behind, add]
 
 

@@ -1,4 +1,4 @@
-"""RMS normalization of rows of zeros and of large rows (test_cases.py: equal to numpy; test_layered.py: its gradient)."""
+"""RMSNorm of rows of zeros and of large numbers (test_cases.py: equal to numpy; test_layered.py: its gradient)."""
 
 import numpy as np
 

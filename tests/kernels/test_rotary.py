@@ -1,4 +1,4 @@
-"""Rotations keep lengths and have inverses; products depend on differences of positions (test_cases.py: as in numpy)."""
+"""Rotations keep lengths, have inverses, and products of differences of positions (test_cases.py: as in numpy)."""
 
 import numpy as np
 import pytest
