@@ -165,7 +165,7 @@ REFUSALS = [
         memory --model gpt9 => --model gpt9 is none of the named configurations (bert-large, gpt2-xl, turing-nlg,
         memory '-n 2: train-allreduce --model mpl:3' => unknown model 'mpl' (did you mean 'mlp'?); known: gpt,
         memory '-n 2: train-nothing' => unknown program 'train-nothing' (did you mean 'train-dqn'?); known:
-        memory '-n 4: train-grid --grid data=3' => grid data=3,pipeline=1,tensor=1 has 3 ranks, and the job has
+        memory '-n 4: train-grid --grid data=3' => grid data=3,pipeline=1,context=1,tensor=1 has 3 ranks, and the job has
         memory '-n 3: train-tensor-parallel --model gpt --data text' => heads 4 cannot be divided evenly among 3
         memory '-n 4: train-tensor-parallel --model llama --data text' => kv-heads 2 cannot be divided evenly among 4
         memory '-n 9: train-pipeline --model mlp:8 --microbatches 1' => 9 stages are more than the model's 2 layers
@@ -628,7 +628,7 @@ REFUSALS = [
         --stage -1 => --stage is 0, 1, 2 or 3, not -1
     """),
     ("train_grid", 2, "--out a", """
-        --grid data=2,tensor=2 => grid data=2,pipeline=1,tensor=2 has 4 ranks, and the job has 2
+        --grid data=2,tensor=2 => grid data=2,pipeline=1,context=1,tensor=2 has 4 ranks, and the job has 2
     """),
     ("train_hogwild", 1, "--out a", """
         --threads 0 => --threads must be greater than 0, not 0
@@ -861,7 +861,7 @@ REFUSALS = [
     """),
     ("train_context_parallel", 5, "--data text.h5", """
         --model gpt:heads=4,width=8 --attention ulysses => --attention ulysses: 5 ranks cannot share 4 heads of keys
-        --model gpt --attention flash => --attention: unknown choice 'flash'
+        --model gpt --attention flash => --attention: expected one of 'ring', 'ulysses', 'auto', not flash
         --model gpt --stage 4 => --stage is 0, 1, 2 or 3, not 4
     """),
     ("train_context_parallel", 2, "--data digits", """

@@ -34,10 +34,10 @@ def train(
     from hpcdl.parallel.context import costs, make_context
     from hpcdl.parallel.cut_model import CutModel
     from hpcdl.parallel.zero import Shards
+    from hpcdl.runs.accumulated import accumulation
 
-    group = run.until_end(comm.split(0, name="context"))
-    rows = max(1, run.plan(data)[0] // run.options.accumulate)
-    context = make_context(group, unwrapped(model), rows, attention)
+    rows = max(1, run.plan(data)[0] // accumulation(model))
+    context = make_context(comm, unwrapped(model), rows, attention)
     part = ModelPart(unwrapped(model), context=context)
     held = CutModel(comm, model, Shards(run, part, optimizer, comm, stage), share=(0, 1))
     run.report(stage=stage)
