@@ -165,7 +165,7 @@ REFUSALS = [
         memory --model gpt9 => --model gpt9 is none of the named configurations (bert-large, gpt2-xl, turing-nlg,
         memory '-n 2: train-allreduce --model mpl:3' => unknown model 'mpl' (did you mean 'mlp'?); known: gpt,
         memory '-n 2: train-nothing' => unknown program 'train-nothing' (did you mean 'train-dqn'?); known:
-        memory '-n 4: train-grid --grid data=3' => grid data=3,pipeline=1,context=1,tensor=1 has 3 ranks, and the job has
+        memory '-n 4: train-grid --grid data=3' => grid data=3,pipeline=1,context=1,tensor=1 has 3 ranks, and the job
         memory '-n 3: train-tensor-parallel --model gpt --data text' => heads 4 cannot be divided evenly among 3
         memory '-n 4: train-tensor-parallel --model llama --data text' => kv-heads 2 cannot be divided evenly among 4
         memory '-n 9: train-pipeline --model mlp:8 --microbatches 1' => 9 stages are more than the model's 2 layers

@@ -46,7 +46,7 @@ class RingAttention:
     def __init__(self, comm: Communicator):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.left, self.right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-        self.exposed, self.exchanges, self.alone = 0.0, 0, 0.0
+        self.exposed, self.exchanges, self.alone = 0.0, 0.0, 0.0
         self.trial: dict[str, float] = {}
 
     def tokens(self, length: int) -> list[slice]:
@@ -113,7 +113,7 @@ class RingAttention:
     def blocks(self, kv: Array, pool: Any) -> Iterator[tuple[int, Array]]:
         """Yield (owner, its kv) for all ranks, from this one on; while one is in use, the next one travels."""
         for step in range(self.size):
-            self.requests, following = [], None
+            self.requests, following = [], None  # type: Any, Any
             if step + 1 < self.size:
                 following = pool.take(*kv.shape)
                 self.requests = [
@@ -148,8 +148,10 @@ class RingAttention:
         self.exposed += time.perf_counter() - start
         return result
 
-    causal, causal_backward = causal_attention, causal_attention_backward
-    block, block_backward = attend_block, attend_block_backward
+    causal: Any = causal_attention
+    causal_backward: Any = causal_attention_backward
+    block: Any = attend_block
+    block_backward: Any = attend_block_backward
 
 
 class ExchangeAlone(RingAttention):

@@ -61,7 +61,7 @@ CASES = [
     (LONG, {"stage": 0, "attention": "ulysses"}, {"optimizer": ADAM, "clip_norm": 0.1}),
     (LONG, {"stage": 2, "sequence": True}, {"optimizer": ADAM}),
     (LONG, {"stage": 3, "schedule": "zb-h1", "attention": "ulysses"}, {"optimizer": MUON, "lr": 0.02}),
-    (f"llama{LONG[3:]},kv-heads=4", {"stage": 1, "recompute": True}, {"optimizer": MUON, "lr": 0.02}),
+    ("llama:layers=2,width=16,heads=8,kv-heads=4,context=24", {"stage": 1, "recompute": True}, {"optimizer": MUON, "lr": 0.02}),
     (LLAMA, {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
     (LLAMA, {"stage": 3, "sequence": True, "schedule": "1f1b", "recompute": True}, {"clip_norm": 0.1}),
     (GPT, {"stage": 0}, {"optimizer": MUON, "weight_decay": 0.1, "lr": 0.02}),
