@@ -33,6 +33,7 @@ from hpcdl.kernels import (
     references,
     rms_norm,
     rotary,
+    routing,
     select,
     sparse,
     swiglu,
@@ -278,6 +279,59 @@ def rotated(rows, columns, dtype, random, more=0):
     return signed(random, (rows, 2 * columns + more), dtype), table, 2 * columns, -1
 
 
+def logits(top: int, back: bool = False):
+    """Return make(...) of what choose_experts takes, for rows * columns tokens and 5 experts; logits have ties.
+    back: of what its backward takes, for sequences of 7 tokens."""
+
+    def make(rows, columns, dtype, random):
+        tokens = rows * columns
+        p = random.integers(-9, 10, (tokens, 5)).astype(dtype) / 4
+        lse, chosen, gates = np.empty(tokens, dtype), np.zeros((tokens, top), np.int64), np.empty((tokens, top), dtype)
+        if not back:
+            return lse, p, chosen, gates
+        references.choose_experts(lse, p, chosen, gates)
+        share = random.random((tokens // 7 + 1, 5), np.float32).astype(dtype)
+        return lse, p, chosen, gates, signed(random, (tokens, top), dtype), share, 7, 0.5, 0.25, np.empty_like(p)
+
+    return make
+
+
+def choices(rows, columns, dtype, random):
+    """Make arguments of place_choices, for 3 choices among 5 experts of `columns` tokens in each of `rows` sequences;
+    there is room for 2 choices of a group."""
+    chosen = random.permuted(np.tile(np.arange(5), (rows * columns, 1)), axis=1)[:, :3].copy()
+    counts = np.zeros(rows * 5, np.int64)
+    references.count_choices(counts, chosen, columns, 5)
+    room = np.full_like(counts, 2)
+    kept = np.minimum(counts, room).reshape(rows, 5).T.ravel()
+    starts = (np.cumsum(kept) - kept).reshape(5, rows).T.ravel()
+    return starts, room, chosen, columns, 5, np.zeros_like(chosen), np.zeros(chosen.size, np.int64)
+
+
+def counted(rows, columns, dtype, random):
+    """Make arguments of count_choices."""
+    starts, _, chosen, *sizes, _, _ = choices(rows, columns, dtype, random)
+    return starts, chosen, *sizes
+
+
+def placed(order: str):
+    """Return make(...) of an argument for each letter: m, n matrices (rows, columns), p places (rows, 2), some -1,
+    f factors (rows, 2), s numbers of choices (rows,), g flat factors of all choices, q flat places, 2, 1, d dots."""
+
+    def make(rows, columns, dtype, random):
+        shapes = {"m": (rows, columns), "n": (rows, columns), "f": (rows, 2), "g": 2 * rows, "d": 2 * rows}
+        place = random.integers(0, max(1, rows), (rows, 2))
+        place[6::3] = -1
+        fixed = {"p": place, "q": place.ravel(), "s": random.integers(0, max(1, 2 * rows), rows), "2": 2, "1": 1}
+        made = (fixed[k] if k in fixed else signed(random, shapes[k], dtype) for k in order)
+        if order[1] == "g":  # factors near 1, so that repeated calls neither vanish nor grow
+            rows_, factors, source = made
+            return rows_, np.sign(factors) + (factors == 0), source
+        return tuple(made)
+
+    return make
+
+
 def attended(rows, columns, dtype, random, shared=False):
     """Make arguments: qkv of up to 4 heads in sequences of up to 64 tokens, length, size, scale; to write: a, lse.
     shared: True for at most 4 times as many heads of queries as of keys, with 2 heads of keys if there are 4."""
@@ -413,6 +467,20 @@ CASES = {
     "swiglu_backward": KernelCase(swiglu.swiglu_backward, gated("mww"), bytes_of(0, 1, 2), "arithmetic"),
     "rotations": KernelCase(rotary.rotations, rotation_table, bytes_of(0, 1), "arithmetic", 32),
     "rotate": KernelCase(rotary.rotate, rotated, lambda x, table, columns, _: 2 * len(x) * columns * x.itemsize),
+    "choose_experts": KernelCase(routing.choose_experts, logits(2), bytes_of(0, 1, 1, 2, 3), nan=False),
+    "choose_experts one": KernelCase(routing.choose_experts, logits(1), bytes_of(0, 1, 1, 2, 3), nan=False),
+    "choose_experts_backward": KernelCase(
+        routing.choose_experts_backward, logits(2, True), bytes_of(0, 1, 2, 3, 4, 9), nan=False
+    ),
+    "choose_experts_backward one": KernelCase(
+        routing.choose_experts_backward, logits(1, True), bytes_of(0, 1, 2, 3, 4, 9), nan=False
+    ),
+    "count_choices": KernelCase(routing.count_choices, counted, bytes_of(0, 1), dtypes=("int64",), nan=False),
+    "place_choices": KernelCase(routing.place_choices, choices, bytes_of(0, 1, 2, 5, 6), dtypes=("int64",), nan=False),
+    "gather_choices": KernelCase(routing.gather_choices, placed("mns2"), bytes_of(0, 1, 2)),
+    "add_placed": KernelCase(routing.add_placed, placed("mnpf1"), bytes_of(0, 0, 1, 2, 3)),
+    "scale_choices": KernelCase(routing.scale_choices, placed("mgs"), bytes_of(0, 0, 1, 2)),
+    "dot_choices": KernelCase(routing.dot_choices, placed("dqmn"), bytes_of(0, 1, 2, 3)),
     "causal_attention": KernelCase(
         attention.causal_attention, attended, bytes_of(0, 4, 5), "arithmetic", 128, nan=False
     ),

@@ -88,4 +88,8 @@ COSTS = {
     "embed_backward": Cost("g + dy", 1, 3),
     "add_positions": Cost("y + p", 1, 2),
     "add_positions_backward": Cost("g + dy", 1, 1),
+    # Kernels of mixtures, of choices that have a row.
+    "gather_choices": Cost("copied", 0, 2),
+    "add_placed": Cost("y + f r", 2, 3),
+    "scale_choices": Cost("f r", 1, 2),
 }

@@ -423,6 +423,64 @@ def add_positions_backward(dy, gradient, length, offset):
     np.add.at(gradient, (np.arange(len(dy)) + offset) % length, dy)
 
 
+def choose_experts(lse, p, chosen, gates):
+    order = np.argsort(-p, axis=1, kind="stable")
+    chosen[:] = order[:, : chosen.shape[1]]
+    largest = p.max(axis=1, keepdims=True) if p.size else p[:, :1]
+    p[:] = np.exp(p - largest)
+    total = p.sum(axis=1, keepdims=True)
+    lse[:] = (largest + np.log(total))[:, 0]
+    p /= total
+    gates[:] = np.take_along_axis(p, chosen, 1)
+    if chosen.shape[1] > 1:
+        gates /= gates.sum(axis=1, keepdims=True)
+
+
+def choose_experts_backward(lse, p, chosen, gates, dgates, share, length, balance, size, dz):
+    s = share[np.arange(len(p)) // length]
+    dz[:] = p * (balance * (s - (p * s).sum(axis=1, keepdims=True)) + size * lse[:, None])
+    along = (gates * dgates).sum(axis=1, keepdims=True)
+    if chosen.shape[1] == 1:
+        dz -= along * p
+        np.put_along_axis(dz, chosen, np.take_along_axis(dz, chosen, 1) + along, 1)
+    else:
+        more = gates * (dgates - along)
+        np.put_along_axis(dz, chosen, np.take_along_axis(dz, chosen, 1) + more, 1)
+
+
+def count_choices(counts, chosen, length, experts):
+    by_sequence = chosen.reshape(counts.size // experts, length * chosen.shape[1])
+    counts[:] = (by_sequence[:, None] == np.arange(experts)[:, None]).sum(axis=2).ravel()
+
+
+def place_choices(starts, room, chosen, length, experts, place, source):
+    flat, top = chosen.ravel(), chosen.shape[1]
+    for k in range(starts.size):
+        first = k // experts * length * top
+        (found,) = np.nonzero(flat[first : first + length * top] == k % experts)
+        kept = found[: room[k]] + first
+        place.reshape(-1)[found + first] = -1
+        place.reshape(-1)[kept] = starts[k] + np.arange(kept.size)
+        source[starts[k] : starts[k] + kept.size] = kept
+
+
+def gather_choices(rows, x, source, top):
+    np.take(x, source[: len(rows)] // top, axis=0, out=rows)
+
+
+def add_placed(y, rows, place, factors, c):
+    (here,) = np.nonzero(place[:, c] >= 0)
+    y[here] += factors[here, c][:, None] * rows[place[here, c]]
+
+
+def scale_choices(rows, factors, source):
+    rows *= factors[source[: len(rows)]][:, None]
+
+
+def dot_choices(dots, place, u, du):
+    dots[:] = np.where(place >= 0, np.einsum("ij,ij->i", u[place], du[place]), 0)
+
+
 def layer_norm(x, gain, bias, y, mean, rstd):
     np.mean(x, axis=1, out=mean)
     rstd[:] = 1 / np.sqrt(np.var(x, axis=1) + np.asarray(EPS, x.dtype))

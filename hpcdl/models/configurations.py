@@ -57,6 +57,7 @@ GPT2 = 'Radford et al., "Language models are unsupervised multitask learners", 2
 NLG = 'Rosset, "Turing-NLG", 2020'
 GPT3 = 'Brown et al., "Language models are few-shot learners", 2020'
 LLAMA3 = 'Llama Team, "The Llama 3 herd of models", 2024, table 3'
+MIXTRAL = 'Jiang et al., "Mixtral of experts", 2024, table 1'
 
 CONFIGURATIONS = {  # layers, width, heads, vocabulary, context; 10^9 parameters, GB of state on the slide
     "bert-large": Configuration(24, 1024, 16, 30522, 512, 0.32, 5.12, BERT, encoder=True),
@@ -68,5 +69,8 @@ CONFIGURATIONS = {  # layers, width, heads, vocabulary, context; 10^9 parameters
     ),
     "llama3-70b": Configuration(
         80, 8192, 64, 128256, 8192, 70.0, None, LLAMA3, kind="llama", more=",kv-heads=8,units=28672"
+    ),
+    "mixtral-8x7b": Configuration(
+        32, 4096, 32, 32000, 32768, 46.7, None, MIXTRAL, kind="llama", more=",kv-heads=8,units=14336,experts=8,top=2"
     ),
 }

@@ -23,6 +23,7 @@ class FeedForward(Sublayer):
     """Two dense layers with a gelu between them."""
 
     cuts: Mapping[str, int] = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
+    in_place = True  # activate_backward writes dz over z
 
     @staticmethod
     def default_units(width: int) -> int:
@@ -50,19 +51,30 @@ class FeedForward(Sublayer):
         zeros[...] = 0
         return zeros
 
-    def inner(self, z: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
+    def activate(self, z: Array, b: Array | None, u: Array) -> None:
+        """Write u, the input of the second product, from z, the output of the first one, and its bias."""
         bias = self.zeros_like(b, z.shape[1])
-        u, z = Gelu.forward(z, bias, self.pool)
+        Gelu.add_bias(z, bias, u)
         self.give(bias, unless=b)
+
+    def activate_backward(self, z: Array, b: Array | None, du: Array, gb: Array | None, dz: Array) -> None:
+        """Write dz, which is z itself if `in_place`, and add the gradient of the bias to gb."""
+        bias, bias_gradient = (self.zeros_like(each, du.shape[1]) for each in (b, gb))
+        Gelu.slope(z, bias, du, bias_gradient)
+        self.give(bias, unless=b)
+        self.give(bias_gradient, unless=gb)
+
+    def inner(self, z: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
+        u = self.pool.take(len(z), self.units // self.parts)
+        self.activate(z, b, u)
         return u, (z,)
 
     def inner_backward(
         self, inner_saved: Sequence[Array], u: Array, b: Array | None, du: Array, gb: Array | None
     ) -> Array:
-        bias, bias_gradient = (self.zeros_like(each, du.shape[1]) for each in (b, gb))
-        dz = Gelu.backward(inner_saved[0], bias, du, bias_gradient)
-        self.give(bias, unless=b)
-        self.give(bias_gradient, unless=gb)
+        (z,) = inner_saved
+        dz = z if self.in_place else self.pool.take(*z.shape)
+        self.activate_backward(z, b, du, gb, dz)
         return dz
 
 
@@ -70,6 +82,7 @@ class SwiGLU(FeedForward):
     """A dense layer whose outputs are multiplied by a gate, the silu of other outputs, and a second dense layer."""
 
     cuts: Mapping[str, int] = {"up.weight": 2, "up.bias": 1, "down.weight": 0}
+    in_place = False
 
     @staticmethod
     def default_units(width: int) -> int:
@@ -79,21 +92,15 @@ class SwiGLU(FeedForward):
     def up(units: int) -> tuple[int, ...]:
         return 2, units
 
-    def inner(self, z: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
+    def activate(self, z: Array, b: Array | None, u: Array) -> None:
         if b is not None:
             activation.add_bias(z, b)
-        u = self.pool.take(len(z), z.shape[1] // 2)
         swiglu.swiglu(u, z)
-        return u, (z,)
 
-    def inner_backward(
-        self, inner_saved: Sequence[Array], u: Array, b: Array | None, du: Array, gb: Array | None
-    ) -> Array:
-        dz = self.pool.take(*inner_saved[0].shape)
-        swiglu.swiglu_backward(du, inner_saved[0], dz)
+    def activate_backward(self, z: Array, b: Array | None, du: Array, gb: Array | None, dz: Array) -> None:
+        swiglu.swiglu_backward(du, z, dz)
         if gb is not None:
             activation.add_rows(dz, gb)
-        return dz
 
 
 FEED_FORWARDS: dict[str, type[FeedForward]] = {"gelu": FeedForward, "swiglu": SwiGLU}

@@ -22,6 +22,7 @@ from hpcdl.kernels import activation, embedding
 from hpcdl.kernels.device import Array
 from hpcdl.models.attention import Attention
 from hpcdl.models.layered import FlatWeights, Layered
+from hpcdl.models.mixture import MixtureOfExperts, Routes
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Architecture, Embedding
 
@@ -48,7 +49,7 @@ def cached_outputs(model: Layered, parameters: Array) -> Outputs:
         before[:] = start, len(tokens)
         x: Array = device.array(np.asarray(new, model.dtype).reshape(-1, 1))
         for layer, tensors in zip(layers, w, strict=False):
-            if isinstance(layer, CachedAttention | PositionedEmbedding):
+            if isinstance(layer, CachedAttention | PositionedEmbedding | CountingMixture):
                 layer.first = at
             y, saved = layer.forward(tensors, x, model.group)
             x = y.copy()
@@ -64,6 +65,8 @@ def cached_layer(layer: Any) -> Any:
         return PositionedEmbedding(layer.name, layer.pool, layer.full_shapes["token"][0], layer.architecture)
     if isinstance(layer, Attention):
         return CachedAttention(layer.name, layer.pool, layer.architecture)
+    if isinstance(layer, MixtureOfExperts):
+        return CountingMixture(layer.name, layer.pool, layer.architecture, layer.experts, type(layer.network))
     return layer
 
 
@@ -112,3 +115,25 @@ class CachedAttention(Attention):
         a = self.pool.take(new, self.heads * self.size)
         a[...] = self.matmul(p, self.values[:, :end]).transpose(2, 0, 1, 3).reshape(new, -1)
         return a, (qkv,)
+
+
+class CountingMixture(MixtureOfExperts):
+    """A mixture of the tokens from position `first` on; the choices of earlier tokens count for the capacity."""
+
+    first = 0
+
+    def sequence_length(self, tokens: int) -> int:
+        return tokens
+
+    def room(self, sequences: int) -> np.ndarray:
+        if self.first == 0:
+            self.counted[:] = 0
+        return np.maximum(0, super().room(sequences) - self.counted[0])
+
+    def route(self, chosen: Array) -> Routes:
+        routes = super().route(chosen)
+        self.count(routes)
+        return routes
+
+    def slots(self, tokens: int) -> int:
+        return tokens * self.experts.top

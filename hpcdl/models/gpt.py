@@ -6,7 +6,8 @@
     operations    about 6 per parameter and token, forward and backward together
 
 Settings make today's models of it (docs/gpt.md): `--model llama` is RMSNorm, rotary positions, SwiGLU, grouped-query
-attention, a head of its own and no biases (Touvron et al., "LLaMA", 2023; "The Llama 3 herd of models", 2024).
+attention, a head of its own and no biases (Touvron et al., "LLaMA", 2023; "The Llama 3 herd of models", 2024). With
+`experts=8`, each block has a mixture of experts (mixture.py).
 
 The model predicts each token of a row x (length,) from the tokens before it, and y from all of x: `length` predictions,
 whose mean loss is the row's. (Radford et al., "Language models are unsupervised multitask learners", 2019)"""
@@ -27,6 +28,7 @@ from hpcdl.models.generation import cached_outputs
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import SoftmaxCrossEntropy
+from hpcdl.models.mixture import Experts, MixtureOfExperts
 from hpcdl.models.normalization import NORMALIZATIONS
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Architecture, Embedding, Head, Norm
@@ -46,7 +48,9 @@ class GPT(Layered):
     layers: number of blocks. width: elements of a token's vector, divided among `heads` heads. context: the longest
     sequence. tied: True if the head's weight is the token embedding. kv_heads: heads of keys and values; 0: `heads`.
     norm: layer or rms. positions: learned or rotary, the latter with angles of the base rope_base. feed_forward: gelu
-    or swiglu, with `units` units; 0: by the width. biases: False if products have none. name: the model's in errors."""
+    or swiglu, with `units` units; 0: by the width. biases: False if products have none. experts: number of feed-forward
+    networks of a block, of which each token takes `top` (mixture.py); 0: one network, and no router. capacity, balance,
+    z: of `Experts`. name: the model's in errors."""
 
     sequences = True
 
@@ -69,6 +73,11 @@ class GPT(Layered):
         feed_forward: str = "gelu",
         units: int = 0,
         biases: bool = True,
+        experts: int = 0,
+        top: int = 2,
+        capacity: str = "none",
+        balance: float = 0.01,
+        z: float = 0.001,
         name: str = "gpt",
     ):
         told = f"model {name}"
@@ -78,6 +87,7 @@ class GPT(Layered):
         for setting, value in {"kv-heads": kv_heads, "units": units}.items():
             if value < 0:
                 raise UsageError(f"{told}: {setting} must be 1 or more, or 0 for the default, not {value}")
+        mixed = Experts.of_settings(told, experts, top, capacity, balance, z)
         if width % heads:
             raise UsageError(f"{told}: width {width} cannot be divided evenly among {heads} heads")
         kv_heads = kv_heads or heads
@@ -111,7 +121,8 @@ class GPT(Layered):
         chain: list[Layer] = [Embedding("embedding", pool, vocabulary, architecture)]
         for i in range(1, layers + 1):
             chain.append(Attention(f"block{i}.attention", pool, architecture))
-            chain.append(made_of(f"block{i}.mlp", pool, architecture))
+            at = f"block{i}.mlp", pool, architecture
+            chain.append(MixtureOfExperts(*at, mixed, made_of) if mixed else made_of(*at))
         chain.append(Norm("norm", pool, architecture))
         chain.append(Head("head", pool, vocabulary, architecture, "embedding.token" if tied else ""))
         super().__init__(length, [*chain, SoftmaxCrossEntropy(pool, vocabulary, length)], pool)

@@ -24,15 +24,16 @@ from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunk
 
-INPUTS_FIRST, OUTPUTS_FIRST, OUTPUTS_LAST = "inputs first", "outputs first", "outputs last"
+INPUTS_FIRST, INPUTS_SECOND = "inputs first", "inputs second"
+OUTPUTS_FIRST, OUTPUTS_LAST = "outputs first", "outputs last"
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor: name, shape, offset in the vector (elements), and the layer it belongs to.
     hidden: "", or the order of axes of a weight that maps to hidden units, which Muon updates as matrices:
-    INPUTS_FIRST, (inputs, outputs), or (inputs, n, outputs) for n matrices; OUTPUTS_FIRST, (outputs, inputs, ...), or
-    OUTPUTS_LAST, (inputs, ..., outputs), for one."""
+    INPUTS_FIRST, (inputs, outputs), or (inputs, n, outputs) for n matrices; INPUTS_SECOND, the same behind a first axis
+    of experts; OUTPUTS_FIRST, (outputs, inputs, ...), or OUTPUTS_LAST, (inputs, ..., outputs), for one."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,8 +54,9 @@ class Tensor:
             return [values.reshape(self.shape[0], -1)]
         if self.hidden == OUTPUTS_LAST:
             return [values.reshape(-1, self.shape[-1]).T]
-        stack = values.reshape(self.shape[0], -1, self.shape[-1])
-        return [stack[:, k].T for k in range(stack.shape[1])]
+        experts = self.shape[0] if self.hidden == INPUTS_SECOND else 1
+        stacks = values.reshape(experts, self.matrix_shape[2], -1, self.shape[-1])
+        return [stack[:, k].T for stack in stacks for k in range(stack.shape[1])]
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:
@@ -63,7 +65,8 @@ class Tensor:
             return 1, self.shape[0], math.prod(self.shape[1:])
         if self.hidden == OUTPUTS_LAST:
             return 1, self.shape[-1], math.prod(self.shape[:-1])
-        return math.prod(self.shape[1:-1]), self.shape[-1], self.shape[0]
+        inputs = self.shape[1 if self.hidden == INPUTS_SECOND else 0]
+        return math.prod(self.shape[:-1]) // inputs, self.shape[-1], inputs
 
 
 class Hyperslab(NamedTuple):

@@ -13,6 +13,7 @@ from hpcdl.models.attention import Attention
 from hpcdl.models.feed_forward import FeedForward, SwiGLU
 from hpcdl.models.layers import Dense
 from hpcdl.models.losses import SoftmaxCrossEntropy, Squared
+from hpcdl.models.mixture import MixtureOfExperts
 from hpcdl.models.transformer import Embedding, Head, Norm
 
 
@@ -31,6 +32,23 @@ class Product(NamedTuple):
 
     def moved(self, itemsize: int) -> float:
         return float(itemsize * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n))
+
+
+class GroupedProduct(NamedTuple):
+    """Products of `groups` matrices (k, n) with the rows of each group, m rows in all. apart: as of a product; then
+    they are products of (k, rows of a group) and (rows of a group, n)."""
+
+    m: int
+    k: int
+    n: int
+    groups: int
+    apart: bool = False
+
+    def flops(self) -> float:
+        return 2.0 * self.m * self.k * self.n
+
+    def moved(self, itemsize: int) -> float:
+        return float(itemsize * (self.m * (self.k + self.n) + self.groups * self.k * self.n))
 
 
 class KernelCall(NamedTuple):
@@ -76,11 +94,12 @@ class AttentionCall(NamedTuple):
         return float(itemsize * self.tokens * ((2 if self.name.endswith("backward") else 1) * columns + self.heads))
 
 
-Operations = Sequence[Product | KernelCall | AttentionCall]
+Operation = Product | GroupedProduct | KernelCall | AttentionCall
+Operations = Sequence[Operation]
 Passes = tuple[Operations, Operations]  # of a layer, for some number of examples: forward, then backward
 
 
-def weight(inputs: int, rows: int, outputs: int) -> list[Product | KernelCall | AttentionCall]:
+def weight(inputs: int, rows: int, outputs: int) -> list[Operation]:
     """Return the operations that add the gradient of a weight (inputs, outputs), for `rows` matrix rows."""
     return [Product(inputs, rows, outputs, apart=True), KernelCall("add_into", inputs * outputs, apart=True)]
 
@@ -102,7 +121,7 @@ def embedding(layer: Embedding, rows: int) -> Passes:
     return ahead, behind
 
 
-def normalized(layer: Norm | Attention | FeedForward, rows: int) -> tuple[KernelCall, KernelCall]:
+def normalized(layer: Norm | Attention | FeedForward | MixtureOfExperts, rows: int) -> tuple[KernelCall, KernelCall]:
     """Return the calls of a layer's normalization, forward and backward."""
     kind, size = layer.normalization, (rows * layer.length, layer.width)
     return KernelCall(kind.kernel.__name__, *size), KernelCall(kind.backward_kernel.__name__, *size)
@@ -151,6 +170,32 @@ def swiglu(layer: SwiGLU, rows: int) -> Passes:
     return sublayer(layer, rows, 2 * units, units, *biased(layer, inner, back, tokens, 2 * units))
 
 
+def mixture(layer: MixtureOfExperts, rows: int) -> Passes:
+    """Return a mixture's passes, with as many choices as experts have room for in all; each expert has some. The
+    router's softmax and choice, which work on E numbers a token, are not counted."""
+    tokens, width, units, of = rows * layer.length, layer.width, layer.units, layer.experts
+    taken, first = rows * of.slots(layer.length), math.prod(layer.network.up(layer.units))
+    names = ("add_bias_gelu", "gelu_backward") if layer.network.in_place else ("swiglu", "swiglu_backward")
+    inner, back = (KernelCall(name, taken, units) for name in names)
+    (norm_ahead, norm_behind), add = normalized(layer, rows), KernelCall("add_into", tokens * width)
+    gathered, added = KernelCall("gather_choices", taken, width), KernelCall("add_placed", taken, width)
+    ahead = [norm_ahead, Product(tokens, width, of.count), gathered]
+    ahead += [GroupedProduct(taken, width, first, of.count), inner, GroupedProduct(taken, units, width, of.count)]
+    ahead += [added, add]
+
+    def weights(inputs: int, outputs: int) -> list[Operation]:
+        product = GroupedProduct(taken, inputs, outputs, of.count, apart=True)
+        return [product, KernelCall("add_into", of.count * inputs * outputs, apart=True)]
+
+    behind: list[Operation] = [gathered, GroupedProduct(taken, width, units, of.count)]
+    behind += [Product(1, units, 1, taken)]  # dot_choices
+    behind += [KernelCall("scale_choices", taken, columns) for columns in (width, units)]
+    behind += [*weights(units, width), back, gathered, *weights(width, first)]
+    behind += [GroupedProduct(taken, first, width, of.count), added]
+    behind += weight(width, tokens, of.count)
+    return ahead, [*behind, Product(tokens, of.count, width), add, norm_behind, add]
+
+
 def norm(layer: Norm, rows: int) -> Passes:
     ahead, behind = normalized(layer, rows)
     return [ahead], [behind]
@@ -182,6 +227,7 @@ COUNTERS: dict[type, Callable[[Any, int], Passes]] = {
     Attention: attention,
     FeedForward: feed_forward,
     SwiGLU: swiglu,
+    MixtureOfExperts: mixture,
     Norm: norm,
     Head: head,
 }

@@ -31,6 +31,8 @@ from hpcdl.kernels.device import CPU, Array
 from hpcdl.machine.display import Display
 from hpcdl.machine.threads import Threads
 from hpcdl.memory import Memory
+from hpcdl.models.mixture import counted_choices
+from hpcdl.models.model import unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.runs import signals, stopwatch
@@ -173,6 +175,8 @@ class Run:
         self.replicas = AgreeingReplicas(held, self.options.checks.replicas, strategy, self.step)
         with self.memory.paused():
             warm_up(held, self.scored, data, self.make_optimizer, self.comm)
+        for counted in counted_choices(unwrapped(held.model)).values():
+            counted[:] = 0
         self.bounded = self._progress
         self.bookkeeping.barrier()
         if self.survivor is not None:

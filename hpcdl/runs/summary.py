@@ -12,6 +12,8 @@ from hpcdl.comm.allreduce import auto
 from hpcdl.comm.progress import exempt
 from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
+from hpcdl.models.mixture import counted_choices
+from hpcdl.models.model import unwrapped
 from hpcdl.programs import of_strategy
 from hpcdl.runs.closing_table import as_table
 from hpcdl.runs.context import RunSetup
@@ -76,7 +78,8 @@ def finish(run: "Run") -> None:
     """End a run after its loop: write trace and summary, and print the table or how to resume; collective over all
     ranks. Raises TrainingError if replicas that must agree do not."""
     trace = run.folder.path and run.folder.path / "trace.json"
-    ranks, reason = conclude(run.everyone, run.legs.measured(), run.comm.rank == 0, trace, run.stopped)
+    measured = run.legs.measured() | {"choices": counted_choices(unwrapped(run.model))}
+    ranks, reason = conclude(run.everyone, measured, run.comm.rank == 0, trace, run.stopped)
     run.stop(reason, known=True)
     if ranks is not None:
         legs = run.legs.so_far(run.progress, ranks, sorted({rank["host"] for rank in ranks}))
@@ -146,8 +149,9 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict]) -> dict:
         "options": dataclasses.asdict(run.options) | run.setup.used,
     }
     names = dict.fromkeys(name for rank in ranks for name in rank)  # servers use no GPU, and say nothing of it
-    for name in ("memory", "host"):
+    for name in ("memory", "host", "choices"):
         names.pop(name, None)
+    summary |= of_experts(ranks)
     summary |= {name: [rank.get(name) for rank in ranks] for name in names} | summed(legs)
     summary["memory_bytes_per_rank"] = {kind: [rank["memory"][kind] for rank in ranks] for kind in KINDS}
     if summary["device"] != "cpu":
@@ -158,6 +162,16 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict]) -> dict:
     summary["legs"] = legs
     summary["environment"] = environment()
     return summary
+
+
+def of_experts(ranks: list[dict]) -> dict[str, dict[str, list[int]]]:
+    """Return the choices and the drops of each expert in this leg, for each mixture; {} for a model without experts."""
+    choices = [rank["choices"] for rank in ranks if rank.get("choices")]
+    if not choices:
+        return {}
+    totals = {layer: sum(each[layer] for each in choices).tolist() for layer in choices[0]}
+    names = "expert_tokens", "expert_dropped"
+    return {name: {layer: both[k] for layer, both in totals.items()} for k, name in enumerate(names)}
 
 
 def reduces(ranks: list[dict]) -> bool:

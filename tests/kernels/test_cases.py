@@ -44,7 +44,10 @@ def test_nan_and_infinity_are_not_hidden(name, dtype, bad, shape):
     compared(CASES[name], with_bad(args, bad), TOLERANCE[dtype])
 
 
-BY_PLACE = "langevin", "quantize", "pack", "add_codes", "take", "add_at"  # an element uses others, or its own place
+BY_PLACE = (  # an element uses others, or its own place
+    *("langevin", "quantize", "pack", "add_codes", "take", "add_at"),
+    *("choose_experts_backward", "count_choices", "place_choices", "dot_choices"),
+)
 OF_ELEMENTS = [
     each for each in PAIRS if CASES[each[0]].kernel.kind == "elementwise" and not each[0].startswith(BY_PLACE)
 ]

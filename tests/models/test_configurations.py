@@ -32,6 +32,16 @@ def test_parameters_of_llama_3_are_those_of_its_released_models(name, units, cou
     assert round(each.parameters / 1e9) == pytest.approx(each.nominal, rel=0.02)
 
 
+def test_parameters_of_mixtral_are_those_of_its_released_model():
+    """A block has 8 experts of three matrices and a router; of the parameters a token passes the 12.9 billion of 2."""
+    each = CONFIGURATIONS["mixtral-8x7b"]
+    w, expert = 4096, 3 * 4096 * 14336
+    block = 2 * w**2 + 2 * w * 1024 + 8 * expert + 8 * w + 2 * w
+    assert each.parameters == 2 * 32000 * w + 32 * block + w == 46_702_792_704
+    assert round(each.parameters / 1e9, 1) == each.nominal
+    assert round((each.parameters - 32 * 6 * expert) / 1e9, 1) == 12.9
+
+
 def test_the_slides_figures_are_16_bytes_of_its_rounded_parameters():
     slides = {name: each for name, each in CONFIGURATIONS.items() if each.slide is not None}
     products = {name: ADAM_BYTES * each.nominal for name, each in slides.items()}
@@ -43,7 +53,7 @@ def test_the_slides_figures_are_16_bytes_of_its_rounded_parameters():
 
 def test_tables():
     lines = configurations()
-    assert len(lines) == 7 and "2,793.67 GB" in lines[4] and lines[4].endswith("2,800 GB") and lines[6].endswith(" -")
+    assert len(lines) == 8 and "2,793.67 GB" in lines[4] and lines[4].endswith("2,800 GB") and lines[6].endswith(" -")
     shown = configuration("gpt2-xl")
     assert shown[0].startswith("Radford et al.")
     assert "attention of 48 blocks" in "\n".join(shown)

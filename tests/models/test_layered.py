@@ -32,6 +32,8 @@ CASES = {  # spec -> (classes, the reference's loss, its activation)
     "gpt:layers=1,width=6,heads=6,kv-heads=2,context=5,units=3": (3, "gpt", None),
     "gpt:layers=1,width=4,heads=2,context=5,biases=no": (3, "gpt", None),
     "llama:layers=2,width=8,heads=4,kv-heads=2,context=5,units=3,rope-base=9": (3, "gpt", None),
+    "gpt:layers=1,width=4,heads=2,context=5,units=3,experts=3,capacity=0.8,balance=0,z=0": (3, "gpt", None),
+    "llama:layers=1,width=4,heads=2,context=5,units=3,experts=3,top=1,balance=0,z=0": (3, "gpt", None),
     "gpt:layers=1,width=6,heads=2,context=7": (4, "gpt", None),
     "gpt:layers=2,width=4,heads=1,context=5,head=own": (3, "gpt", None),
 }
@@ -185,6 +187,7 @@ def test_a_prediction_is_not_overwritten_later(spec):
         ("mlp:64,activation=gelu", 10, 37 * 10 * 8 + 16 * 2**10),  # the smallest activation; the weight has 100 KiB
         ("gpt:layers=2,width=32,heads=2,context=200", 40, 37 * 200 * 32 * 8),
         ("llama:layers=1,width=32,heads=4,context=200,units=64", 40, 37 * 200 * 32 * 8),
+        ("gpt:layers=1,width=32,heads=4,context=200,units=64,experts=4,capacity=1", 40, 37 * 200 * 32 * 8),
     ],
 )
 def test_steady_state_allocates_nothing_big(spec, classes, least):

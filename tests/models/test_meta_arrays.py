@@ -13,6 +13,7 @@ from hpcdl.random import Random
 DENSE = ["softmax", "mlp:7,5", "mlp:7,activation=gelu"]
 TEXTS = ["gpt:width=8,heads=2,context=6", "gpt:width=8,heads=2,context=6,biases=no"]
 TEXTS += ["llama:width=16,heads=4,context=6,units=5", "llama:width=16,heads=4,context=6,biases=yes"]
+TEXTS += [f"{kind}:width=16,heads=4,context=6,units=5,experts=4,capacity=0.7" for kind in ("gpt", "llama")]
 
 
 @pytest.mark.parametrize(

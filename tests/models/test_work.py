@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.data.batch import Batch
 from hpcdl.errors import UsageError
-from hpcdl.models import attention, feed_forward, losses, make_model, transformer
+from hpcdl.models import attention, feed_forward, group, losses, make_model, transformer
 from hpcdl.models.layers import ACTIVATIONS
 from hpcdl.models.normalization import NORMALIZATIONS
 from hpcdl.models.work import AttentionCall, KernelCall, Product, flops, moved, operations
@@ -62,8 +62,8 @@ def done(monkeypatch):
         return call
 
     for name in ("causal_attention", "causal_attention_backward"):
-        kernel = getattr(attention.attention, name)
-        monkeypatch.setattr(attention.attention, name, watched_attention(name, kernel))
+        kernel = getattr(group.attention, name)
+        monkeypatch.setattr(group.attention, name, watched_attention(name, kernel))
     for kind in NORMALIZATIONS.values():
         for name in ("kernel", "backward_kernel"):
             kernel = getattr(kind, name)

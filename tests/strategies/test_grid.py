@@ -23,6 +23,7 @@ LAYERS, WIDTH, LENGTH = 2, 12, 12
 GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
 OWN = f"{GPT},head=own"
 LONG = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"  # sequences of 24 tokens, cut along the axis context
+MIXTURE = "layers=1,width=12,heads=12,kv-heads=12,context=12,units=12,experts=3"  # 4 layers
 LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
@@ -61,7 +62,11 @@ CASES = [
     (LONG, {"stage": 0, "attention": "ulysses"}, {"optimizer": ADAM, "clip_norm": 0.1}),
     (LONG, {"stage": 2, "sequence": True}, {"optimizer": ADAM}),
     (LONG, {"stage": 3, "schedule": "zb-h1", "attention": "ulysses"}, {"optimizer": MUON, "lr": 0.02}),
-    ("llama:layers=2,width=16,heads=8,kv-heads=4,context=24", {"stage": 1, "recompute": True}, {"optimizer": MUON, "lr": 0.02}),
+    (
+        "llama:layers=2,width=16,heads=8,kv-heads=4,context=24",
+        {"stage": 1, "recompute": True},
+        {"optimizer": MUON, "lr": 0.02},
+    ),
     (LLAMA, {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
     (LLAMA, {"stage": 3, "sequence": True, "schedule": "1f1b", "recompute": True}, {"clip_norm": 0.1}),
     (GPT, {"stage": 0}, {"optimizer": MUON, "weight_decay": 0.1, "lr": 0.02}),
@@ -72,6 +77,9 @@ CASES = [
     (MLP, {"stage": 3, "schedule": "zb-h1"}, {"optimizer": ADAM}),
     (GPT, {"stage": 3, "schedule": "zb-interleaved"}, {}),
     (OWN, {"stage": 1, "schedule": "zb-v", "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
+    (f"gpt:{MIXTURE}", {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
+    (f"llama:{MIXTURE},capacity=1.25", {"stage": 2, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
+    (f"llama:{MIXTURE},top=1", {"stage": 0, "schedule": "zb-h1"}, {"optimizer": MUON, "lr": 0.02}),
     (GPT, {"stage": 0, "schedule": "dualpipe-v", "microbatches": 6, "recompute": True}, {}),
 ]
 

@@ -1,0 +1,292 @@
+"""A mixture of experts in the place of a block's feed-forward layer: each token takes `top` of E feed-forward networks.
+
+    n = norm(x)    z = n Wr    p = softmax(z)       router, Wr (width, E), whole on each rank
+    chosen: the `top` largest z, a tie to the lower index          g_c = p_c / (sum of the chosen p); top = 1: g = p
+    y = x + sum over the chosen c of g_c a(n Wu_c) Wd_c            a: gelu or swiglu (feed_forward.py), without biases
+
+    capacity=f    an expert takes at most ceil(f length top / E) choices of a sequence, the first ones in the order of
+                  tokens; it drops the others, which add nothing to y
+    capacity=none dropless: an expert takes all of its choices
+
+Choices are grouped by expert (kernels/routing.py), and each expert is two products on its own rows. Rows, and sums over
+a token's choices, are in the order of (sequence, token, choice), so that outputs do not depend on how a batch is cut.
+
+The objective has two more terms for each mixture and each sequence of T tokens, so that the sums over parts of a batch
+add up, as those of losses do; Switch and GShard take their means over a whole batch:
+
+    balance E sum_e f_e P_e           f_e: share of expert e in the T top choices, before drops; P_e: mean p_e
+    z mean_t (log sum_e exp z_te)^2   keeps the logits small
+
+Their gradients are added in backward; the reported losses are cross-entropies alone. f_e has no gradient. For top = 1
+the gate is p, as in Switch: a normalized gate would be 1, and the router would not learn.
+
+If ranks share the layer, each has some of the units of every expert, and one all-reduce of (tokens, top) numbers more
+completes the gates' gradients. The tokens of a sequence must be on one rank.
+
+(Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", ICLR 2017; Lepikhin
+et al., "GShard", ICLR 2021; Fedus et al., "Switch transformers", JMLR 2022; Zoph et al., "ST-MoE", 2022; Gale et al.,
+"MegaBlocks", 2022; Jiang et al., "Mixtral of experts", 2024)"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels import routing
+from hpcdl.kernels.device import Array
+from hpcdl.kernels.reduce import add_into
+from hpcdl.models.feed_forward import FeedForward
+from hpcdl.models.group import LayerGroup
+from hpcdl.models.layers import check_width
+from hpcdl.models.layout import INPUTS_SECOND
+from hpcdl.models.model import layers_of
+from hpcdl.models.pool import Pool
+from hpcdl.models.transformer import DEVIATION, Architecture, TokenLayer, draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The settings of mixtures. top: experts of a token. capacity: factor of the even share of an expert's choices in a
+    sequence; 0: no limit. balance, z: coefficients of the two terms of the objective."""
+
+    count: int
+    top: int
+    capacity: float = 0.0
+    balance: float = 0.01
+    z: float = 0.001
+
+    @classmethod
+    def of_settings(cls, told: str, count: int, top: int, capacity: str, balance: float, z: float) -> "Experts | None":
+        """Return the checked settings of a spec; None for a model without experts. told: begins error messages."""
+        if count < 0:
+            raise UsageError(f"{told}: experts must be 1 or more, or 0 for none, not {count}")
+        if count == 0:
+            return None
+        if not 1 <= top <= count:
+            raise UsageError(f"{told}: top {top} of {count} experts; take a top from 1 to {count}")
+        try:
+            factor = 0.0 if capacity == "none" else float(capacity)
+        except ValueError:
+            factor = math.nan
+        if not (math.isfinite(factor) and (factor > 0 or capacity == "none")):
+            raise UsageError(f"{told}: capacity is none or a number greater than 0, as 1.25, not {capacity!r}")
+        for setting, value in {"balance": balance, "z": z}.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{told}: {setting} must be a finite number of at least 0, not {value}")
+        return cls(count, top, factor, balance, z)
+
+    def room(self, length: int) -> int:
+        """Return how many choices of a sequence of `length` tokens an expert takes at most."""
+        return length if not self.capacity else min(length, math.ceil(self.capacity * length * self.top / self.count))
+
+    def slots(self, length: int) -> int:
+        """Return how many choices of a sequence all experts take at most."""
+        return min(length * self.top, self.count * self.room(length))
+
+
+@dataclasses.dataclass
+class Routes:
+    """The choices of a batch's tokens. chosen, place: (tokens, top), source: (slots,), int64, see kernels/routing.py.
+    counts: (sequences, experts), choices of each expert before drops. ends: the end of each expert's rows."""
+
+    chosen: Array
+    place: Array
+    source: Array
+    counts: np.ndarray
+    ends: list[int]
+
+    @property
+    def taken(self) -> int:
+        """The number of choices that are not dropped."""
+        return self.ends[-1]
+
+    def by_expert(self) -> Iterator[tuple[int, slice]]:
+        """Yield (expert, its rows) for each expert with rows."""
+        start = 0
+        for expert, end in enumerate(self.ends):
+            if end > start:
+                yield expert, slice(start, end)
+            start = end
+
+
+class MixtureOfExperts(TokenLayer):
+    """A mixture of the feed-forward networks `made_of`. counted: (2, experts), the choices and the drops of each expert
+    in all backward passes of this rank, shared by copies of the layer."""
+
+    hidden = True
+
+    def __init__(self, name: str, pool: Pool, architecture: Architecture, experts: Experts, made_of: type[FeedForward]):
+        self.experts, self.units, width = experts, architecture.units, architecture.width
+        self.network = made_of(name, pool, dataclasses.replace(architecture, biases=False))
+        up = made_of.up(self.units)
+        shapes: dict[str, tuple[int, ...]] = {f"norm.{each}": (width,) for each in architecture.normalization.names}
+        shapes |= {"router": (width, experts.count), "up.weight": (experts.count, width, *up)}
+        shapes |= {"down.weight": (experts.count, self.units, width)}
+        super().__init__(name, pool, architecture, shapes)
+        self.cuts = {"up.weight": 1 + len(up), "down.weight": 1}
+        self.counted = np.zeros((2, experts.count), np.int64)
+
+    @property
+    def hidden_weights(self) -> dict[str, str]:
+        return dict.fromkeys(super().hidden_weights, INPUTS_SECOND)
+
+    def check_cut(self, parts: int) -> None:
+        check_width("the experts' units", self.units, parts)
+
+    def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
+        self.normalization.initialize(w[:-3])
+        for tensor, generator in zip(w[-3:-1], generators[-3:-1], strict=True):
+            draw(tensor, generator)
+        draw(w[-1], generators[-1], DEVIATION / math.sqrt(self.architecture.depth))
+
+    def matrices(self, tensors: Sequence[Array]) -> tuple[Sequence[Array], Array, list[Array], list[Array]]:
+        """Return the tensors of the norm, Wr, and for each expert Wu (width, outputs) and Wd (units, width)."""
+        *norm, router, up, down = tensors
+        experts = range(self.experts.count)
+        return norm, router, [up[e].reshape(self.width, -1) for e in experts], [down[e] for e in experts]
+
+    def sequence_length(self, tokens: int) -> int:
+        """Return the length of a sequence, for which choices are counted."""
+        return self.length
+
+    def room(self, sequences: int) -> np.ndarray:
+        """Return how many choices each expert takes of each sequence, (sequences, experts)."""
+        return np.full((sequences, self.experts.count), self.experts.room(self.length))
+
+    def route(self, chosen: Array) -> Routes:
+        """Return the routes of chosen experts (tokens, top): which choices are taken, in which rows."""
+        device, (tokens, top), count = self.pool.device, chosen.shape, self.experts.count
+        length = self.sequence_length(tokens)
+        sequences = tokens // length if length else 0
+        counts = device.empty(sequences * count, np.int64)
+        routing.count_choices(counts, chosen, length, count)
+        if hasattr(counts, "outlined"):  # a forecast's array has no elements: each expert gets an even share
+            taken = sequences * self.experts.slots(length)
+            ends = [taken * k // count for k in range(1, count + 1)]
+            return Routes(
+                chosen, chosen, device.empty(tokens * top, np.int64), np.zeros((sequences, count), np.int64), ends
+            )
+        found, room = device.host(counts).reshape(sequences, count).copy(), self.room(sequences)
+        by_expert = np.minimum(found, room).T.reshape(-1)
+        starts = (np.cumsum(by_expert) - by_expert).reshape(count, sequences).T.reshape(-1).copy()
+        source, place = device.empty(tokens * top, np.int64), device.empty(chosen.shape, np.int64)
+        limits = device.array(room.reshape(-1))
+        routing.place_choices(device.array(starts), limits, chosen, length, count, place, source)
+        ends = np.cumsum(by_expert.reshape(count, sequences).sum(axis=1))
+        return Routes(chosen, place, source, found, ends.tolist())
+
+    def slots(self, tokens: int) -> int:
+        """Return the number of rows for the choices of so many tokens: the same for all routes."""
+        length = self.sequence_length(tokens)
+        return tokens // length * self.experts.slots(length) if tokens else 0
+
+    def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
+        (norm, router, up, down), pool, top = self.matrices(w), self.pool, self.experts.top
+        n, statistics = self.normalization.forward(x, norm, pool)
+        h = group.f(n, pool)
+        p = self.matmul(h, router, out=pool.take(len(h), self.experts.count))
+        lse, gates = pool.take(len(h)), pool.take(len(h), top)
+        chosen = pool.device.empty((len(h), top), np.int64)
+        routing.choose_experts(lse, p, chosen, gates)
+        routes, slots = self.route(chosen), self.slots(len(h))
+        rows = self.gathered(h, routes, slots)
+        self.give(h, unless=n)
+        z, u = pool.take(slots, up[0].shape[1]), pool.take(slots, len(down[0]))
+        for e, own in routes.by_expert():
+            self.network.activate(self.matmul(rows[own], up[e], out=z[own]), None, u[own])
+        for e, own in routes.by_expert():
+            self.matmul(u[own], down[e], out=rows[own])
+        y = self.added(rows, routes, gates)
+        self.give(rows)
+        y = group.g(y, pool)
+        add_into(y.reshape(-1), x.reshape(-1))
+        return y, (x, routes, n, *statistics, lse, p, gates, z, u, y)
+
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
+        (norm, router, up, down), pool = self.matrices(w), self.pool
+        norm_gradient, router_gradient, up_gradient, down_gradient = self.matrices(g)
+        x, routes, n, *statistics, lse, p, gates, z, u, _ = saved
+        taken, slots, flat = routes.taken, len(u), gates.reshape(-1)
+        self.count(routes)
+        full_dy = group.g_backward(dy, pool)
+        dv, du = self.gathered(full_dy, routes, slots), pool.take(*u.shape)
+        self.give(full_dy, unless=dy)
+        for e, own in routes.by_expert():
+            self.matmul(dv[own], down[e].T, out=du[own])
+        dgates = pool.take(*gates.shape)  # v . dv = (u Wd) . dv = u . (dv Wd^T): v need not be kept
+        routing.dot_choices(dgates.reshape(-1), routes.place.reshape(-1), u, du)
+        group.all_reduce(dgates)
+        for rows in (dv, du):
+            routing.scale_choices(rows[:taken], flat, routes.source)
+        dz = z if self.network.in_place else pool.take(*z.shape)
+        for e, own in routes.by_expert():
+            self.add_product(u[own].T, dv[own], down_gradient[e])
+            self.network.activate_backward(z[own], None, du[own], None, dz[own])
+        self.give(dv, du)
+        h = group.f(n, pool)
+        rows = self.gathered(h, routes, slots)
+        tokens = len(h)
+        self.give(h, unless=n)
+        for e, own in routes.by_expert():
+            self.add_product(rows[own].T, dz[own], up_gradient[e])
+        self.give(rows)
+        drows = pool.take(slots, self.width)
+        for e, own in routes.by_expert():
+            self.matmul(dz[own], up[e].T, out=drows[own])
+        self.give(dz, unless=z)
+        ones = pool.take(*gates.shape)
+        ones[...] = 1
+        dx = group.f_backward(self.added(drows, routes, ones), pool)
+        self.give(drows, ones)
+        dlogits = self.router_backward(routes, lse, p, gates, dgates)
+        self.give(dgates)
+        first = group.rank * len(n) if group.sequence else 0
+        own_logits = dlogits[first : first + len(n)] if len(n) < tokens else dlogits
+        self.add_product(n.T, own_logits, router_gradient)
+        dn = self.matmul(own_logits, router.T, out=pool.take(*n.shape))
+        add_into(dx.reshape(-1), dn.reshape(-1))
+        self.give(dlogits, dn)
+        self.normalization.backward(dx, x, norm, statistics, dx, norm_gradient)
+        add_into(dx.reshape(-1), dy.reshape(-1))
+        self.release(saved)
+        return dx
+
+    def release(self, saved: Any) -> None:
+        self.give(*saved[2:])  # all but x and the routes
+
+    def router_backward(self, routes: Routes, lse: Array, p: Array, gates: Array, dgates: Array) -> Array:
+        """Return the gradient by the router's logits, from the pool: that of the gates, and of the objective's terms.
+        The latter are of the mean over a sequence's tokens, as its loss is."""
+        of, length, dlogits = self.experts, self.length, self.pool.take(*p.shape)
+        share = self.pool.device.array((routes.counts / (length * of.top)).astype(self.pool.dtype))
+        factors = of.balance * of.count / length, 2 * of.z / length
+        routing.choose_experts_backward(lse, p, routes.chosen, gates, dgates, share, length, *factors, dlogits)
+        return dlogits
+
+    def gathered(self, x: Array, routes: Routes, slots: int) -> Array:
+        """Return the row of x of each taken choice, in the order of experts, in an array of `slots` rows."""
+        rows = self.pool.take(slots, self.width)
+        routing.gather_choices(rows[: routes.taken], x, routes.source, self.experts.top)
+        return rows
+
+    def added(self, rows: Array, routes: Routes, factors: Array) -> Array:
+        """Return for each token the sum of its choices' rows, times their factors (tokens, top), in their order."""
+        y = self.pool.take(len(factors), self.width)
+        y[...] = 0
+        for c in range(self.experts.top):
+            routing.add_placed(y, rows, routes.place, factors, c)
+        return y
+
+    def count(self, routes: Routes) -> None:
+        """Count the choices and the drops; if ranks share the layer, the first of them counts."""
+        if self.part == 0:
+            found = routes.counts.sum(axis=0)
+            self.counted += [found, found - np.diff(routes.ends, prepend=0)]
+
+
+def counted_choices(model: Any) -> dict[str, np.ndarray]:
+    """Return `counted` of each mixture in the model, by the layer's name; {} for a model without experts."""
+    return {layer.name: layer.counted for layer in layers_of(model) or () if isinstance(layer, MixtureOfExperts)}
