@@ -133,7 +133,7 @@ def sublayer(layer: Any, rows: int, first: int, second: int, inner: Operations, 
     add = KernelCall("add_into", tokens * width)
     residual = KernelCall("add_bias_residual", tokens, width) if layer.architecture.biases else add
     ahead = [norm_ahead, Product(tokens, width, first), *inner, Product(tokens, second, width), residual]
-    behind = [KernelCall("add_rows", tokens, width)] if layer.architecture.biases else []
+    behind: list[Operation] = [KernelCall("add_rows", tokens, width)] if layer.architecture.biases else []
     behind += [*weight(second, tokens, width), Product(tokens, width, second), *back]
     return ahead, [*behind, *weight(width, tokens, first), Product(tokens, first, width), norm_behind, add]
 
@@ -178,7 +178,7 @@ def mixture(layer: MixtureOfExperts, rows: int) -> Passes:
     inner, back = (KernelCall(name, taken, units) for name in names)
     (norm_ahead, norm_behind), add = normalized(layer, rows), KernelCall("add_into", tokens * width)
     gathered, added = KernelCall("gather_choices", taken, width), KernelCall("add_placed", taken, width)
-    ahead = [norm_ahead, Product(tokens, width, of.count), gathered]
+    ahead: list[Operation] = [norm_ahead, Product(tokens, width, of.count), gathered]
     ahead += [GroupedProduct(taken, width, first, of.count), inner, GroupedProduct(taken, units, width, of.count)]
     ahead += [added, add]
 
