@@ -175,8 +175,8 @@ class MixtureOfExperts(TokenLayer):
         source, place = device.empty(tokens * top, np.int64), device.empty(chosen.shape, np.int64)
         limits = device.array(room.reshape(-1))
         routing.place_choices(device.array(starts), limits, chosen, length, count, place, source)
-        ends = np.cumsum(by_expert.reshape(count, sequences).sum(axis=1))
-        return Routes(chosen, place, source, found, ends.tolist())
+        totals = by_expert.reshape(count, sequences).sum(axis=1)
+        return Routes(chosen, place, source, found, np.cumsum(totals).tolist())
 
     def slots(self, tokens: int) -> int:
         """Return the number of rows for the choices of so many tokens: the same for all routes."""

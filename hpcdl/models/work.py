@@ -179,7 +179,7 @@ def mixture(layer: MixtureOfExperts, rows: int) -> Passes:
     inner, back = (KernelCall(name, taken, units) for name in names)
     (norm_ahead, norm_behind), add = normalized(layer, rows), KernelCall("add_into", tokens * width)
     gathered, added = KernelCall("gather_choices", taken, width), KernelCall("add_placed", taken, width)
-    ahead = [norm_ahead, Product(tokens, width, of.count), gathered]
+    ahead: list[Operation] = [norm_ahead, Product(tokens, width, of.count), gathered]
     ahead += [GroupedProduct(taken, width, first, of.count), inner, GroupedProduct(taken, units, width, of.count)]
     ahead += [added, add]
 

@@ -29,7 +29,7 @@ from hpcdl.kernels.intensity import COSTS
 from hpcdl.models import TRANSFORMERS, for_data
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.losses import Loss
-from hpcdl.models.work import AttentionCall, Operations, Product, flops, moved, operations
+from hpcdl.models.work import AttentionCall, GroupedProduct, Operations, Product, flops, moved, operations
 from hpcdl.planning.summaries import summary_of
 from hpcdl.random import Random
 from hpcdl.reports import figures
@@ -94,7 +94,7 @@ def product_flops(counted: list[tuple[Operations, Operations]]) -> float:
     """Return the flops of all products of a step, those within attention among them."""
     every = [each for layer in counted for done in layer for each in done]
     inner = sum(each.products() for each in every if isinstance(each, AttentionCall))
-    return inner + sum(each.flops() for each in every if isinstance(each, Product))
+    return inner + sum(each.flops() for each in every if isinstance(each, Product | GroupedProduct))
 
 
 def product_gflops(
