@@ -23,7 +23,7 @@ LAYERS, WIDTH, LENGTH = 2, 12, 12
 GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
 OWN = f"{GPT},head=own"
 LONG = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"  # sequences of 24 tokens, cut along the axis context
-MIXTURE = "layers=1,width=12,heads=12,kv-heads=12,context=12,units=12,experts=3"  # 4 layers
+MIXTURE = "layers=1,width=24,heads=12,kv-heads=12,context=12,units=12,experts=3"  # 4 layers
 LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
