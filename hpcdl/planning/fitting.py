@@ -1,6 +1,6 @@
 """Grids of ranks on which a training fits into memory, with ZeRO's stage, micro-batches and recomputation.
 
-    for each (d, p, c, t) with d p c t = ranks that can cut the layers; c > 1 only if the model reads sequences
+    for each (d, p, c, t) with d p c t = ranks that can cut the layers; c > 1 only if no other grid fits
         for stages 0 to 3 of ZeRO, where d c > 1       permanent memory: parameters, gradients, optimizer
         for m = 1, 2, 4, ..., rows micro-batches      temporary memory: activations, with and without recomputation
             the grid fits if the sum of the largest rank is at most the room
@@ -66,10 +66,10 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def shapes(ranks: int, sequences: bool = False) -> list[tuple[int, int, int, int]]:
-    """Return all (data, pipeline, context, tensor) whose product is `ranks`; sequences: with context above 1, too."""
+def shapes(ranks: int, cut: bool = False) -> list[tuple[int, int, int, int]]:
+    """Return all (data, pipeline, context, tensor) whose product is `ranks`, with context 1; cut: those above 1."""
     parts = [t for t in range(1, ranks + 1) if ranks % t == 0]
-    shares = parts if sequences else [1]
+    shares = parts[1:] if cut else [1]
     triples = itertools.product(parts, shares, parts)
     return [(ranks // (p * c * t), p, c, t) for t, c, p in triples if ranks % (p * c * t) == 0]
 
@@ -83,13 +83,15 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
     """Return grids that fit into `room`, best first, and errors of shapes. half: 16 bit, master weights. UsageError."""
     if case.ranks > LARGEST:
         raise UsageError(f"--ranks {case.ranks}: grids are searched for at most {LARGEST:,} ranks")
-    found, refused = [], []
+    found: list[Fit] = []
+    refused: list[str] = []
     beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
-    for shape in shapes(case.ranks, case.model.sequences):
-        try:
-            found += list(fits_on_grid(case, shape, room - beside, half))
-        except UsageError as error:
-            refused.append(f"{'x'.join(map(str, shape))}: {error}")
+    for cut in (False, True):  # sequences are cut only if nothing else fits
+        for shape in shapes(case.ranks, cut) if not found and (case.model.sequences or not cut) else ():
+            try:
+                found += list(fits_on_grid(case, shape, room - beside, half))
+            except UsageError as error:
+                refused.append(f"{'x'.join(map(str, shape))}: {error}")
     whole = [fit._replace(bytes=fit.bytes + beside) for fit in found]
     return sorted(whole, key=lambda fit: fit.order), refused
 
