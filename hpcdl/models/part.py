@@ -31,6 +31,8 @@ class ModelPart(Layered):
     group: the operators between the parts of a layer (group.py). context: ranks that share the tokens of sequences;
     None: this rank has all of them. Raises UsageError if the model cannot be cut so."""
 
+    context: ContextGroup = WholeContext()
+
     def __init__(
         self,
         model: Layered,
@@ -41,7 +43,7 @@ class ModelPart(Layered):
     ):
         require_layers(model)
         chunks = [range(len(model.layers))] if chunks is None else chunks
-        self.model, self.share, self.context = model, share, context or WholeContext()
+        self.model, self.share, self.context = model, share, context or self.context
         layers = [self.own(i) for i in itertools.chain(*chunks)]
         if group is not None and group.sequence:
             if not model.sequences:
