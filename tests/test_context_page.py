@@ -12,6 +12,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "context_parallel.md").read_text()
 PLAIN = [line[4:] for line in PAGE.splitlines() if re.match("    mpiexec ", line)]
 
 
+@pytest.mark.long
 def test_memory_as_printed(environment, tmp_path):
     shown = commands(PAGE)
     as_printed([each for each in shown if "4096" not in each[0]], tmp_path, environment)
@@ -22,6 +23,8 @@ def test_memory_as_printed(environment, tmp_path):
 
 @pytest.mark.parametrize("command", PLAIN)
 def test_other_commands_run(command, tmp_path):
-    length = "" if "--steps" in command else " --steps 3"
-    done = ready_ranks.run(*program(f"{command}{length} --progress none --out none"), tmp_path, 120, {})
+    """Of a small model, and short."""
+    small = command.replace("llama:", "llama:layers=1,width=16,heads=4,").replace("gpt ", "gpt:layers=1,width=16 ")
+    started = program(f"{small} --steps 2 --batch-size 8 --progress none --out none")
+    done = ready_ranks.run(*started, tmp_path, 120, {})
     assert done.returncode == 0, done.stdout + done.stderr

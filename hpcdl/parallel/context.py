@@ -76,7 +76,7 @@ def make_context(comm: Communicator, model: Any, rows: int, attention: str = "ri
     ring, ulysses = RingAttention(comm), Ulysses(comm)
     layers = [layer for layer in model.layers if isinstance(layer, Attention)]
     if comm.size == 1 or not layers:
-        return ring
+        return ulysses if attention == "ulysses" else ring
     own = comm.duplicate("trial")
     layer = layers[0].cut(0, parts)
     if attention == "ulysses":

@@ -78,5 +78,5 @@ def cut(options: ContextParallelOptions, ranks: int) -> Cut:
     return Cut((1, 1, 1), options.stage, context=ranks, attention=options.attention)
 
 
-SMALL = "--model gpt:layers=1,width=16,heads=4 --batch-size 8"
+SMALL = "--data text --model gpt:layers=1,width=16,heads=4 --batch-size 8"
 STRATEGY = Strategy("train-context-parallel", ContextParallelOptions, train, cut=cut, check=fits, small=SMALL)

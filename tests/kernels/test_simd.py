@@ -82,8 +82,10 @@ def marked(name):
     return pytest.param(name, marks=[pytest.mark.long] * (CASES[name].limit == "memory"))
 
 
-# Loops that LLVM does not vectorize: they fetch or store at indices, or shift codes of several values into a byte.
-SCALAR = ("take", "add_at", "quantize", "pack", "add_codes")
+# Loops that LLVM does not vectorize: they fetch or store at indices, shift codes of several values into a byte, or call
+# the sine.
+SCALAR = ("take", "add_at", "quantize", "pack", "add_codes", "rotations")
+SCALAR += ("count_choices", "place_choices", "gather_choices", "add_placed", "scale_choices")
 
 
 @pytest.mark.parametrize("kind", [0, 1])  # which of its element types

@@ -66,7 +66,7 @@ def test_what_no_program_has_is_still_refused(tmp_path):
 def test_the_schedule_of_the_learning_rate_has_two_names(config, capsys, tmp_path):
     given = config(PipelineOptions, schedule="gpipe", lr_schedule="1/t:decay=0.1", microbatches=7)
     assert parse(Options, "train-sequential", "", given).schedule == "1/t:decay=0.1"
-    assert "are left out: schedule gpipe, microbatches, chunks" in warned(capsys)[0]
+    assert "are left out: schedule gpipe, fit, microbatches, chunks" in warned(capsys)[0]
     found = parse(PipelineOptions, "train-pipeline", "", config(AllReduceOptions, schedule="step:every=3"))
     assert (found.schedule, found.lr_schedule) == ("1f1b", "step:every=3")
     (tmp_path / "c.yaml").write_text("schedule: naive\n")  # by hand, for a pipeline
