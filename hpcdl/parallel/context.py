@@ -114,9 +114,10 @@ def costs(context: Any, own: Communicator) -> dict[str, Any]:
     an attention, forward and backward, without computing (tried at the start). exposed: seconds in communicator calls
     of one in training, waits among them. Means over ranks."""
     found: dict[str, Any] = {"attention": context.name, "context": dict(context.trial)}
-    if context.alone and context.exchanges:
-        exposed = np.array([context.exposed / context.exchanges])
-        own.all_reduce(exposed, "mean")
-        found["hidden_fraction"] = float(np.clip(1 - exposed[0] / context.alone, 0, 1))
-        found["context"] |= {"exchange_alone_seconds": context.alone, "exchange_exposed_seconds": float(exposed[0])}
+    totals = np.array([context.exposed, context.exchanges])
+    own.all_reduce(totals)  # also on stages of a pipeline without attention
+    if context.alone and totals[1]:
+        exposed = float(totals[0] / totals[1])
+        found["hidden_fraction"] = float(np.clip(1 - exposed / context.alone, 0, 1))
+        found["context"] |= {"exchange_alone_seconds": context.alone, "exchange_exposed_seconds": exposed}
     return found
