@@ -22,7 +22,7 @@ Tensor is the innermost axis, because its messages are the most frequent and nei
 comes next, with messages in each attention. Data is the outermost: one exchange for each update. (As Narayanan
 et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)"""
 
-import functools
+import numpy as np
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError, nearest
@@ -82,14 +82,12 @@ class Grid:
         """Return the group of the ranks that differ on these axes alone, ordered by rank; collective."""
         others = [number for axis, number in zip(AXES, self.place, strict=True) if axis not in axes]
         sizes = [size for axis, size in zip(AXES, self.shape, strict=True) if axis not in axes]
-        color = functools.reduce(lambda total, each: total * each[1] + each[0], zip(others, sizes, strict=True), 0)
+        color = int(np.ravel_multi_index(others, sizes))
         return comm.split(color, comm.rank, "-".join(axes))
 
     def free(self) -> None:
         """Free the groups; `comm` stays. Collective."""
-        for group in {
-            id(each): each for each in (self.data, self.pipeline, self.context, self.tensor, self.copies)
-        }.values():
+        for group in dict.fromkeys((self.data, self.pipeline, self.context, self.tensor, self.copies)):
             group.free()
 
 
@@ -102,8 +100,4 @@ def two_ends(comm: Communicator) -> Communicator | None:
 
 def place(rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the numbers of a rank along the axes of a grid, the last axis innermost."""
-    numbers = []
-    for size in reversed(shape):
-        rank, number = divmod(rank, size)
-        numbers.append(number)
-    return tuple(reversed(numbers))
+    return tuple(map(int, np.unravel_index(rank, shape)))

@@ -81,17 +81,13 @@ class Attention(Sublayer):
         return self.attend(qkv, self.length)
 
     def attend(self, qkv: Array, length: int) -> tuple[Array, tuple[Array, ...]]:
-        """Return the attention a of q, k and v in sequences of `length` tokens, and arrays for `attend_backward`."""
+        """Return the attention a of q, k and v in sequences of `length` tokens, and arrays saved for backward."""
         return self.context.attention(qkv, length, self.heads // self.parts, self.size, self.pool)
-
-    def attend_backward(self, saved: Sequence[Array], a: Array, da: Array, length: int) -> Array:
-        """Return dqkv, from the pool, computed from da, the gradient by a; saved: the arrays of `attend`."""
-        return self.context.attention_backward(tuple(saved), a, da, length, self.size, self.pool)
 
     def inner_backward(
         self, inner_saved: Sequence[Array], a: Array, b: Array | None, da: Array, gb: Array | None
     ) -> Array:
-        dqkv = self.attend_backward(inner_saved, a, da, self.length)
+        dqkv = self.context.attention_backward(tuple(inner_saved), a, da, self.length, self.size, self.pool)
         self.rotate(dqkv, self.length, -1)
         if gb is not None:
             activation.add_rows(dqkv, gb)

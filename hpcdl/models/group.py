@@ -18,6 +18,7 @@ The interface of context parallelism is `ContextGroup`: ranks that hold differen
 import math
 from typing import Protocol
 
+from hpcdl.chunks import zigzag
 from hpcdl.kernels import attention
 from hpcdl.kernels.device import Array
 from hpcdl.models.pool import Pool
@@ -52,35 +53,20 @@ class IdentityGroup:
         """Leave the array unchanged."""
 
 
-class ContextGroup(Protocol):
-    """The ranks that share the tokens of sequences; hpcdl/parallel/ has ring_attention.py and ulysses.py.
-    length: tokens of a sequence on this rank. qkv: (sequences * length, (heads + 2 kv_heads) * size), from the pool,
-    which `attention` keeps or gives back. a, da: (sequences * length, heads * size)."""
-
-    rank: int
-    size: int
-
-    def tokens(self, length: int) -> list[slice]:
-        """Return this rank's tokens of a sequence of `length` tokens in all, in their order."""
-
-    def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Pool) -> tuple[Array, tuple[Array, ...]]:
-        """Return the attention of this rank's queries to all tokens before them, and arrays saved for backward."""
-
-    def attention_backward(
-        self, saved: tuple[Array, ...], a: Array, da: Array, length: int, size: int, pool: Pool
-    ) -> Array:
-        """Return the gradient by qkv, from the pool."""
-
-
-class WholeContext:
-    """The group of a rank that has all tokens: attention without messages."""
+class ContextGroup:
+    """The ranks that share the tokens of sequences: here one that has all; ring_attention.py and ulysses.py in
+    hpcdl/parallel/ share them among several. length: tokens of a sequence on this rank.
+    qkv: (sequences * length, (heads + 2 kv_heads) * size), from the pool, which `attention` keeps or gives back.
+    a, da: (sequences * length, heads * size)."""
 
     rank, size = 0, 1
 
     def tokens(self, length: int) -> list[slice]:
-        return [slice(0, length)]
+        """Return this rank's tokens of a sequence of `length` tokens in all, in their order."""
+        return zigzag(length, self.size, self.rank)
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Pool) -> tuple[Array, tuple[Array, ...]]:
+        """Return the attention of this rank's queries to all tokens before them, and arrays saved for backward."""
         a, lse = pool.take(len(qkv), heads * size), pool.take(len(qkv), heads)
         attention.causal_attention(qkv, length, size, 1 / math.sqrt(size), a, lse)
         return a, (qkv, lse)
@@ -88,6 +74,7 @@ class WholeContext:
     def attention_backward(
         self, saved: tuple[Array, ...], a: Array, da: Array, length: int, size: int, pool: Pool
     ) -> Array:
+        """Return the gradient by qkv, from the pool."""
         qkv, lse = saved
         dqkv = pool.take(*qkv.shape)
         attention.causal_attention_backward(qkv, a, da, lse, length, size, 1 / math.sqrt(size), dqkv)

@@ -18,7 +18,7 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.models.group import ContextGroup, WholeContext
+from hpcdl.models.group import ContextGroup
 from hpcdl.models.layered import Layered, initial
 from hpcdl.models.layout import Hyperslab, piece
 from hpcdl.models.losses import Loss
@@ -31,7 +31,7 @@ class ModelPart(Layered):
     group: the operators between the parts of a layer (group.py). context: ranks that share the tokens of sequences;
     None: this rank has all of them. Raises UsageError if the model cannot be cut so."""
 
-    context: ContextGroup = WholeContext()
+    context: ContextGroup = ContextGroup()
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import activation, embedding
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
-from hpcdl.models.group import ContextGroup, LayerGroup, WholeContext
+from hpcdl.models.group import ContextGroup, LayerGroup
 from hpcdl.models.layers import Layer
 from hpcdl.models.normalization import LayerNormalization
 from hpcdl.models.pool import Pool
@@ -68,7 +68,7 @@ class TokenLayer(Layer):
     """A layer with a row for each token: `length` tokens an example, outputs with `width` columns.
     context: the ranks that share the tokens of a sequence, of which each has `length`."""
 
-    context: ContextGroup = WholeContext()
+    context: ContextGroup = ContextGroup()
 
     def __init__(self, name: str, pool: Pool, architecture: Architecture, shapes: dict[str, tuple[int, ...]]):
         super().__init__(name, pool, shapes)

@@ -56,7 +56,7 @@ def check_context(model: Any, ranks: int, attention: str, parts: int = 1) -> Non
 
 def unshared(model: Any, ranks: int, parts: int = 1) -> str:
     """Return why Ulysses cannot share the heads of the model over `ranks` ranks, or ""."""
-    for heads in attention_heads(model):
+    for heads in sorted({layer.kv_heads for layer in attention_layers(model)}):
         if heads % (ranks * parts):
             fitting = [n for n in range(1, heads // parts + 1) if heads // parts % n == 0]
             whose = f"{ranks} ranks cannot share {heads // parts} heads of keys evenly"
@@ -64,9 +64,8 @@ def unshared(model: Any, ranks: int, parts: int = 1) -> str:
     return ""
 
 
-def attention_heads(model: Any) -> list[int]:
-    """Return the numbers of heads of keys in the model's attention layers; a share of them has their queries."""
-    return sorted({layer.kv_heads for layer in model.layers if isinstance(layer, Attention)})
+def attention_layers(model: Any) -> list[Attention]:
+    return [layer for layer in model.layers if isinstance(layer, Attention)]
 
 
 def make_context(comm: Communicator, model: Any, rows: int, attention: str = "ring", parts: int = 1) -> Any:
@@ -74,7 +73,7 @@ def make_context(comm: Communicator, model: Any, rows: int, attention: str = "ri
     rows: sequences that are computed at once. parts: ranks that share the heads. For `attention` see above."""
     check_context(model, comm.size, attention, parts)
     ring, ulysses = RingAttention(comm), Ulysses(comm)
-    layers = [layer for layer in model.layers if isinstance(layer, Attention)]
+    layers = attention_layers(model)
     if comm.size == 1 or not layers:
         return ulysses if attention == "ulysses" else ring
     own = comm.duplicate("trial")

@@ -20,6 +20,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hpcdl.chunks import longest_first
 from hpcdl.comm import Communicator
 from hpcdl.comm.grid import place
@@ -81,7 +83,7 @@ class GatheredMatrices:
             if other != t:
                 part = ModelPart(part.model, part.chunks, (other, parts))
             for d in range(copies):
-                rank = ((d // context * shape[1] + p) * context + d % context) * parts + other
+                rank = int(np.ravel_multi_index((d // context, p, d % context, other), shape))
                 for slab, _ in shards.units_of(part, d).pieces(part.pieces()):
                     number = bisect.bisect(starts, slab.start) - 1
                     if number >= 0 and slab.size and slab.start < self.weights[number].slice.stop:

@@ -25,20 +25,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdl.chunks import zigzag
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.attention import causal_attention, causal_attention_backward
 from hpcdl.kernels.block_attention import attend_block, attend_block_backward
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
+from hpcdl.models.group import ContextGroup
 
 KV, GRADIENT = 0, 1  # tags
 PIECES = 8  # of the sequences of a block, between which messages advance
 
 
-class RingAttention:
-    """The `ContextGroup` (hpcdl/models/group.py) of the ranks of `comm` with ring attention.
+class RingAttention(ContextGroup):
+    """The ranks of `comm`, with ring attention.
     exposed: seconds in communicator calls of `exchanges` passes, forward and backward. alone, trial: of context.py."""
 
     name = "ring"
@@ -48,10 +48,6 @@ class RingAttention:
         self.left, self.right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         self.exposed, self.exchanges, self.alone = 0.0, 0.0, 0.0
         self.trial: dict[str, float] = {}
-
-    def tokens(self, length: int) -> list[slice]:
-        """Return this rank's tokens of a sequence of `length`, in their order."""
-        return zigzag(length, self.size, self.rank)
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
         """Return a, and (qkv, lse) for backward; collective. length: of this rank's part of a sequence."""

@@ -14,18 +14,17 @@ numbers of q, and 2u of k and v.
 That is 1/C of the ring's for each rank, up to a factor, but the messages cannot hide behind computing. (Jacobs et al.,
 "DeepSpeed Ulysses: system optimizations for enabling training of extreme long sequence transformer models", 2023)"""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from hpcdl.chunks import zigzag
 from hpcdl.comm.communicator import Communicator
-from hpcdl.kernels import attention
 from hpcdl.kernels.device import Array
+from hpcdl.models.group import ContextGroup
 
 
-class Ulysses:
-    """The `ContextGroup` (hpcdl/models/group.py) of the ranks of `comm` with all-to-alls. trial: of context.py."""
+class Ulysses(ContextGroup):
+    """The ranks of `comm`, with all-to-alls. trial: of context.py."""
 
     name = "ulysses"
     exposed, exchanges, alone = 0.0, 0.0, 0.0  # no message is hidden
@@ -34,19 +33,13 @@ class Ulysses:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.trial: dict[str, float] = {}
 
-    def tokens(self, length: int) -> list[slice]:
-        """Return this rank's tokens of a sequence of `length`, in their order."""
-        return zigzag(length, self.size, self.rank)
-
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
         """Return a, and (q, k, v, lse and output of whole sequences) for backward; collective. qkv goes to the pool."""
         shared = (qkv.shape[1] - heads * size) // 2
         whole = self.to_heads(qkv, shared, length, pool)
         pool.give(qkv)
-        output = pool.take(len(whole), heads // self.size * size)
-        lse = pool.take(len(whole), heads // self.size)
-        attention.causal_attention(whole, self.size * length, size, 1 / math.sqrt(size), output, lse)
-        return self.to_tokens(output, shared, length, pool), (whole, lse, output)
+        output, saved = super().attention(whole, self.size * length, heads // self.size, size, pool)
+        return self.to_tokens(output, shared, length, pool), (*saved, output)
 
     def attention_backward(
         self, saved: tuple[Array, ...], a: Array, da: Array, length: int, size: int, pool: Any
@@ -55,9 +48,7 @@ class Ulysses:
         whole, lse, output = saved
         shared = (whole.shape[1] * self.size - a.shape[1]) // 2
         gradient = self.to_heads(da, shared, length, pool)
-        by_heads = pool.take(*whole.shape)
-        scale, tokens = 1 / math.sqrt(size), self.size * length
-        attention.causal_attention_backward(whole, output, gradient, lse, tokens, size, scale, by_heads)
+        by_heads = super().attention_backward((whole, lse), output, gradient, self.size * length, size, pool)
         pool.give(gradient)
         dqkv = self.to_tokens(by_heads, shared, length, pool)
         pool.give(by_heads)

@@ -107,9 +107,8 @@ def fastest_schedule(strategy: Strategy, options: Any, ranks: int, machine: Mach
         chosen = {"schedule": name, "chunks": max(2, options.chunks) if name in INTERLEAVED else 1}
         try:
             case = Workload(strategy, dataclasses.replace(options, fit="", **chosen), ranks)
-            _, stages, parts = cut_of(case).shape
-            first = len(case.roles.data_servers)
-            held = memory(case, [first + stage * parts for stage in range(stages)])
+            cut, first = cut_of(case), len(case.roles.data_servers)
+            held = memory(case, [first + stage * cut.sharing for stage in range(cut.shape[1])])
             largest = max(rank.total for rank in held)
             seconds = forecast_step(case, machine).parts.seconds
         except UsageError as error:

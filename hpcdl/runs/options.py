@@ -60,6 +60,12 @@ def probability(options: Any, *names: str) -> None:
             raise UsageError(f"--{dashed(name)} is a probability, at least 0 and less than 1, not {value}")
 
 
+def check_zero_stage(stage: int) -> None:
+    """Raise UsageError if it is none of ZeRO's stages; 0: copies."""
+    if stage not in range(4):
+        raise UsageError(f"--stage is 0, 1, 2 or 3, not {stage}")
+
+
 def refuse(*cases: tuple[object, str]) -> None:
     """Raise UsageError with the message of the first case, (condition, message), whose condition holds."""
     for condition, message in cases:

@@ -19,9 +19,8 @@ as long; parameters, gradient and optimizer state are whole on each rank, or cut
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.runs.options import Options, option
+from hpcdl.runs.options import Options, check_zero_stage, option
 from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 
 
@@ -62,8 +61,7 @@ class ContextParallelOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stage not in range(4):
-            raise UsageError(f"--stage is 0, 1, 2 or 3, not {self.stage}")
+        check_zero_stage(self.stage)
 
 
 def fits(options: ContextParallelOptions, ranks: int, model: Any) -> None:

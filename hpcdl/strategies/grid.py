@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.runs.options import option
+from hpcdl.runs.options import check_zero_stage, option
 from hpcdl.strategies.description import Communicator, Cut, Data, Optimizer, Run, Strategy
 from hpcdl.strategies.pipeline_options import PipelineOptions, check_pipeline
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures, placement
@@ -82,8 +82,7 @@ class GridOptions(PipelineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stage not in range(4):
-            raise UsageError(f"--stage is 0, 1, 2 or 3, not {self.stage}")
+        check_zero_stage(self.stage)
         if self.schedule == "pipedream":
             raise UsageError("--schedule pipedream updates each stage by itself: take train-pipeline, not a grid")
 

@@ -55,17 +55,17 @@ from hpcdl.parallel.timetable import Action
 
 def zb_h1(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
     """Yield 1F1B with W apart: each stage holds p micro-batches, as the first one of 1F1B does."""
-    yield from _delayed(*_orders(stages, microbatches, 1), stages - 1 - stage, stage)
+    yield from zb_interleaved(stages, stage, microbatches, 1)
 
 
 def zb_h2(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
     """Yield twice as many forwards ahead as 1F1B, so that no stage waits before its first B."""
-    yield from _delayed(*_orders(stages, microbatches, 1), 2 * (stages - 1 - stage), 2 * stage)
+    yield from _delayed(stages, microbatches, 1, 2 * (stages - 1 - stage), 2 * stage)
 
 
 def zb_interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Yield ZB-H1 over `chunks` chunks per stage: p micro-batches through chunk 0, the same p through chunk 1, ..."""
-    yield from _delayed(*_orders(stages, microbatches, chunks), (chunks - 1) * stages + stages - 1 - stage, stage)
+    yield from _delayed(stages, microbatches, chunks, (chunks - 1) * stages + stages - 1 - stage, stage)
 
 
 def zb_v(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
@@ -114,14 +114,10 @@ def rounds(kind: str, stages: int, microbatches: int, chunks: int = 1) -> Iterat
                 yield Action(kind, k, chunk)
 
 
-def _orders(stages: int, microbatches: int, chunks: int) -> tuple[Iterator[Action], Iterator[Action]]:
-    return rounds("F", stages, microbatches, chunks), rounds("B", stages, microbatches, chunks)
-
-
-def _delayed(forwards: Iterator[Action], backwards: Iterator[Action], ahead: int, lag: int) -> Iterator[Action]:
+def _delayed(stages: int, microbatches: int, chunks: int, ahead: int, lag: int) -> Iterator[Action]:
     """Yield `ahead` forwards, then F, B, W in turn, then the B and W left; the first `lag` B are followed by no W."""
-    waiting: deque[Action] = deque()
-    for number, forward in enumerate(forwards):
+    backwards, waiting = rounds("B", stages, microbatches, chunks), deque[Action]()
+    for number, forward in enumerate(rounds("F", stages, microbatches, chunks)):
         yield forward
         if number >= ahead:
             yield from _back(next(backwards), waiting, lag)
