@@ -33,13 +33,18 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-long test-three test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint docs dist install print-bin clean
+.PHONY: train test test-one test-four test-long test-three test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint docs dist install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
 
-test: $(STAMP)
+test: test-one
+	$(MAKE) --no-print-directory test-four
+
+test-one: $(STAMP)
 	$(BIN)/python -m pytest $(SHOW) --numprocesses=2 --dist=loadfile $(TESTS) $(ARGS)
+
+test-four: $(STAMP)
 	HPCDL_CHECK=1 $(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
 
 test-long:

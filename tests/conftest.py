@@ -8,6 +8,7 @@
     --long                   also those, groups of 2, and the mark `long`: what takes long and shows what other tests
                              show for another program, number of ranks or device, or what only many starts show;
                              the fuzzers' full number of cases; and pages' commands on ranks of their own
+    --started                only those that start ranks of their own: what another MPI can change on one rank
     --all                    leave out nothing: whole grids, and on several ranks also what needs but one
 
 A grid of parameters is thinned where they do not meet in the code. `in_turn("optimizer")`: the optimizers take turns
@@ -61,6 +62,7 @@ auto.SECONDS = 0.001  # each run measures anew, and any table will do
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="whole grids; on several ranks, what needs one, too")
     parser.addoption("--long", action="store_true", help="also what takes long; --all implies it")
+    parser.addoption("--started", action="store_true", help="only what starts ranks of its own")
     parser.addoption("--without-groups", action="store_true", help="leave out what 4 ranks show for any number")
 
 
@@ -107,6 +109,8 @@ def pytest_collection_modifyitems(config, items):
             shown = "four" not in marks or not together or "each_group" in fixtures or "long" not in left
         else:
             shown = together or "mpi" in marks
+        if config.getoption("started") and "alone" not in fixtures:
+            return False
         return not (fixtures | marks) & without and (not thin or (shown and not marks & left))
 
     kept = set(filter(wanted, chosen))

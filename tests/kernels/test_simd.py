@@ -78,8 +78,8 @@ def machine_code(kernel, element):
 
 
 def marked(name):
-    """Return the case, marked long (CI only) if memory bounds its speed, which then depends less on vectorization."""
-    return pytest.param(name, marks=[pytest.mark.long] * (CASES[name].limit == "memory"))
+    """Return the case, for --all only if memory bounds its speed, which then depends less on vectorization."""
+    return pytest.param(name, marks=[pytest.mark.exhaustive] * (CASES[name].limit == "memory"))
 
 
 # Loops that LLVM does not vectorize: they fetch or store at indices, shift codes of several values into a byte, or call

@@ -14,9 +14,9 @@ def logs(folder):
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [
-        pytest.param(3, ["--save-replay"], id="bundles", marks=pytest.mark.long),
+        pytest.param(3, ["--save-replay"], id="bundles", marks=pytest.mark.exhaustive),
         pytest.param(4, ["--learners", "1", "--save-replay"], id="apart", marks=pytest.mark.long),
-        pytest.param(3, ["--consistency", "bsp"], id="rounds", marks=pytest.mark.long),
+        pytest.param(3, ["--consistency", "bsp"], id="rounds", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_signal_ends_it_in_good_order_and_it_goes_on(launch, run_on, folder, ranks, more):

@@ -58,7 +58,7 @@ def kill(token):
 
 @pytest.mark.parametrize(
     "method",
-    ["random", pytest.param("grid", marks=pytest.mark.long), pytest.param("asha", marks=pytest.mark.exhaustive)],
+    ["random", pytest.param("grid", marks=pytest.mark.exhaustive), pytest.param("asha", marks=pytest.mark.exhaustive)],
 )
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
