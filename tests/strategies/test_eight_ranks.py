@@ -10,13 +10,14 @@ IDENTITIES = [
     "hypercube and nesterov",
     "detag-ring-iid",
     "one_local_step and nesterov",
+    *(f"draw{number}" for number in (15, 23, 31, 39)),
 ]
 
 
 @pytest.mark.long
 def test_identities_on_8_ranks(launch):
     """With the groups of the first 6 and 8 ranks."""
-    files = HERE / "test_gossip.py", HERE / "test_local_sgd.py"
+    files = [HERE / f"test_{name}.py" for name in ("gossip", "local_sgd", "random_grids")]
     command = ["-m", "pytest", "-q", "--all", *files, "-k", " or ".join(IDENTITIES)]
     done = launch(8, *command, cwd=HERE.parents[1], timeout=240, RANKS="6,8")
-    assert done.returncode == 0 and "5 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout + done.stderr
