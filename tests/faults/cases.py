@@ -56,9 +56,10 @@ LINES: dict[str, tuple[tuple[int, ...], str, list[str]]] = {  # name: ranks, com
     "layers on ranks": ((2, 3), "train-model-parallel", DEEP),
     **{
         f"pipeline, {name}": ((2, 3), f"train-pipeline --microbatches 4 --schedule {name}", DEEP)
-        for name in ("naive", "gpipe", "1f1b", "pipedream")
+        for name in ("naive", "gpipe", "1f1b", "pipedream", "zb-h1", "zb-h2")
     },
     "pipeline, interleaved": ((2,), "train-pipeline --schedule interleaved --chunks 2 --microbatches 4", DEEP),
+    "pipeline, zb-v": ((2,), "train-pipeline --schedule zb-v --microbatches 4", DEEP),
     "tensor parallel": ((2, 4), "train-tensor-parallel", FEW),
     "context parallel": ((2,), "train-context-parallel --attention ulysses", TEXT),
     "tensor parallel, gpt": ((2,), "train-tensor-parallel --sequence-parallel", TEXT),

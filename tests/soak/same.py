@@ -18,6 +18,7 @@ import numpy as np
 
 SHORT = ["--epochs", "2", "--seed", "3", "--progress", "none", "--allreduce", "ring", "--checkpoint-every", "40"]
 GPT = ["--model", "gpt:layers=2,width=16,heads=4,context=64", "--data", "text", "--steps", "6", "--batch-size", "12"]
+MIXTURE = ["--model", "gpt:layers=2,width=16,heads=4,context=64,experts=4", *GPT[2:]]
 MLP = ["--model", "mlp:24,16"]
 RL = ["--env", "CartPole-v1", "--env-steps", "3000", "--evaluate-every", "1000", "--episodes", "5"]
 CASES = {  # name: (number of ranks, command)
@@ -72,9 +73,12 @@ CASES = {  # name: (number of ranks, command)
     "layers gpt": ((4,), "train-model-parallel GPT --accumulate 2"),
     **{
         f"pipeline {name}": ((3, 4), f"train-pipeline GPT --schedule {name} --microbatches 4")
-        for name in ("naive", "gpipe", "1f1b")
+        for name in ("naive", "gpipe", "1f1b", "zb-h1", "zb-h2")
     },
     "pipeline interleaved": ((2,), "train-pipeline GPT --schedule interleaved --chunks 2 --microbatches 4"),
+    "pipeline zb-interleaved": ((2,), "train-pipeline GPT --schedule zb-interleaved --chunks 2 --microbatches 4"),
+    "pipeline zb-v": ((2,), "train-pipeline GPT --schedule zb-v --microbatches 4"),
+    "pipeline dualpipe-v": ((2,), "train-pipeline GPT --schedule dualpipe-v --microbatches 4 --optimizer muon"),
     "pipeline recomputing": ((3,), "train-pipeline GPT --recompute --clip-norm 0.5"),
     "pipeline pipedream": ((3,), "train-pipeline GPT4 --schedule pipedream"),
     "context ring": ((1, 2, 4), "train-context-parallel GPT --optimizer adam"),
@@ -90,6 +94,8 @@ CASES = {  # name: (number of ranks, command)
     "grid": ((4,), "train-grid GPT --grid data=2,pipeline=2 --clip-norm 0.5"),
     "grid tensor": ((4,), "train-grid GPT --grid pipeline=2,tensor=2"),
     "grid sharded": ((4,), "train-grid GPT --grid data=2,tensor=2 --stage 1"),
+    "grid context": ((4,), "train-grid GPT --grid context=2,tensor=2 --stage 2"),
+    "grid experts": ((4,), "train-grid MIXTURE --grid data=2,tensor=2"),
 }
 RESUMED = {  # of an old checkpoint, on another number of ranks where that can be
     "all-reduce adam": "train-allreduce",
@@ -118,6 +124,7 @@ def arguments(command: str) -> list[str]:
     words = []
     for word in command.split():
         many = {"GPT": GPT, "GPT4": [GPT[0], GPT[1] + ",head=own", *GPT[2:]], "MLP": MLP, "RL": RL}
+        many["MIXTURE"] = MIXTURE
         words += many.get(word, [word])
     program = words.pop(0)
     first = 2 if program == "train-federated" or {"--steps", "--env-steps"} & {*words} else 0  # --epochs
