@@ -56,7 +56,7 @@ def drawn(draw, model, shape):
 
 @pytest.fixture
 def on(world, cut):
-    """A function: train `model` on the first ranks on a grid of this shape, and compare; nothing if they are too few."""
+    """A function: train `model` on the first ranks on a grid of this shape, and compare, if they are enough."""
 
     def run(model, shape, draw):
         size = math.prod(shape.values())
