@@ -194,13 +194,18 @@ def steps_once(run: Path) -> None:
             raise Wrong(f"{where}: it has stopped: {summary['stopped']}")
 
 
+def rounded(score: object) -> object:
+    """The score to 12 digits: servers add up the losses of a step as they arrive."""
+    return float(f"{score:.12g}") if isinstance(score, float) else score
+
+
 def outcome(run: Path) -> tuple[dict[str, bytes], dict[str, dict]]:
     """The parameters of the checkpoints, and what all summaries say of losses and scores. Raises Wrong."""
     scores = {}
     for path in sorted(run.rglob("summary.json")):
         found = json.loads(path.read_text())
         names = [name for name in found if name.startswith(("test_", "validation_", "train_loss"))]
-        scores[str(path.relative_to(run))] = {name: found[name] for name in names}
+        scores[str(path.relative_to(run))] = {name: rounded(found[name]) for name in names}
     try:
         return parameters(run), scores
     except UsageError as error:
