@@ -10,6 +10,7 @@ from mpi4py import MPI
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
+from hpcdl.comm.grid import AXES
 from hpcdl.parallel.cut_model import CutModel
 from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
 from hpcdl.strategies.pipeline_schedules import INTERLEAVED, V_SHAPED
@@ -24,17 +25,18 @@ GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
 OWN = f"{GPT},head=own"
 LONG = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"  # sequences of 24 tokens, cut along the axis context
 MIXTURE = "layers=1,width=24,heads=12,kv-heads=12,context=12,units=12,experts=3"  # 4 layers
+SHARED = MIXTURE.replace("experts=3", "experts=12")  # along the axis expert
 LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
 def grids(size, model=""):
-    """All grids of so many ranks; those whose ranks share sequences, for a model of long ones."""
-    axes = ("data", "pipeline", "context", "tensor")
+    """All grids of so many ranks; those whose ranks share sequences, for a model of long ones; those whose ranks share
+    experts, for a model with enough of them."""
     divisors = [n for n in range(1, size + 1) if size % n == 0]
-    shapes = (shape for shape in itertools.product(divisors, repeat=4) if math.prod(shape) == size)
-    found = [dict(zip(axes, shape, strict=True)) for shape in shapes]
-    long = "context=24" in model and size > 1
-    return [shape for shape in found if (shape["context"] > 1) == long]
+    shapes = (shape for shape in itertools.product(divisors, repeat=len(AXES)) if math.prod(shape) == size)
+    found = [dict(zip(AXES, shape, strict=True)) for shape in shapes]
+    long, shared = "context=24" in model and size > 1, "experts=12" in model and size > 1
+    return [shape for shape in found if (shape["context"] > 1) == long and (shape["expert"] > 1) == shared]
 
 
 def fit(own, shape):
@@ -81,6 +83,11 @@ CASES = [
     (f"llama:{MIXTURE},capacity=1.25", {"stage": 2, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
     (f"llama:{MIXTURE},top=1", {"stage": 0, "schedule": "zb-h1"}, {"optimizer": MUON, "lr": 0.02}),
     (GPT, {"stage": 0, "schedule": "dualpipe-v", "microbatches": 6, "recompute": True}, {}),
+    (f"gpt:{SHARED}", {"stage": 0, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
+    (f"llama:{SHARED},capacity=1.25", {"stage": 1, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
+    (f"gpt:{SHARED},top=1,capacity=1.25", {"stage": 2, "schedule": "zb-h1"}, {"optimizer": ADAM, "batch_size": 3}),
+    (f"llama:{SHARED}", {"stage": 3, "sequence": True}, {"optimizer": MUON, "lr": 0.02, "clip_norm": 0.1}),
+    (f"gpt:{SHARED},top=1", {"stage": 0}, {"optimizer": MUON, "lr": 0.02, "weight_decay": 0.1}),
 ]
 
 
