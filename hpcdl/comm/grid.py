@@ -70,8 +70,8 @@ def check_grid(grid: dict[str, int], size: int) -> None:
 class Grid:
     """This rank's place on the grid, and its groups of each axis, `copies` and `ends`: communicators that share the
     traffic counts of `comm`. Made collectively; UsageError if `comm` has another size than the grid.
-    shape: ranks along each of AXES. place: (d, p, c, e, t), which are also the rank's numbers in its groups. ends: group
-    of the first and last stage; None on other stages, and if there is one stage."""
+    shape: ranks along each of AXES. place: (d, p, c, e, t), also the rank's numbers in its groups. ends: group of the
+    first and last stage; None on other stages, and if there is one stage."""
 
     def __init__(
         self, comm: Communicator, data: int = 1, pipeline: int = 1, context: int = 1, expert: int = 1, tensor: int = 1

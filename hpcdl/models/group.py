@@ -106,7 +106,7 @@ class ExpertRows:
 class ExpertGroup:
     """The ranks that share the experts of mixtures: here one that has all; hpcdl/parallel/expert.py shares them among
     several. A rank has the experts `own` of all, in equal numbers, and sends the rows of its tokens to their owners.
-    arrays: from the pool, (rows, k) each, by expert; those of this rank's tokens may be longer."""
+    arrays: (rows, k) each, by expert; those of this rank's tokens may be longer. They are given back to the pool."""
 
     rank, size = 0, 1
 
@@ -118,13 +118,13 @@ class ExpertGroup:
         return chunk(experts, self.size, self.rank)
 
     def owned(self, sent: ExpertRows) -> ExpertRows:
-        """Return the rows of this rank's experts: of all ranks' tokens, from those of this rank's tokens; collective."""
+        """Return the rows of this rank's experts, of all ranks' tokens. sent: of this rank's tokens. Collective."""
         return sent
 
     def to_owners(self, arrays: Sequence[Array], owned: ExpertRows, pool: Pool) -> list[Array]:
-        """Return arrays with the rows `owned`, from the pool, in exchange for those of this rank's tokens; collective."""
+        """Return arrays, from the pool, with the rows `owned`, for those of this rank's tokens; collective."""
         return list(arrays)
 
     def to_tokens(self, arrays: Sequence[Array], owned: ExpertRows, pool: Pool) -> list[Array]:
-        """Return arrays with the rows of this rank's tokens, in exchange for those `owned`; collective."""
+        """Return arrays, from the pool, with the rows of this rank's tokens, for those `owned`; collective."""
         return list(arrays)

@@ -21,9 +21,9 @@ Their gradients are added in backward; the reported losses are cross-entropies a
 the gate is p, as in Switch: a normalized gate would be 1, and the router would not learn.
 
 If ranks share the layer, each has some of the units of every expert, and one all-reduce of (tokens, top) numbers more
-completes the gates' gradients. The tokens of a sequence must be on one rank. If ranks share the experts (`ExpertGroup`),
-the rows of a rank's tokens go to the ranks of their experts, and results come back; with the rows' gradients go the
-gates of the rows, and with theirs comes a number for each gate.
+completes the gates' gradients. The tokens of a sequence must be on one rank. If ranks share the experts, by an
+`ExpertGroup`, the rows of a rank's tokens go to the ranks of their experts, and their results come back; backward the
+rows of dv go with their gates, and those of dx come back with the gradients of the gates.
 
 (Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", ICLR 2017; Lepikhin
 et al., "GShard", ICLR 2021; Fedus et al., "Switch transformers", JMLR 2022; Zoph et al., "ST-MoE", 2022; Gale et al.,
@@ -92,8 +92,9 @@ class Experts:
 
 @dataclasses.dataclass
 class Routes(ExpertRows):
-    """The choices of a batch's tokens, and the rows of those that are not dropped. chosen, place: (tokens, top), source: (slots,), int64, see kernels/routing.py.
-    counts: (sequences, experts), choices of each expert before drops. ends: the end of each expert's rows."""
+    """The choices of a batch's tokens, and the rows of those that are not dropped. chosen, place: (tokens, top),
+    source: (slots,), int64, see kernels/routing.py. counts: (sequences, experts), choices of each expert before drops.
+    ends: the end of each expert's rows."""
 
     chosen: Array
     place: Array
@@ -207,12 +208,12 @@ class MixtureOfExperts(TokenLayer):
         self.give(v)
         y = group.g(y, pool)
         add_into(y.reshape(-1), x.reshape(-1))
-        return y, (x, (routes, owned), n, *statistics, *([rows] if away else []), lse, p, gates, z, u, y)
+        return y, (x, routes, owned, n, *statistics, *([rows] if away else []), lse, p, gates, z, u, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
         (norm, router, up, down), pool = self.matrices(w), self.pool
         norm_gradient, router_gradient, up_gradient, down_gradient = self.matrices(g)
-        x, (routes, owned), n, *rest, lse, p, gates, z, u, _ = saved
+        x, routes, owned, n, *rest, lse, p, gates, z, u, _ = saved
         many, tokens, slots = len(self.normalization.statistics), len(gates), self.slots(len(gates))
         statistics, kept = rest[:many], rest[many:]
         self.count(routes)
@@ -274,7 +275,7 @@ class MixtureOfExperts(TokenLayer):
         return dx
 
     def release(self, saved: Any) -> None:
-        self.give(*saved[2:])  # all but x and the routes
+        self.give(*saved[3:])  # all but x and the routes
 
     def router_backward(self, routes: Routes, lse: Array, p: Array, gates: Array, dgates: Array) -> Array:
         """Return the gradient by the router's logits, from the pool: that of the gates, and of the objective's terms.

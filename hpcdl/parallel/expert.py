@@ -5,19 +5,20 @@
     at their owners               a a b b              c c c d d           by expert, then by rank: products run here
     back at the tokens            a b b | c d          a | c c d           times gates, summed for each token
 
-Ranks have different sequences, whole ones, and copies of all layers but the experts, whose gradients need no sum along
-the axis. The rank d E + e of D E has share d E + e of a batch, so the rows of an expert are in the order of a single
-rank. An exchange is pairwise, E - 1 messages of each rank, also empty ones. For each mixture and micro-batch, of width w
-and S choices that are not dropped, with R rows for experts of other ranks (on even routes S (E-1) / E):
+Ranks have whole sequences, other ones, and copies of all tensors but the experts'; the gradients of these need no sum
+along the axis. Of D E shares of a batch the rank (d, e) has number d E + e: the rows of an expert are in the order of
+one rank. An exchange is pairwise, E - 1 messages of each rank, also empty ones. For a mixture and micro-batch of width
+w, with R rows for experts of other ranks and Q rows from other ranks (on even routes both are S (E-1) / E, of S choices
+that are not dropped):
 
                 forward                                        backward
-    counts      an all-to-all of experts / E numbers (8 B)
-    to owners   R rows of w                                    R rows of w, and R gates
-    to tokens   the same number of rows as were received       these rows of w, and as many numbers for the gates
+    counts      an all-to-all of rows of experts / E numbers
+    to owners   R rows of w                                    R rows of w, R gates
+    to tokens   Q rows of w                                    Q rows of w, Q numbers for the gates
     messages    2 (E-1), and those of the all-to-all           4 (E-1)
 
 Recomputation repeats forward. The rows at their owners are kept for backward. (Lepikhin et al., "GShard: scaling giant
-models with conditional computation and automatic sharding", ICLR 2021; Rajbhandari et al., "DeepSpeed-MoE", ICML 2022)"""
+models with conditional computation and automatic sharding", ICLR 2021; Rajbhandari et al., "DeepSpeed-MoE", 2022)"""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -27,6 +28,7 @@ import numpy as np
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError
+from hpcdl.formatting import counted
 from hpcdl.kernels.device import Array
 from hpcdl.models.group import ExpertGroup, ExpertRows
 from hpcdl.models.mixture import mixtures_of
@@ -48,7 +50,9 @@ def check_experts(model: Any, ranks: int) -> None:
             less = count // ranks * ranks
             more = f"{less} or {less + ranks}" if less else f"{ranks}"
             others = f"expert={' or '.join(map(str, fitting))}, or " if fitting else ""
-            raise UsageError(f"{ranks} ranks cannot share {count} experts evenly; take {others}{more} experts")
+            raise UsageError(
+                f"{ranks} ranks cannot share {counted(count, 'expert')} evenly; take {others}{more} experts"
+            )
 
 
 class OwnedRows(ExpertRows):

@@ -3,10 +3,11 @@
     rank 0    U of its parts ->  weight 1 whole:  X = Newton-Schulz(U)  -> its parts of all X    W <- W - a f X
     rank 1    U of its parts ->  weight 2 whole:  X = Newton-Schulz(U)  -> its parts of all X    W <- W - a f X
 
-The ranks that hold the same layers, copies times tensor and expert parts, share the weights out by the flops of the
-iteration (hpcdl.chunks.longest_first); the experts of the ranks along the axis expert are a weight for each of these. A weight that is whole on each rank that has it stays there: replicas send nothing, nor do
-layers with one owner. Momentum stays where it is, cut as the parameters are. A step sends, for a weight of n elements
-of which its owner holds o, on a grid with c copies:
+The ranks that hold the same layers, copies times expert and tensor parts, share the weights out by the flops of the
+iteration (hpcdl.chunks.longest_first). What each rank along the axis expert has of a tensor of experts is a weight. A
+weight that is whole on each rank that has it stays there: replicas send nothing, nor do layers with one owner. Momentum
+stays where it is, cut as the parameters are. A step sends, for a weight of n elements of which its owner holds o, on a
+grid with c copies, those along the axis expert among them:
 
     to the owner        n - o values             the first rank that holds an element sends it
     from the owner      ZeRO: n - o values       stage 0: c n - o values, as each copy gets its part
@@ -27,7 +28,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.grid import place
 from hpcdl.kernels.device import Array
 from hpcdl.models.group import ExpertGroup
-from hpcdl.models.layout import Hyperslab, Tensor
+from hpcdl.models.layout import Hyperslab
 from hpcdl.models.part import ModelPart
 from hpcdl.optim.muon import complement, largest, matrix_flops, workspace_size
 from hpcdl.parallel.zero import Shards

@@ -13,8 +13,8 @@
 
 The product of the axes is the number of ranks. With data alone the grid is all-reduce SGD or fully sharded, with
 pipeline alone hpcdl/strategies/pipeline.py, with tensor alone hpcdl/strategies/tensor_parallel.py; the steps are the
-same for any grid. stage: the stage of ZeRO over all copies (hpcdl/parallel/zero.py), data times context. (Narayanan et al., "Efficient
-large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
+same for any grid. stage: the stage of ZeRO over data times context (hpcdl/parallel/zero.py). (Narayanan et al.,
+"Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -79,6 +79,8 @@ CASES = {  # name: (number of ranks, command)
     "pipeline pipedream": ((3,), "train-pipeline GPT4 --schedule pipedream"),
     "context ring": ((1, 2, 4), "train-context-parallel GPT --optimizer adam"),
     "context ulysses": ((2,), "train-context-parallel GPT --attention ulysses --stage 2 --accumulate 2"),
+    "expert": ((2,), "train-grid EXPERTS --grid expert=2 --optimizer adam"),
+    "expert, tensor": ((4,), "train-grid EXPERTS --grid expert=2,tensor=2 --stage 1 --recompute"),
     "tensor": ((1, 4), "train-tensor-parallel GPT --optimizer adam"),
     "tensor mlp": ((3,), "train-tensor-parallel MLP"),
     "tensor sequence": ((4,), "train-tensor-parallel GPT --sequence-parallel --clip-norm 0.5"),
@@ -117,7 +119,9 @@ COUNTED = "calls", "bytes", "messages"
 def arguments(command: str) -> list[str]:
     words = []
     for word in command.split():
-        many = {"GPT": GPT, "GPT4": [GPT[0], GPT[1] + ",head=own", *GPT[2:]], "MLP": MLP, "RL": RL}
+        many = {"GPT": GPT, "MLP": MLP, "RL": RL}
+        for name, more in {"GPT4": "head=own", "EXPERTS": "experts=4"}.items():
+            many[name] = [GPT[0], f"{GPT[1]},{more}", *GPT[2:]]
         words += many.get(word, [word])
     program = words.pop(0)
     first = 2 if program == "train-federated" or {"--steps", "--env-steps"} & {*words} else 0  # --epochs

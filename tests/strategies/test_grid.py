@@ -1,10 +1,11 @@
-"""Grids of data, pipeline and tensor parallelism: steps are those of sequential SGD on every grid; sums and memory."""
+"""Grids of all axes of parallelism: steps are those of sequential SGD on every grid; sums and memory."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
+from local_ranks import all_to_all_rows
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -177,12 +178,37 @@ def test_messages_between_stages_whose_layers_are_shared(cut, world):
             assert run.comm.traffic["push"].messages == 3 * 2 * neighbours
 
 
-@pytest.mark.parametrize("optimizer, some", [(ADAM, slice(None)), (MUON, slice(1, 7))])
-def test_each_strategy_goes_on_from_the_checkpoint_of_another(optimizer, some, follow, cut, world, mpi_tmp_path):
+def test_messages_of_experts(cut, ring, comm):
+    """Of each micro-batch: 2 exchanges of rows forward, and backward 2 of rows and 2 of a number for each. With all
+    experts chosen, each rank needs the experts of the others for all of its tokens."""
+    size, width, experts = comm.size, 24, 12
+    model = f"gpt:{SHARED},top={experts}"
+    run = cut(comm, grid.train, {"grid": {"expert": size}, "microbatches": 2}, model, epochs=1)
+    traffic = run.comm.traffic
+    batches = 3 * 2
+    assert traffic["push"].messages == batches * 6 * (size - 1)
+    rows = 29 * LENGTH * experts * (size - 1) // size  # of all ranks, to others
+    pushed = sum(comm.allgather(traffic["push"].bytes))
+    assert pushed == 8 * rows * (4 * width + 2)
+    if size > 1:
+        assert run.reported["expert"] == {"messages": batches * 6 * (size - 1) * size, "bytes": pushed}
+        assert traffic["all_to_all"].calls == batches
+        assert traffic["all_to_all"].bytes == batches * 8 * experts // size * all_to_all_rows(size, 8 * experts // size)
+    common = sum(part.stop - part.start for part in run.held.part.common())
+    assert common == run.model.layout.size - experts * 2 * 12 * width
+    assert traffic["all_reduce"].bytes == 3 * ring.all_reduce(common, comm.rank, size)
+
+
+@pytest.mark.parametrize(
+    "optimizer, some, model",
+    [(ADAM, slice(None), GPT), (MUON, slice(1, 7), GPT), (MUON, slice(1, None, 2), f"llama:{SHARED}")],
+)
+def test_each_strategy_goes_on_from_the_checkpoint_of_another(optimizer, some, model, follow, cut, world, mpi_tmp_path):
     """The state loads to the bit, and the steps are those of a sequential run that was never stopped, to rounding."""
     folder, options = str(mpi_tmp_path / "a"), {"optimizer": optimizer, "clip_norm": 0.1, "schedule": "constant"}
     options |= {"dtype": "float64", "allreduce": "ring"}
-    most = grids(world.size)[len(grids(world.size)) // 2]  # of all axes something, where the ranks are many enough
+    shapes = grids(world.size, model)
+    most = shapes[len(shapes) // 2]  # of all axes something, where the ranks are many enough
     strategies = [
         (pipeline.train, {"microbatches": 3}),
         (sequential.train, None),
@@ -192,15 +218,15 @@ def test_each_strategy_goes_on_from_the_checkpoint_of_another(optimizer, some, f
         (fully_sharded.train, {"stage": 1, "gather": "broadcast"}),
         (all_reduce.train, None),
         (model_parallel.train, None),
-        (grid.train, {"grid": grids(world.size)[-1], "stage": 3, "recompute": True}),
+        (grid.train, {"grid": shapes[-1], "stage": 3, "recompute": True}),
     ][some]
-    wanted = cut.alone(GPT, options | {"steps": len(strategies)}).path
+    wanted = cut.alone(model, options | {"steps": len(strategies)}).path
     for done, (train, own) in enumerate(strategies):
         comm = MPI.COMM_SELF if train is sequential.train else world
         if comm is world or world.rank == 0:
 
             def start(steps, train=train, own=own, comm=comm, **more):
-                return follow(comm, train, cut.data(GPT, "float64"), GPT, own, steps=steps, **options, **more)
+                return follow(comm, train, cut.data(model, "float64"), model, own, steps=steps, **options, **more)
 
             if done:
                 loaded, found = start(done, resume=folder), Checkpoint.read(mpi_tmp_path / "a").vectors
