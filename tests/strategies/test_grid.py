@@ -162,6 +162,8 @@ def test_matrices_of_muon_go_to_their_owners_and_back(cut, comm):
             assert matrices.messages == ([], [])
         else:
             assert sum(comm.allgather(run.comm.traffic["push"].bytes)) == 3 * 8 * round(values)
+    run = cut(comm, grid.train, {"grid": {"expert": size}}, f"llama:{SHARED}", optimizer=MUON, lr=0.02, epochs=1)
+    assert run.held.matrices.messages == ([], [])  # each rank has its experts whole
 
 
 def test_messages_between_stages_whose_layers_are_shared(cut, world):
