@@ -10,7 +10,7 @@ part lacks the layer of a tied weight, the part has a copy of the weight, which 
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class ModelPart(Layered):
 
     context: ContextGroup = ContextGroup()
     experts: ExpertGroup = ExpertGroup()
+    stacked: Set[str] = frozenset()  # tensors of which each of these ranks has its experts' part
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class ModelPart(Layered):
         of_model = {f"{each.name}.{name}": each.cuts.get(name) for each in model.layers for name in each.full_shapes}
         self.axes = {name: of_model[name] if share[1] > 1 else None for name in self.layout.tensors}
         stacked = {f"{each.name}.{name}" for each in model.layers for name in getattr(each, "stacked", ())}
-        self.stacked = stacked if self.experts.size > 1 else set()
+        self.stacked = stacked if self.experts.size > 1 else self.stacked
         own = {f"{layer.name}.{name}" for layer in layers for name in layer.full_shapes}
         self.copies = [tensor for name, tensor in self.layout.tensors.items() if name not in own]
 
