@@ -1,7 +1,8 @@
 """Train by data, pipeline and tensor parallelism on a grid of ranks:
 mpiexec -n 4 hpcdl train-grid --model gpt --data text --grid data=2,tensor=2
 
-Axes data, pipeline and tensor, whose product is the number of ranks; ZeRO along the data axis: --stage 1, 2 or 3."""
+Axes data, pipeline, context, expert and tensor, whose product is the number of ranks; ZeRO along data and context:
+--stage 1, 2 or 3."""
 
 from hpcdl.launch.start import TrainingProgram
 from hpcdl.strategies.grid import STRATEGY

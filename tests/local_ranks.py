@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.comm.operations import SUM
+from hpcdl.comm.primitives.all_to_all import saves_time
 
 
 class LocalComm:
@@ -79,6 +80,11 @@ def of_chunks(length, size, first, count):
     """The values of `count` chunks from `first` on, modulo `size`, and the messages in which they go."""
     cut = [chunk(length, size, (first + i) % size) for i in range(count)]
     return sum(part.stop - part.start for part in cut), 1 + (first % size + count > size)
+
+
+def all_to_all_rows(size, row):
+    """How many rows of so many bytes a rank sends in an all-to-all: short ones pass several ranks (Bruck)."""
+    return sum(i.bit_count() for i in range(size)) if saves_time(size, row) else size - 1
 
 
 def circulant_traffic(length, size, rank):

@@ -165,7 +165,7 @@ REFUSALS = [
         memory --model gpt9 => --model gpt9 is none of the named configurations (bert-large, gpt2-xl, turing-nlg,
         memory '-n 2: train-allreduce --model mpl:3' => unknown model 'mpl' (did you mean 'mlp'?); known: gpt,
         memory '-n 2: train-nothing' => unknown program 'train-nothing' (did you mean 'train-dqn'?); known:
-        memory '-n 4: train-grid --grid data=3' => grid data=3,pipeline=1,context=1,tensor=1 has 3 ranks, and the job
+        memory '-n 4: train-grid --grid data=3' => grid data=3,pipeline=1,context=1,expert=1,tensor=1 has 3 ranks, and
         memory '-n 3: train-tensor-parallel --model gpt --data text' => heads 4 cannot be divided evenly among 3
         memory '-n 4: train-tensor-parallel --model llama --data text' => kv-heads 2 cannot be divided evenly among 4
         memory '-n 9: train-pipeline --model mlp:8 --microbatches 1' => 9 stages are more than the model's 2 layers
@@ -628,7 +628,18 @@ REFUSALS = [
         --stage -1 => --stage is 0, 1, 2 or 3, not -1
     """),
     ("train_grid", 2, "--out a", """
-        --grid data=2,tensor=2 => grid data=2,pipeline=1,context=1,tensor=2 has 4 ranks, and the job has 2
+        --grid data=2,tensor=2 => grid data=2,pipeline=1,context=1,expert=1,tensor=2 has 4 ranks, and the job has 2
+    """),
+    ("train_grid", 2, "--data digits", """
+        --grid expert=2 --model mlp:8 => expert parallelism shares the experts of mixtures: take --model gpt:experts=4
+    """),
+    ("train_grid", 2, "--data text.h5 --grid expert=2", """
+        --model gpt => expert parallelism shares the experts of mixtures: take --model gpt:experts=4
+        --model gpt:experts=1,top=1 => 2 ranks cannot share 1 expert evenly; take 2 experts
+        --model gpt:experts=9 => 2 ranks cannot share 9 experts evenly; take expert=3 or 9, or 8 or 10 experts
+    """),
+    ("train_grid", 4, "--data text.h5 --grid context=2,expert=2", """
+        --model gpt:experts=4 => ranks that share the tokens of sequences cannot count the choices of experts
     """),
     ("train_hogwild", 1, "--out a", """
         --threads 0 => --threads must be greater than 0, not 0

@@ -1,26 +1,29 @@
-"""The process grid: replicas of the model, stages of a replica, shares of its sequences, parts of a stage's layers.
+"""The process grid: replicas of the model, stages of a replica, shares of sequences and experts, parts of layers.
 
     data 2, pipeline 2, tensor 2        replica 0              replica 1
                                         tensor 0   tensor 1    tensor 0   tensor 1
                       stage 0           rank 0     rank 1      rank 4     rank 5
                       stage 1           rank 2     rank 3      rank 6     rank 7
 
-    rank = ((d * pipeline + p) * context + c) * tensor + t
+    rank = (((d * pipeline + p) * context + c) * expert + e) * tensor + t
 
 Each rank is in a group along each axis, of the ranks that differ on this axis alone. Pipeline ends are in one more:
 
     group       ranks that share      of rank 5     what they do together
-    data        p, c and t            1 5           copies of the model with other examples
-    pipeline    d, c and t            5 7           send activations, and their gradients
-    context     d, p and t            5             send keys and values, of other tokens of the same examples
-    tensor      d, p and c            4 5           multiply by the parts of a matrix
-    copies      p and t               1 5           add up gradients
-    ends        d, c and t, p at an   5 7           add up gradients of tied embeddings
+    data        all but d             1 5           copies of the model with other examples
+    pipeline    all but p             5 7           send activations, and their gradients
+    context     all but c             5             send keys and values, of other tokens of the same examples
+    expert      all but e             5             send tokens of other examples to their experts, and back
+    tensor      all but t             4 5           multiply by the parts of a matrix
+    copies      p, e and t            1 5           add up gradients
+    ends        all but p, p at an    5 7           add up gradients of tied embeddings
                 end
 
-Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node; context
-comes next, with messages in each attention. Data is the outermost: one exchange for each update. (As Narayanan
-et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)"""
+Tensor is the innermost axis, because its messages are the most frequent and neighbouring ranks share a node; expert
+and context come next, with messages in each mixture and attention. Data is the outermost: one exchange for each update.
+(As Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)"""
+
+import math
 
 import numpy as np
 
@@ -28,7 +31,7 @@ from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError, nearest
 from hpcdl.formatting import counted
 
-AXES = ("data", "pipeline", "context", "tensor")
+AXES = ("data", "pipeline", "context", "expert", "tensor")
 
 
 def parse_grid(text: str, size: int) -> dict[str, int]:
@@ -56,8 +59,8 @@ def check_grid(grid: dict[str, int], size: int) -> None:
     text = ",".join(f"{axis}={number}" for axis, number in grid.items())
     if min(grid.values()) < 1:
         raise UsageError(f"grid {text}: each axis has at least 1 rank")
-    replica = grid["pipeline"] * grid["context"] * grid["tensor"]
-    ranks = grid["data"] * replica
+    ranks = math.prod(grid.values())
+    replica = ranks // grid["data"]
     if ranks != size:
         fitting = "" if size % replica else f", or take data={size // replica}"
         needed = counted(ranks, "rank")
@@ -67,14 +70,16 @@ def check_grid(grid: dict[str, int], size: int) -> None:
 class Grid:
     """This rank's place on the grid, and its groups of each axis, `copies` and `ends`: communicators that share the
     traffic counts of `comm`. Made collectively; UsageError if `comm` has another size than the grid.
-    shape: ranks along each of AXES. place: (d, p, c, t), which are also the rank's numbers in its groups. ends: group
-    of the first and last stage; None on other stages, and if there is one stage."""
+    shape: ranks along each of AXES. place: (d, p, c, e, t), also the rank's numbers in its groups. ends: group of the
+    first and last stage; None on other stages, and if there is one stage."""
 
-    def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, context: int = 1, tensor: int = 1):
-        self.shape = data, pipeline, context, tensor
+    def __init__(
+        self, comm: Communicator, data: int = 1, pipeline: int = 1, context: int = 1, expert: int = 1, tensor: int = 1
+    ):
+        self.shape = data, pipeline, context, expert, tensor
         check_grid(dict(zip(AXES, self.shape, strict=True)), comm.size)
         self.place = place(comm.rank, self.shape)
-        self.data, self.pipeline, self.context, self.tensor = (self._along(comm, axis) for axis in AXES)
+        self.data, self.pipeline, self.context, self.expert, self.tensor = (self._along(comm, axis) for axis in AXES)
         self.copies = self.data if context == 1 else self._along(comm, "data", "context")
         self.ends = two_ends(self.pipeline)
 
@@ -87,7 +92,7 @@ class Grid:
 
     def free(self) -> None:
         """Free the groups; `comm` stays. Collective."""
-        for group in dict.fromkeys((self.data, self.pipeline, self.context, self.tensor, self.copies)):
+        for group in dict.fromkeys((self.data, self.pipeline, self.context, self.expert, self.tensor, self.copies)):
             group.free()
 
 

@@ -29,11 +29,12 @@ ROUNDS = 10
 
 class Traffic(dict[str, Counters]):
     """Counters by kind of operation, as traffic["all_reduce"].bytes. sent: messages by receiver, numbered in the first
-    communicator, from which the groups with this traffic are derived."""
+    communicator, from which the groups with this traffic are derived. counting: False in `uncounted`."""
 
     def __init__(self, *counters: Any, **named: Counters):
         super().__init__(*counters, **named)
         self.sent = SentCounts()
+        self.counting = True
 
     def __missing__(self, name: str) -> Counters:
         counters = self[name] = Counters()
@@ -44,9 +45,11 @@ class Traffic(dict[str, Counters]):
         """Context without counting, for messages that are not part of the training."""
         before = {name: dataclasses.replace(counters) for name, counters in self.items()}
         sent = {rank: row.copy() for rank, row in self.sent.items()}
+        counting, self.counting = self.counting, False
         try:
             yield
         finally:
+            self.counting = counting
             for rank, row in self.sent.items():
                 row[:] = sent.get(rank, [0] * len(row))
             for name, counters in self.items():

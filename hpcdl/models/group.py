@@ -9,16 +9,18 @@ rows computes a summand of all outputs from a part of the inputs. f precedes the
 
 With sequence parallelism each rank holds 1 / size of the rows of an array outside of f ... g, so f and g return another
 array. (Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing activation recomputation", 2022)
-The interface of context parallelism is `ContextGroup`: ranks that hold different tokens of the same sequences.
+The interface of context parallelism is `ContextGroup`: ranks that hold different tokens of the same sequences. That of
+expert parallelism is `ExpertGroup`: ranks that hold different experts, and tokens of different sequences.
 
     method               takes                        returns
     f, g_backward        an array of the caller's     that array, or another one that the caller gives back to the pool
     g, f_backward        an array from the pool       that array, or another one from the pool in exchange"""
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from hpcdl.chunks import zigzag
+from hpcdl.chunks import chunk, zigzag
 from hpcdl.kernels import attention
 from hpcdl.kernels.device import Array
 from hpcdl.models.pool import Pool
@@ -79,3 +81,50 @@ class ContextGroup:
         dqkv = pool.take(*qkv.shape)
         attention.causal_attention_backward(qkv, a, da, lse, length, size, 1 / math.sqrt(size), dqkv)
         return dqkv
+
+
+class ExpertRows:
+    """The rows of a mixture's experts, one expert's after another's. ends: the end of each expert's rows."""
+
+    def __init__(self, ends: list[int]):
+        self.ends = ends
+
+    @property
+    def taken(self) -> int:
+        """The number of rows."""
+        return self.ends[-1]
+
+    def by_expert(self) -> Iterator[tuple[int, slice]]:
+        """Yield (expert, its rows) for each expert with rows."""
+        start = 0
+        for expert, end in enumerate(self.ends):
+            if end > start:
+                yield expert, slice(start, end)
+            start = end
+
+
+class ExpertGroup:
+    """The ranks that share the experts of mixtures: here one that has all; hpcdl/parallel/expert.py shares them among
+    several. A rank has the experts `own` of all, in equal numbers, and sends the rows of its tokens to their owners.
+    arrays: (rows, k) each, by expert; those of this rank's tokens may be longer. They are given back to the pool."""
+
+    rank, size = 0, 1
+
+    def clear(self) -> None:
+        """Begin to count messages."""
+
+    def own(self, experts: int) -> slice:
+        """Return this rank's experts of `experts` in all."""
+        return chunk(experts, self.size, self.rank)
+
+    def owned(self, sent: ExpertRows) -> ExpertRows:
+        """Return the rows of this rank's experts, of all ranks' tokens. sent: of this rank's tokens. Collective."""
+        return sent
+
+    def to_owners(self, arrays: Sequence[Array], owned: ExpertRows, pool: Pool) -> list[Array]:
+        """Return arrays, from the pool, with the rows `owned`, for those of this rank's tokens; collective."""
+        return list(arrays)
+
+    def to_tokens(self, arrays: Sequence[Array], owned: ExpertRows, pool: Pool) -> list[Array]:
+        """Return arrays, from the pool, with the rows of this rank's tokens, for those `owned`; collective."""
+        return list(arrays)

@@ -14,7 +14,7 @@ without this layer has a copy. `Hyperslab` maps the vector of a rank that shares
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -47,6 +47,13 @@ class Tensor:
 
     def view(self, vector: np.ndarray) -> np.ndarray:
         return vector[self.slice].reshape(self.shape)
+
+    def stacks(self, parts: int) -> "list[Tensor]":
+        """Return the tensor as `parts` ranks share its experts evenly, one tensor for each; itself without experts."""
+        if self.hidden != INPUTS_SECOND or parts == 1:
+            return [self]
+        shape, size = (self.shape[0] // parts, *self.shape[1:]), math.prod(self.shape) // parts
+        return [replace(self, shape=shape, offset=self.offset + i * size) for i in range(parts)]
 
     def matrices(self, values: np.ndarray) -> list[np.ndarray]:
         """Return the matrices (outputs, inputs) of a hidden weight as views of `values`, the tensor's own, flat."""
@@ -98,14 +105,16 @@ class Hyperslab(NamedTuple):
         return found
 
 
-def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts: int) -> Hyperslab:
-    """Return the place of tensor `part`, piece `number` of `parts` along `axis` (None: uncut), in `whole`'s vector."""
+def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts: int, first: int = 0) -> Hyperslab:
+    """Return the place of tensor `part`, piece `number` of `parts` along `axis` (None: uncut), in `whole`'s vector.
+    first: where the piece begins along axis 0, if it is cut along this axis, too."""
+    start = whole.offset + first * math.prod(whole.shape[1:])
     if axis is None:
-        size = math.prod(whole.shape)
-        return Hyperslab(part.offset, whole.offset, 1, size, size)
+        size = math.prod(part.shape)
+        return Hyperslab(part.offset, start, 1, size, size)
     cut, inner = chunk(whole.shape[axis], parts, number), math.prod(whole.shape[axis + 1 :])
-    blocks, stride = math.prod(whole.shape[:axis]), whole.shape[axis] * inner
-    return Hyperslab(part.offset, whole.offset + cut.start * inner, blocks, (cut.stop - cut.start) * inner, stride)
+    blocks, stride = math.prod(part.shape[:axis]), whole.shape[axis] * inner
+    return Hyperslab(part.offset, start + cut.start * inner, blocks, (cut.stop - cut.start) * inner, stride)
 
 
 class Layout:

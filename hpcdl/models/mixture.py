@@ -21,16 +21,19 @@ Their gradients are added in backward; the reported losses are cross-entropies a
 the gate is p, as in Switch: a normalized gate would be 1, and the router would not learn.
 
 If ranks share the layer, each has some of the units of every expert, and one all-reduce of (tokens, top) numbers more
-completes the gates' gradients. The tokens of a sequence must be on one rank.
+completes the gates' gradients. The tokens of a sequence must be on one rank. If ranks share the experts, by an
+`ExpertGroup`, the rows of a rank's tokens go to the ranks of their experts, and their results come back; backward the
+rows of dv go with their gates, and those of dx come back with the gradients of the gates.
 
 (Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", ICLR 2017; Lepikhin
 et al., "GShard", ICLR 2021; Fedus et al., "Switch transformers", JMLR 2022; Zoph et al., "ST-MoE", 2022; Gale et al.,
 "MegaBlocks", 2022; Jiang et al., "Mixtral of experts", 2024)"""
 
+import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -39,7 +42,7 @@ from hpcdl.kernels import routing
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
 from hpcdl.models.feed_forward import FeedForward
-from hpcdl.models.group import LayerGroup
+from hpcdl.models.group import ExpertGroup, ExpertRows, LayerGroup
 from hpcdl.models.layers import check_width
 from hpcdl.models.layout import INPUTS_SECOND
 from hpcdl.models.model import layers_of
@@ -88,9 +91,10 @@ class Experts:
 
 
 @dataclasses.dataclass
-class Routes:
-    """The choices of a batch's tokens. chosen, place: (tokens, top), source: (slots,), int64, see kernels/routing.py.
-    counts: (sequences, experts), choices of each expert before drops. ends: the end of each expert's rows."""
+class Routes(ExpertRows):
+    """The choices of a batch's tokens, and the rows of those that are not dropped. chosen, place: (tokens, top),
+    source: (slots,), int64, see kernels/routing.py. counts: (sequences, experts), choices of each expert before drops.
+    ends: the end of each expert's rows."""
 
     chosen: Array
     place: Array
@@ -98,25 +102,14 @@ class Routes:
     counts: np.ndarray
     ends: list[int]
 
-    @property
-    def taken(self) -> int:
-        """The number of choices that are not dropped."""
-        return self.ends[-1]
-
-    def by_expert(self) -> Iterator[tuple[int, slice]]:
-        """Yield (expert, its rows) for each expert with rows."""
-        start = 0
-        for expert, end in enumerate(self.ends):
-            if end > start:
-                yield expert, slice(start, end)
-            start = end
-
 
 class MixtureOfExperts(TokenLayer):
     """A mixture of the feed-forward networks `made_of`. counted: (2, experts), the choices and the drops of each expert
-    in all backward passes of this rank, shared by copies of the layer."""
+    in all backward passes of this rank, shared by copies of the layer. owners: the ranks that share the experts."""
 
     hidden = True
+    stacked: Sequence[str] = ("up.weight", "down.weight")  # tensors whose axis 0 is the expert
+    owners: ExpertGroup = ExpertGroup()
 
     def __init__(self, name: str, pool: Pool, architecture: Architecture, experts: Experts, made_of: type[FeedForward]):
         self.experts, self.units, width = experts, architecture.units, architecture.width
@@ -136,6 +129,13 @@ class MixtureOfExperts(TokenLayer):
     def check_cut(self, parts: int) -> None:
         check_width("the experts' units", self.units, parts)
 
+    def shared(self, owners: ExpertGroup) -> Self:
+        """Return a copy of this layer with this rank's experts alone."""
+        other, own = copy.copy(self), owners.own(self.experts.count)
+        other.owners, cut = owners, {name: (own.stop - own.start, *self.shapes[name][1:]) for name in self.stacked}
+        other.shapes = self.shapes | cut
+        return other
+
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
         self.normalization.initialize(w[:-3])
         for tensor, generator in zip(w[-3:-1], generators[-3:-1], strict=True):
@@ -143,9 +143,9 @@ class MixtureOfExperts(TokenLayer):
         draw(w[-1], generators[-1], DEVIATION / math.sqrt(self.architecture.depth))
 
     def matrices(self, tensors: Sequence[Array]) -> tuple[Sequence[Array], Array, list[Array], list[Array]]:
-        """Return the tensors of the norm, Wr, and for each expert Wu (width, outputs) and Wd (units, width)."""
+        """Return the tensors of the norm, Wr, and for each own expert Wu (width, outputs) and Wd (units, width)."""
         *norm, router, up, down = tensors
-        experts = range(self.experts.count)
+        experts = range(len(up))
         return norm, router, [up[e].reshape(self.width, -1) for e in experts], [down[e] for e in experts]
 
     def sequence_length(self, tokens: int) -> int:
@@ -185,6 +185,7 @@ class MixtureOfExperts(TokenLayer):
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         (norm, router, up, down), pool, top = self.matrices(w), self.pool, self.experts.top
+        away = self.owners.size > 1
         n, statistics = self.normalization.forward(x, norm, pool)
         h = group.f(n, pool)
         p = self.matmul(h, router, out=pool.take(len(h), self.experts.count))
@@ -194,51 +195,70 @@ class MixtureOfExperts(TokenLayer):
         routes, slots = self.route(chosen), self.slots(len(h))
         rows = self.gathered(h, routes, slots)
         self.give(h, unless=n)
-        z, u = pool.take(slots, up[0].shape[1]), pool.take(slots, len(down[0]))
-        for e, own in routes.by_expert():
+        owned = self.owners.owned(routes)
+        (rows,) = self.owners.to_owners((rows,), owned, pool)
+        z, u = pool.take(len(rows), up[0].shape[1]), pool.take(len(rows), len(down[0]))
+        for e, own in owned.by_expert():
             self.network.activate(self.matmul(rows[own], up[e], out=z[own]), None, u[own])
-        for e, own in routes.by_expert():
-            self.matmul(u[own], down[e], out=rows[own])
-        y = self.added(rows, routes, gates)
-        self.give(rows)
+        v = pool.take(*rows.shape) if away else rows  # rows that have travelled are kept, so that they do so once
+        for e, own in owned.by_expert():
+            self.matmul(u[own], down[e], out=v[own])
+        (v,) = self.owners.to_tokens((v,), owned, pool)
+        y = self.added(v, routes, gates)
+        self.give(v)
         y = group.g(y, pool)
         add_into(y.reshape(-1), x.reshape(-1))
-        return y, (x, routes, n, *statistics, lse, p, gates, z, u, y)
+        return y, (x, routes, owned, n, *statistics, *([rows] if away else []), lse, p, gates, z, u, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
         (norm, router, up, down), pool = self.matrices(w), self.pool
         norm_gradient, router_gradient, up_gradient, down_gradient = self.matrices(g)
-        x, routes, n, *statistics, lse, p, gates, z, u, _ = saved
-        taken, slots, flat = routes.taken, len(u), gates.reshape(-1)
+        x, routes, owned, n, *rest, lse, p, gates, z, u, _ = saved
+        many, tokens, slots = len(self.normalization.statistics), len(gates), self.slots(len(gates))
+        statistics, kept = rest[:many], rest[many:]
         self.count(routes)
         full_dy = group.g_backward(dy, pool)
-        dv, du = self.gathered(full_dy, routes, slots), pool.take(*u.shape)
+        dv, du, dgates = self.gathered(full_dy, routes, slots), pool.take(*u.shape), pool.take(*gates.shape)
         self.give(full_dy, unless=dy)
-        for e, own in routes.by_expert():
+        place, source, factors, dots = routes.place.reshape(-1), routes.source, gates.reshape(-1, 1), dgates
+        if kept:  # a row has its gate, and the sum for it, beside it
+            factors = pool.take(slots, 1)
+            routing.gather_choices(factors[: routes.taken], gates.reshape(-1, 1), source, 1)
+            dv, factors = self.owners.to_owners((dv, factors), owned, pool)
+            place = source = pool.device.array(np.arange(owned.taken))
+            dots = pool.take(owned.taken, 1)
+        for e, own in owned.by_expert():
             self.matmul(dv[own], down[e].T, out=du[own])
-        dgates = pool.take(*gates.shape)  # v . dv = (u Wd) . dv = u . (dv Wd^T): v need not be kept
-        routing.dot_choices(dgates.reshape(-1), routes.place.reshape(-1), u, du)
-        group.all_reduce(dgates)
+        routing.dot_choices(dots.reshape(-1), place, u, du)  # v . dv = (u Wd) . dv = u . (dv Wd^T): v need not be kept
         for rows in (dv, du):
-            routing.scale_choices(rows[:taken], flat, routes.source)
+            routing.scale_choices(rows[: owned.taken], factors.reshape(-1), source)
         dz = z if self.network.in_place else pool.take(*z.shape)
-        for e, own in routes.by_expert():
+        for e, own in owned.by_expert():
             self.add_product(u[own].T, dv[own], down_gradient[e])
             self.network.activate_backward(z[own], None, du[own], None, dz[own])
         self.give(dv, du)
-        h = group.f(n, pool)
-        rows = self.gathered(h, routes, slots)
-        tokens = len(h)
-        self.give(h, unless=n)
-        for e, own in routes.by_expert():
+        if kept:
+            self.give(factors)
+            (rows,) = kept
+        else:
+            h = group.f(n, pool)
+            rows = self.gathered(h, routes, slots)
+            self.give(h, unless=n)
+        for e, own in owned.by_expert():
             self.add_product(rows[own].T, dz[own], up_gradient[e])
-        self.give(rows)
-        drows = pool.take(slots, self.width)
-        for e, own in routes.by_expert():
+        if not kept:
+            self.give(rows)
+        drows = pool.take(len(u), self.width)
+        for e, own in owned.by_expert():
             self.matmul(dz[own], up[e].T, out=drows[own])
         self.give(dz, unless=z)
         ones = pool.take(*gates.shape)
         ones[...] = 1
+        if kept:
+            drows, dots = self.owners.to_tokens((drows, dots), owned, pool)
+            routing.dot_choices(dgates.reshape(-1), routes.place.reshape(-1), dots, ones.reshape(-1, 1))
+            self.give(dots)
+        group.all_reduce(dgates)
         dx = group.f_backward(self.added(drows, routes, ones), pool)
         self.give(drows, ones)
         dlogits = self.router_backward(routes, lse, p, gates, dgates)
@@ -255,7 +275,7 @@ class MixtureOfExperts(TokenLayer):
         return dx
 
     def release(self, saved: Any) -> None:
-        self.give(*saved[2:])  # all but x and the routes
+        self.give(*saved[3:])  # all but x and the routes
 
     def router_backward(self, routes: Routes, lse: Array, p: Array, gates: Array, dgates: Array) -> Array:
         """Return the gradient by the router's logits, from the pool: that of the gates, and of the objective's terms.
@@ -289,4 +309,9 @@ class MixtureOfExperts(TokenLayer):
 
 def counted_choices(model: Any) -> dict[str, np.ndarray]:
     """Return `counted` of each mixture in the model, by the layer's name; {} for a model without experts."""
-    return {layer.name: layer.counted for layer in layers_of(model) or () if isinstance(layer, MixtureOfExperts)}
+    return {layer.name: layer.counted for layer in mixtures_of(model)}
+
+
+def mixtures_of(model: Any) -> list[MixtureOfExperts]:
+    """Return the model's mixtures; [] for a model without experts."""
+    return [layer for layer in layers_of(model) or () if isinstance(layer, MixtureOfExperts)]

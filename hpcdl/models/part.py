@@ -10,7 +10,7 @@ part lacks the layer of a tied weight, the part has a copy of the weight, which 
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.models.group import ContextGroup
+from hpcdl.models.group import ContextGroup, ExpertGroup
 from hpcdl.models.layered import Layered, initial
 from hpcdl.models.layout import Hyperslab, piece
 from hpcdl.models.losses import Loss
+from hpcdl.models.mixture import MixtureOfExperts
 from hpcdl.models.model import abilities_of, layers_of, unwrapped
 from hpcdl.random import Random
 
@@ -29,9 +30,12 @@ from hpcdl.random import Random
 class ModelPart(Layered):
     """The layers `chunks` (ranges of numbers; None: all) of `model`, each cut to part share[0] of share[1].
     group: the operators between the parts of a layer (group.py). context: ranks that share the tokens of sequences;
-    None: this rank has all of them. Raises UsageError if the model cannot be cut so."""
+    experts: ranks that share the experts of mixtures; None: this rank has all of them. UsageError if the model cannot
+    be cut so."""
 
     context: ContextGroup = ContextGroup()
+    experts: ExpertGroup = ExpertGroup()
+    stacked: Set[str] = frozenset()  # tensors of which each of these ranks has its experts' part
 
     def __init__(
         self,
@@ -40,10 +44,12 @@ class ModelPart(Layered):
         share: tuple[int, int] = (0, 1),
         group: Any = None,
         context: ContextGroup | None = None,
+        experts: ExpertGroup | None = None,
     ):
         require_layers(model)
         chunks = [range(len(model.layers))] if chunks is None else chunks
-        self.model, self.share, self.context = model, share, context or self.context
+        self.model, self.share = model, share
+        self.context, self.experts = context or self.context, experts or self.experts
         layers = [self.own(i) for i in itertools.chain(*chunks)]
         if group is not None and group.sequence:
             if not model.sequences:
@@ -61,6 +67,8 @@ class ModelPart(Layered):
         self.target = model.target
         of_model = {f"{each.name}.{name}": each.cuts.get(name) for each in model.layers for name in each.full_shapes}
         self.axes = {name: of_model[name] if share[1] > 1 else None for name in self.layout.tensors}
+        stacked = {f"{each.name}.{name}" for each in model.layers for name in getattr(each, "stacked", ())}
+        self.stacked = stacked if self.experts.size > 1 else self.stacked
         own = {f"{layer.name}.{name}" for layer in layers for name in layer.full_shapes}
         self.copies = [tensor for name, tensor in self.layout.tensors.items() if name not in own]
 
@@ -70,6 +78,8 @@ class ModelPart(Layered):
         if isinstance(layer, Loss):
             return layer.cut(*self.share, self.model.layers[i - 1].divided)
         layer = layer.cut(*self.share)
+        if self.experts.size > 1 and isinstance(layer, MixtureOfExperts):
+            return layer.shared(self.experts)
         return layer if self.context.size == 1 else layer.within(self.context)
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
@@ -82,6 +92,8 @@ class ModelPart(Layered):
                 for name, values in made.items():
                     if name in self.layout.tensors:
                         tensor, axis = self.layout.tensors[name], self.axes[name]
+                        if name in self.stacked:
+                            values = values[self.experts.own(len(values))]
                         if axis is not None:
                             values = values[(slice(None),) * axis + (chunk(values.shape[axis], *self.share[::-1]),)]
                         yield tensor.slice, np.ascontiguousarray(values).reshape(-1)
@@ -106,11 +118,13 @@ class ModelPart(Layered):
     def pieces(self) -> list[tuple[Hyperslab, bool]]:
         """Return, for each tensor, (its place in the full model's vector, True if this part represents that place).
         Of a tensor that all ranks of a layer have, part 0's represents all; the copy of a tied tensor never does."""
-        found = []
+        found, whole = [], self.model.layout.tensors
         for name, tensor in self.layout.tensors.items():
             axis = self.axes[name]
             speaks = tensor not in self.copies and (axis is not None or self.share[0] == 0)
-            found.append((piece(tensor, self.model.layout.tensors[name], axis, *self.share), speaks))
+            speaks = speaks and (name in self.stacked or self.experts.rank == 0)
+            first = self.experts.own(whole[name].shape[0]).start if name in self.stacked else 0
+            found.append((piece(tensor, whole[name], axis, *self.share, first), speaks))
         return found
 
     def units(self) -> list[slice]:
@@ -131,6 +145,10 @@ class ModelPart(Layered):
     def replicated(self) -> list[slice]:
         """Return the tensors that all ranks that share the layers have in full, as slices of this part's vector."""
         return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
+
+    def common(self) -> list[slice]:
+        """Return the tensors that all ranks that share the experts have, as slices of this part's vector."""
+        return [tensor.slice for name, tensor in self.layout.tensors.items() if name not in self.stacked]
 
     def tied(self) -> dict[str, slice]:
         """Return the tensors that layers of other parts may also use, by name, as slices of this part's vector."""

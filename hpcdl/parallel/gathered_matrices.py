@@ -3,10 +3,11 @@
     rank 0    U of its parts ->  weight 1 whole:  X = Newton-Schulz(U)  -> its parts of all X    W <- W - a f X
     rank 1    U of its parts ->  weight 2 whole:  X = Newton-Schulz(U)  -> its parts of all X    W <- W - a f X
 
-The ranks that hold the same layers, copies times tensor parts, share the weights out by the flops of the iteration
-(hpcdl.chunks.longest_first). A weight that is whole on each rank that has it stays there: replicas send nothing, nor do
-layers with one owner. Momentum stays where it is, cut as the parameters are. A step sends, for a weight of n elements
-of which its owner holds o, on a grid with c copies:
+The ranks that hold the same layers, copies times expert and tensor parts, share the weights out by the flops of the
+iteration (hpcdl.chunks.longest_first). What each rank along the axis expert has of a tensor of experts is a weight. A
+weight that is whole on each rank that has it stays there: replicas send nothing, nor do layers with one owner. Momentum
+stays where it is, cut as the parameters are. A step sends, for a weight of n elements of which its owner holds o, on a
+grid with c copies, those along the axis expert among them:
 
     to the owner        n - o values             the first rank that holds an element sends it
     from the owner      ZeRO: n - o values       stage 0: c n - o values, as each copy gets its part
@@ -26,7 +27,8 @@ from hpcdl.chunks import longest_first
 from hpcdl.comm import Communicator
 from hpcdl.comm.grid import place
 from hpcdl.kernels.device import Array
-from hpcdl.models.layout import Hyperslab, Tensor
+from hpcdl.models.group import ExpertGroup
+from hpcdl.models.layout import Hyperslab
 from hpcdl.models.part import ModelPart
 from hpcdl.optim.muon import complement, largest, matrix_flops, workspace_size
 from hpcdl.parallel.zero import Shards
@@ -53,7 +55,8 @@ class GatheredMatrices:
         self.shards, self.rank = shards, rank
         self.rule: Any = shards.optimizer  # a Muon; in a forecast, what stands for it
         rules: Any = shards.rules
-        self.weights: list[Tensor] = list(self.rule.weights)
+        parts = shards.part.experts.size
+        self.weights = [each for weight in self.rule.weights for each in weight.stacks(parts)]
         pieces = self._assigned(self._of_all(size))
         self.own, sent = packed([each for each in pieces if each.rank == rank], lambda each: each.owner)
         mine = [each for each in pieces if each.owner == rank != each.rank]
@@ -74,16 +77,18 @@ class GatheredMatrices:
         """Return (rank, number of the weight, slab) of each piece on the ranks with the same layers as this rank."""
         shards, starts = self.shards, [each.offset for each in self.weights]
         copies, (t, parts) = shards.group.size, shards.part.share
-        context = shards.part.context.size
-        shape = copies // context, size // (copies * parts), context, parts
-        _, p, _, _ = place(self.rank, shape)
+        context, experts = shards.part.context.size, shards.part.experts.size
+        shape = copies // context, size // (copies * experts * parts), context, experts, parts
+        _, p, _, e, _ = place(self.rank, shape)
         found = []
-        for other in range(parts):
+        for expert, other in np.ndindex(experts, parts):
             part = shards.part
-            if other != t:
-                part = ModelPart(part.model, part.chunks, (other, parts))
+            if (expert, other) != (e, t):
+                group = ExpertGroup()
+                group.rank, group.size = expert, experts
+                part = ModelPart(part.model, part.chunks, (other, parts), experts=group)
             for d in range(copies):
-                rank = int(np.ravel_multi_index((d // context, p, d % context, other), shape))
+                rank = int(np.ravel_multi_index((d // context, p, d % context, expert, other), shape))
                 for slab, _ in shards.units_of(part, d).pieces(part.pieces()):
                     number = bisect.bisect(starts, slab.start) - 1
                     if number >= 0 and slab.size and slab.start < self.weights[number].slice.stop:

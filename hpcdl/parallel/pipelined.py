@@ -6,6 +6,8 @@
     groups      pipeline    send activations and their gradients                             the stages
                 copies      add up gradients; the stages of ZeRO                             copies of this stage
                 context     share the tokens of sequences (context.py)                       copies with the same rows
+                expert      share the experts of mixtures (expert.py); add up gradients      copies but for experts
+                            of the other tensors
                 tensor      share each layer (None: each layer is on one rank)               this stage's ranks
                 ends        add up gradients of tied weights                                 first and last stage,
                                                                                              in a V one stage: none
@@ -27,6 +29,7 @@ from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.context import make_context
 from hpcdl.parallel.cut_model import CutModel, broadcast_initial_values
+from hpcdl.parallel.expert import SharedExperts, check_experts
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.timetable import Placement
@@ -53,7 +56,7 @@ def pipelined(
     grid: None: all ranks are one pipeline. where, balance: see `place_layers`. recompute: see stage.py. sequence:
     sequence parallelism in `grid.tensor`. zero: stage of ZeRO along `grid.copies`. ahead: see `CutModel`. attention:
     see `make_context`. microbatches: of a batch."""
-    comm, context, share = run.comm, None, None
+    comm, context, share, experts = run.comm, None, None, None
     if grid is None:
         pipeline, tensor = comm, None
         copies, ends = run.until_end(comm.split(comm.rank, name="data")), run.until_end(two_ends(comm))
@@ -63,14 +66,20 @@ def pipelined(
             share = grid.data.rank, grid.data.size
             rows = max(1, run.plan(data)[0] // grid.data.size // microbatches)
             context = make_context(grid.context, unwrapped(model), rows, attention, tensor.size)
+        if grid.expert.size > 1:
+            check_experts(unwrapped(model), grid.expert.size)
+            share = grid.data.rank * grid.expert.size + grid.expert.rank, grid.data.size * grid.expert.size
+            experts = SharedExperts(grid.expert)
     broadcast_initial_values(run.bookkeeping, model)
     where = where or Placement(pipeline.size)
     layers = place_layers(run, model, data, pipeline, where, balance)
     place = (0, 1) if tensor is None else (tensor.rank, tensor.size)
-    part = ModelPart(unwrapped(model), layers, place, tensor, context)
+    part = ModelPart(unwrapped(model), layers, place, tensor, context, experts)
     summed = tied_groups(run, part, pipeline, ends)
     if tensor is not None and sequence:
         summed.insert(0, (tensor.comm, part.replicated()))
+    if experts is not None:
+        summed.insert(0, (experts.comm, part.common()))
     shards = Shards(run, part, optimizer, copies, zero)
     stage = Stage(pipeline, part, weights_of(shards), model, recompute, where)
     reports_loss = where.place(where.last)[0] == pipeline.rank and place[0] == 0

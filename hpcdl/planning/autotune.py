@@ -108,7 +108,7 @@ def fastest_schedule(strategy: Strategy, options: Any, ranks: int, machine: Mach
         try:
             case = Workload(strategy, dataclasses.replace(options, fit="", **chosen), ranks)
             cut, first = cut_of(case), len(case.roles.data_servers)
-            held = memory(case, [first + stage * cut.sharing for stage in range(cut.shape[1])])
+            held = memory(case, [first + stage * cut.apart for stage in range(cut.shape[1])])
             largest = max(rank.total for rank in held)
             seconds = forecast_step(case, machine).parts.seconds
         except UsageError as error:

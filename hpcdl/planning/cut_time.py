@@ -4,6 +4,7 @@
                      end the step along the data axis are counted apart
     tensor t         each layer takes a + b rows / t; undivided it takes a + b rows
     context c        the same with c, as each rank has 1/c of the tokens; messages of the ring count in full
+    expert e         as data, of which it has a share; the messages of experts' rows count in full
     pipeline p, m    the schedule's own actions (pipeline_time.py) on the actual stages, with a message between two
                      stages; at least the computing of all stages, divided by their number of cores
         equal stages, no messages     step (m + p - 1) / m of a stage's computing; bubble (p-1) / (m+p-1) of the step
@@ -16,10 +17,13 @@ Messages that gather layers during computing count in full: few networks progres
 ZeRO's stage 1 are all in flight at once, so their latencies overlap."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from hpcdl.models.balance import balanced, cut_layers
+from hpcdl.models.layout import INPUTS_SECOND, Tensor
 from hpcdl.models.part import ModelPart
 from hpcdl.planning.compute_time import ComputeTime, Seconds, StepParts
 from hpcdl.planning.dry_run import Messages, cut_of, dry_run_step
@@ -56,11 +60,12 @@ def concurrent_seconds(group: RankGroup, sent_messages: list[tuple[str, int]]) -
 def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> StepParts:
     """Return the seconds of a step by part, if the program cuts the model. start: seconds beyond the other parts."""
     cut = cut_of(case)
-    copies, stages, parts = cut.shape
+    _, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
-    apart = parts if stages == 1 else stages * cut.sharing  # ranks from a copy to the next one
+    apart = cut.expert * parts if stages == 1 else stages * cut.apart  # ranks from a copy to the next one
     data, tensor = RankGroup(machine, cut.copies, apart, *how), RankGroup(machine, parts, 1, *how, shared=False)
-    rows, along = case.share(0, copies), {"tensor": tensor, "context": RankGroup(machine, cut.context, parts, *how)}
+    rows, along = case.share(0, cut.shares), {"tensor": tensor, "expert": RankGroup(machine, cut.expert, parts, *how)}
+    along["context"] = RankGroup(machine, cut.context, parts * cut.expert, *how)
     draw = computing.draw(rows)
     if not cut.schedule:
         sent_messages = messages(case, 0, cut)
@@ -68,7 +73,7 @@ def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: f
         sent = on_data + layer_seconds(along, sent_messages)
         sent += matrix_seconds(machine, cut, case.ranks, sent_messages)
         forward, backward = tensor_gradient_seconds(computing, rows, cut.sharing)
-        compute = forward + backward + computing.update(updated_share(cut), matrix_share(cut))
+        compute = forward + backward + computing.update(updated_share(case.model, cut), matrix_share(case.model, cut))
         return StepParts(compute, sent + clipping_seconds(case, machine), 0.0, 0.0, start + draw, 0.0, case.batch)
     return pipeline_parts(case, machine, computing, start, cut, data, along)
 
@@ -78,21 +83,29 @@ def layer_seconds(along: dict[str, RankGroup], sent_messages: Messages) -> float
     return sum(sequential_seconds(group, sent_messages.get(axis, [])) for axis, group in along.items())
 
 
-def updated_share(cut: Cut) -> float:
+def updated_share(model: Any, cut: Cut) -> float:
     """Return the share of the parameters that a rank updates."""
-    return 1 / (cut.shape[1] * cut.shape[2] * (cut.copies if cut.zero else 1))
+    owned = owned_share(model.layout.tensors.values(), cut)
+    return owned / (cut.shape[1] * cut.shape[2] * (cut.copies if cut.zero else 1))
 
 
-def matrix_share(cut: Cut) -> float:
-    """Return the share of Muon's matrices that a rank orthogonalizes: copies share them if a matrix is cut."""
+def matrix_share(model: Any, cut: Cut) -> float:
+    """Return the share of Muon's matrices that a rank orthogonalizes: ranks share all of a stage if a matrix is cut."""
     _, stages, parts = cut.shape
-    return 1 / (stages * parts * (cut.copies if cut.zero or parts > 1 else 1))
+    if cut.zero or parts > 1:
+        return 1 / (stages * parts * cut.copies * cut.expert)
+    return owned_share(model.layout.hidden, cut) / stages
+
+
+def owned_share(tensors: Iterable[Tensor], cut: Cut) -> float:
+    """Return the share of these tensors that a rank has along the axis expert: all but other ranks' experts."""
+    sizes = [(math.prod(each.shape), cut.expert if each.hidden == INPUTS_SECOND else 1) for each in tensors]
+    return sum(size / ranks for size, ranks in sizes) / max(1, sum(size for size, _ in sizes))
 
 
 def matrix_seconds(machine: Machine, cut: Cut, ranks: int, sent_messages: Messages) -> float:
     """Return the seconds to gather matrices on their owners, and to hand them back; 0 if none is cut."""
-    _, stages, parts = cut.shape
-    group = RankGroup(machine, cut.copies * stages * parts, 1, ranks)
+    group = RankGroup(machine, cut.shape[0] * cut.shape[1] * cut.apart, 1, ranks)
     return sequential_seconds(group, sent_messages.get("matrices", []))
 
 
@@ -123,16 +136,16 @@ def pipeline_parts(
 ) -> StepParts:
     """Return the parts of a pipeline's step. data: group of replicas. within: groups that share layers, by axis. start:
     of an action."""
-    copies, stages, _ = cut.shape
+    stages = cut.shape[1]
     many, once = max(1, cut.microbatches), cut.schedule in ("one batch", "pipedream")
     pieces = max(1, case.options.accumulate) if cut.schedule == "one batch" else 1
-    rows = case.share(0, copies) / (pieces if once else many)
+    rows = case.share(0, cut.shares) / (pieces if once else many)
     many = 1 if once else many
     sharing = machine.sharing(case.ranks)
     schedule = "naive" if cut.schedule == "one batch" else cut.schedule
     where = placement(cut.schedule, stages, cut.chunks)
     forward, backward, weights = stage_seconds(case, computing, cut, rows)
-    ends = [place * cut.sharing for place in sorted({0, stages // 2, stages - 1})]
+    ends = [place * cut.apart for place in sorted({0, stages // 2, stages - 1})]
     sent_messages = [messages(case, rank, cut) for rank in ends]
     ending = 1 if cut.zero == 0 and cut.copies > 1 else 0
     actions = many * where.chunks * pieces
@@ -142,10 +155,11 @@ def pipeline_parts(
         on_data, closing = 0.0, max(concurrent_seconds(data, each["data"]) for each in sent_messages)
     along = (max(layer_seconds(within, each) for each in sent_messages) + on_data) / actions
     longest = max((bytes for each in sent_messages for _, bytes in each["pipeline"]), default=0)
-    hop = RankGroup(machine, stages, cut.sharing, case.ranks).message(longest) if stages > 1 else 0.0
+    hop = RankGroup(machine, stages, cut.apart, case.ranks).message(longest) if stages > 1 else 0.0
     forward, backward = forward + along / 2 + start, backward + along / 2 + start
-    update = computing.update(updated_share(cut), matrix_share(cut))
+    update = computing.update(updated_share(case.model, cut), matrix_share(case.model, cut))
     closing += max(matrix_seconds(machine, cut, case.ranks, each) for each in sent_messages)
+    closing += max(sequential_seconds(within["expert"], each.get("common", [])) for each in sent_messages)
     closing += tied_seconds(case, machine, cut) + clipping_seconds(case, machine)
     draw = computing.draw(rows * many * pieces)
     virtual = forward + backward
@@ -210,5 +224,5 @@ def tied_seconds(case: Workload, machine: Machine, cut: Cut) -> float:
     ranges = cut_layers(case.model, where.last + 1)
     held = ModelPart(case.model, [ranges[v] for v in where.of(stages - 1)]).copies
     bytes = sum(math.prod(tensor.shape) for tensor in held) * case.dtype.itemsize / cut.shape[2]
-    ends = RankGroup(machine, 2, (stages - 1) * cut.sharing, case.ranks, case.options.allreduce, False)
+    ends = RankGroup(machine, 2, (stages - 1) * cut.apart, case.ranks, case.options.allreduce, False)
     return ends.all_reduce(bytes)

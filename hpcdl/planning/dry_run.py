@@ -5,7 +5,8 @@
     train-tensor-parallel                                1     1       1     all
     train-context-parallel                               1     1       all   1    stages 0, 1, 2, 3 along context
     train-fully-sharded                                  all   1       1     1    stages 1, 2, 3 of ZeRO
-    train-grid                                           d     p       c     t    stages 0, 1, 2, 3 along data, context
+    train-grid                                           d     p       c     t    stages 0, 1, 2, 3 along data, context;
+                                                                                  and ranks along expert
 
 Parts, shards, gathered layers and pipeline stages are the code that trains; a `Peer` stands for the other ranks, whose
 messages arrive at once. Arrays have no memory (meta_arrays.py), so no model is too large."""
@@ -19,9 +20,11 @@ from typing import Any, TypeAlias
 from hpcdl.chunks import chunk
 from hpcdl.comm.grid import place
 from hpcdl.comm.tensor_group import TensorGroup
+from hpcdl.comm.trace import Traffic
 from hpcdl.memory import Memory
 from hpcdl.models.balance import cut_layers
 from hpcdl.models.part import ModelPart, whole_part
+from hpcdl.parallel.expert import SharedExperts
 from hpcdl.parallel.gathered_matrices import GatheredMatrices
 from hpcdl.parallel.ring_attention import RingAttention
 from hpcdl.parallel.sharded_weights import weights_of
@@ -68,6 +71,10 @@ class Peer:
 
     def __init__(self, rank: int, size: int, device: Any, messages: list[tuple[str, int]]):
         self.rank, self.size, self.device, self.messages = rank, size, device, messages
+
+    @property
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def note(self, operation: str, array: Any) -> None:
         if self.size > 1:
@@ -143,8 +150,8 @@ def dry_run_step(
     def make_peer(axis: str, number: int, size: int) -> Any:
         return Peer(number, size, device, sent.setdefault(axis, []))
 
-    (copies, stages, parts), shared = cut.shape, cut.context
-    d, p, c, t = place(rank, (copies, stages, shared, parts))
+    (copies, stages, parts), shared, owners = cut.shape, cut.context, cut.expert
+    d, p, c, e, t = place(rank, (copies, stages, shared, owners, parts))
     piped, layers, where = bool(cut.schedule), None, placement(cut.schedule, stages, cut.chunks)
     if piped:
         ranges = cut_layers(case.model, where.last + 1)
@@ -153,8 +160,9 @@ def dry_run_step(
     context = None
     if shared > 1:
         context = (Ulysses if cut.attention == "ulysses" else RingAttention)(make_peer("context", c, shared))
+    experts = SharedExperts(make_peer("expert", e, owners)) if owners > 1 else None
     if piped or cut.tensor or context is not None:
-        part = ModelPart(case.model, layers, (t, parts), group, context)
+        part = ModelPart(case.model, layers, (t, parts), group, context, experts)
     else:
         part = whole_part(case.model)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
@@ -164,10 +172,10 @@ def dry_run_step(
     who = SimpleNamespace(memory=memory, random=None)
     shards = Shards(who, part, rule, make_peer("data", d * shared + c, cut.copies), cut.zero, cut.owners)
     if rule.weights:
-        matrices, item = GatheredMatrices(shards, rank, cut.copies * stages * parts), case.dtype.itemsize
+        matrices, item = GatheredMatrices(shards, rank, cut.copies * stages * owners * parts), case.dtype.itemsize
         sizes = [(at.stop - at.start) * item for way in matrices.messages for _, at in way]
         sent["matrices"] = [("message", size) for size in sizes]
-    weights, rows = weights_of(shards), case.rows(case.share(d, copies) if share is None else share)
+    weights, rows = weights_of(shards), case.rows(case.share(d * owners + e, cut.shares) if share is None else share)
     if not piped:
         for each in rows.split(case.options.accumulate):
             part.forward_backward(weights, each)
@@ -185,6 +193,9 @@ def dry_run_step(
     if messages is not None and cut.schedule != "pipedream":  # the end of a step
         shards.reduce_scatter()
         shards.all_gather()
+        if experts is not None:
+            common = sum(view.nbytes for each in part.common() for view in shards.gradients_of(each))
+            sent["common"] = [("all_reduce", common)]
     part.pool.memory = None
     return memory, shards.units.size
 

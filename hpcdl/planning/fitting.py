@@ -1,24 +1,26 @@
 """Grids of ranks on which a training fits into memory, with ZeRO's stage, micro-batches and recomputation.
 
-    for each (d, p, c, t) with d p c t = ranks that can cut the layers; c > 1 only if no other grid fits
+    for each (d, p, c, e, t) with d p c e t = ranks that can cut the layers; c > 1 only if no other grid fits
         for stages 0 to 3 of ZeRO, where d c > 1       permanent memory: parameters, gradients, optimizer
         for m = 1, 2, 4, ..., rows micro-batches      temporary memory: activations, with and without recomputation
             the grid fits if the sum of the largest rank is at most the room
 
 Best first: without recomputation (which costs a third more computing), then the smallest idle share of the pipeline,
 (p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent) and of a sequence, the lowest
-stage of ZeRO, the fewest stages, the fewest micro-batches. The schedule is 1F1B: a stage has at most p micro-batches in
-flight, so p + 2 micro-batches show its maximum. The ranks of the first replica's first and last stage hold most."""
+stage of ZeRO, the fewest ranks that share experts, the fewest stages, the fewest micro-batches. The schedule is 1F1B: a
+stage has at most p micro-batches in flight, so p + 2 micro-batches show its maximum. The ranks of the first replica's
+first and last stage hold most."""
 
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
+from hpcdl.models.mixture import mixtures_of
 from hpcdl.parallel.context import check_context
 from hpcdl.planning.dry_run import dry_run_step
 from hpcdl.planning.memory import MASTER, data, resident
@@ -48,12 +50,13 @@ class Fit(NamedTuple):
     @property
     def order(self) -> tuple:
         """Sort key, best first."""
-        _, p, c, t = self.shape
-        return self.recompute, self.idle, t, c, self.stage, p, self.microbatches
+        _, p, c, e, t = self.shape
+        return self.recompute, self.idle, t, c, self.stage, e, p, self.microbatches
 
     @property
     def options(self) -> str:
-        grid = ",".join(f"{axis}={n}" for axis, n in zip(AXES, self.shape, strict=True) if n > 1 or axis != "context")
+        each = zip(AXES, self.shape, strict=True)
+        grid = ",".join(f"{axis}={n}" for axis, n in each if n > 1 or axis not in ("context", "expert"))
         more = f" --stage {self.stage}" if self.stage else ""
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
 
@@ -66,12 +69,13 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def shapes(ranks: int, cut: bool = False) -> list[tuple[int, int, int, int]]:
-    """Return all (data, pipeline, context, tensor) whose product is `ranks`, with context 1; cut: those above 1."""
+def shapes(ranks: int, cut: bool = False, owners: Sequence[int] = (1,)) -> list[tuple[int, int, int, int, int]]:
+    """Return all (data, pipeline, context, expert, tensor) whose product is `ranks`, with context 1; cut: those above
+    1, with expert 1. owners: possible numbers of ranks that share experts."""
     parts = [t for t in range(1, ranks + 1) if ranks % t == 0]
-    shares = parts[1:] if cut else [1]
-    triples = itertools.product(parts, shares, parts)
-    return [(ranks // (p * c * t), p, c, t) for t, c, p in triples if ranks % (p * c * t) == 0]
+    shared = [(c, 1) for c in parts[1:]] if cut else [(1, e) for e in owners]
+    triples = [(p * c * e * t, (p, c, e, t)) for t, (c, e), p in itertools.product(parts, shared, parts)]
+    return [(ranks // apart, *each) for apart, each in triples if ranks % apart == 0]
 
 
 def microbatch_counts(rows: int) -> list[int]:
@@ -85,9 +89,11 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
         raise UsageError(f"--ranks {case.ranks}: grids are searched for at most {LARGEST:,} ranks")
     found: list[Fit] = []
     refused: list[str] = []
+    counts = [layer.experts.count for layer in mixtures_of(case.model)]
+    owners = [e for e in range(1, min(counts, default=1) + 1) if all(count % e == 0 for count in counts)]
     beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
     for cut in (False, True):  # sequences are cut only if nothing else fits
-        for shape in shapes(case.ranks, cut) if not found and (case.model.sequences or not cut) else ():
+        for shape in shapes(case.ranks, cut, owners) if not found and (case.model.sequences or not cut) else ():
             try:
                 found += list(fits_on_grid(case, shape, room - beside, half))
             except UsageError as error:
@@ -98,11 +104,11 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
 
 def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool) -> Iterator[Fit]:
     """Yield the ways to fit into `room` bytes per rank on a grid of this shape."""
-    copies, stages, context, parts = shape
+    copies, stages, context, expert, parts = shape
     check_context(case.model, context, "ring")
-    grid = PIPELINE._replace(shape=(copies, stages, parts), context=context)
-    share = case.share(0, copies)
-    ends = sorted({0, (stages - 1) * context * parts})  # ranks of the first and the last stage
+    grid = PIPELINE._replace(shape=(copies, stages, parts), context=context, expert=expert)
+    share = case.share(0, grid.shares)
+    ends = sorted({0, (stages - 1) * grid.apart})  # ranks of the first and the last stage
     item = case.dtype.itemsize
     stays = {}
     for zero in reversed(range(1 + 3 * (copies * context > 1))):  # from the least memory on

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted, size, table
 from hpcdl.launch.command_lines import read_command
@@ -150,7 +151,7 @@ def grid_report(case: Workload, fitting: list[Fit], refused: list[str], room: in
     lines = [f"{text}: {counted(len(fitting), 'grid')} of {case.ranks} ranks fit into {size(room)} a rank"]
     if not fitting:
         return [*lines, "nothing fits: take more ranks, more memory, or a smaller --batch-size"]
-    rows = [["data", "pipeline", "context", "tensor", "stage", "micro-batches", "recompute", "idle", "largest rank"]]
+    rows = [[*AXES, "stage", "micro-batches", "recompute", "idle", "largest rank"]]
     for fit in fitting[:SHOWN]:
         cells = *map(str, fit.shape), str(fit.stage), str(fit.microbatches), "yes" if fit.recompute else "no"
         rows.append([*cells, f"{100 * fit.idle:.0f} %", size(fit.bytes)])

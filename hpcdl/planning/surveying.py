@@ -45,9 +45,8 @@ def rows_of(case: Workload) -> set[int]:
     options = case.options
     if case.strategy.step is None:
         cut = cut_of(case)
-        copies = cut.shape[0]
         many = cut.microbatches if cut.schedule not in ("", "one batch", "pipedream") else options.accumulate
-        rows = case.share(0, copies) / max(1, many)
+        rows = case.share(0, cut.shares) / max(1, many)
         lengths = {rows, rows / cut.sharing}
     else:
         lengths = {rows / options.accumulate for rows, _ in case.strategy.step(case).gradients}

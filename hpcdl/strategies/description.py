@@ -92,7 +92,8 @@ class StepCost(NamedTuple):
 class Cut(NamedTuple):
     """How a model is cut. shape: ranks along data, pipeline, tensor. zero: ZeRO's stage. owners: layers have one owner.
     schedule: of the pipeline. microbatches: 0 if a step is one batch. tensor: layers are cut, even into one part.
-    context: ranks that share the tokens of sequences. attention: their algorithm."""
+    context: ranks that share the tokens of sequences. attention: their algorithm. expert: ranks that share experts, and
+    have shares of the batch."""
 
     shape: tuple[int, int, int]
     zero: int = 0
@@ -105,6 +106,17 @@ class Cut(NamedTuple):
     sequence: bool = False
     context: int = 1
     attention: str = "ring"
+    expert: int = 1
+
+    @property
+    def shares(self) -> int:
+        """Shares of a batch: along data and expert."""
+        return self.shape[0] * self.expert
+
+    @property
+    def apart(self) -> int:
+        """Ranks from a stage to the next one: along context, expert and tensor."""
+        return self.shape[2] * self.expert * self.context
 
     @property
     def copies(self) -> int:

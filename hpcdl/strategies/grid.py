@@ -1,9 +1,10 @@
-"""Data, pipeline, context and tensor parallelism together, on a grid of ranks.
+"""Data, pipeline, context, expert and tensor parallelism together, on a grid of ranks.
 
     axis          its ranks hold                                       they exchange
     data d        copies of the model, each with a share of a batch    the gradient's sum once a step, or as ZeRO does
     pipeline p    stages of consecutive layers                         activations, for each micro-batch
     context c     copies, each with some tokens of every sequence      keys and values, for each attention; and as data
+    expert e      copies but for experts, with shares of a batch       tokens, for each mixture; gradients once a step
     tensor t      parts of each layer                                  sums within layers, for each micro-batch
 
     for each batch: each copy cuts its share into m micro-batches
@@ -12,8 +13,8 @@
 
 The product of the axes is the number of ranks. With data alone the grid is all-reduce SGD or fully sharded, with
 pipeline alone hpcdl/strategies/pipeline.py, with tensor alone hpcdl/strategies/tensor_parallel.py; the steps are the
-same for any grid. stage: the stage of ZeRO over all copies (hpcdl/parallel/zero.py). (Narayanan et al., "Efficient
-large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
+same for any grid. stage: the stage of ZeRO over data times context (hpcdl/parallel/zero.py). (Narayanan et al.,
+"Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)"""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,6 +47,7 @@ def train(
     """Train on all ranks of `comm`, a grid of the shape `grid`; return the parameters that this rank holds."""
     from hpcdl.comm.grid import AXES, Grid, parse_grid
     from hpcdl.parallel.context import costs
+    from hpcdl.parallel.expert import sent_along
     from hpcdl.parallel.pipelined import pipelined
 
     groups = run.until_end(Grid(comm, **(parse_grid(grid, comm.size) if isinstance(grid, str) else grid)))
@@ -56,6 +58,7 @@ def train(
     run.report(grid=dict(zip(AXES, groups.shape, strict=True)), stage=stage)
     run.report(schedule=schedule, microbatches=microbatches, chunks=where.chunks, recompute=recompute)
     run.begin("grid", held, data)
+    held.part.experts.clear()
 
     for batch in run.batches(data, held.share):
         held.zero_gradient()
@@ -66,14 +69,16 @@ def train(
     run.report(**layers.costs(held.peers))
     if groups.context.size > 1:
         run.report(**costs(held.part.context, held.peers))
-    if draw and groups.data.rank == groups.context.rank == groups.tensor.rank == 0:
+    if groups.expert.size > 1:
+        run.report(**sent_along(held.part.experts, held.peers))
+    if draw and groups.data.rank == groups.context.rank == groups.expert.rank == groups.tensor.rank == 0:
         run.say(pictures(schedule, stages, microbatches, chunks, layers.gather_spans()))
     return held.parameters
 
 
 @dataclass(frozen=True)
 class GridOptions(PipelineOptions):
-    grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,context=2,tensor=2")
+    grid: str = option("data=1", "ranks along each axis, as in data=2,pipeline=2,context=2,tensor=2; or expert=2")
     stage: int = option(0, "stage of ZeRO along the axes data and context: 0, 1, 2 or 3")
     sequence_parallel: bool = option(False, "cut the activations between the parts of layers by tokens (gpt)")
     attention: Literal["ring", "ulysses", "auto"] = option(
@@ -91,19 +96,21 @@ def fits(options: GridOptions, ranks: int, model: Any) -> None:
     from hpcdl.comm.grid import parse_grid
     from hpcdl.parallel.context import check_context
     from hpcdl.parallel.cut_model import check_same_rows, check_tensor
+    from hpcdl.parallel.expert import check_experts
 
     grid = parse_grid(options.grid, ranks)
     check_same_rows(options, grid["pipeline"] * grid["context"] * grid["tensor"])
     check_pipeline(options, grid["pipeline"], model)
     check_tensor(model, grid["tensor"], options.sequence_parallel)
     check_context(model, grid["context"], options.attention, grid["tensor"])
+    check_experts(model, grid["expert"])
 
 
 def cut(options: GridOptions, ranks: int) -> Cut:
     from hpcdl.comm.grid import parse_grid
 
-    data, pipeline, context, tensor = parse_grid(options.grid, ranks).values()
-    own: Any = options.cut | {"context": context, "attention": options.attention}
+    data, pipeline, context, expert, tensor = parse_grid(options.grid, ranks).values()
+    own: Any = options.cut | {"context": context, "attention": options.attention, "expert": expert}
     return Cut((data, pipeline, tensor), options.stage, tensor=True, sequence=options.sequence_parallel, **own)
 
 

@@ -8,14 +8,14 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.grid import Grid, parse_grid, place
+from hpcdl.comm.grid import AXES, Grid, parse_grid, place
 from hpcdl.errors import UsageError
 
 
 def shapes(size):
-    """All (data, pipeline, context, tensor) of so many ranks."""
+    """All (data, pipeline, context, expert, tensor) of so many ranks."""
     divisors = [n for n in range(1, size + 1) if size % n == 0]
-    return [shape for shape in itertools.product(divisors, repeat=4) if math.prod(shape) == size]
+    return [shape for shape in itertools.product(divisors, repeat=len(AXES)) if math.prod(shape) == size]
 
 
 def test_places_are_those_of_an_array_and_of_the_picture():
@@ -23,24 +23,29 @@ def test_places_are_those_of_an_array_and_of_the_picture():
         for shape in shapes(size):
             ranks = np.arange(size).reshape(shape)
             assert all(ranks[place(rank, shape)] == rank for rank in range(size))
-    assert place(5, (2, 2, 1, 2)) == (1, 0, 0, 1)
+    assert place(5, (2, 2, 1, 1, 2)) == (1, 0, 0, 0, 1)
 
 
 def test_grids_are_read():
-    assert parse_grid("data=2,pipeline=3,tensor=4", 24) == {"data": 2, "pipeline": 3, "context": 1, "tensor": 4}
-    assert parse_grid("tensor=2,data=3", 6) == {"data": 3, "pipeline": 1, "context": 1, "tensor": 2}
-    assert parse_grid("context=2", 2) == {"data": 1, "pipeline": 1, "context": 2, "tensor": 1}
+    ones = dict.fromkeys(AXES, 1)
+    assert parse_grid("data=2,pipeline=3,tensor=4", 24) == ones | {"data": 2, "pipeline": 3, "tensor": 4}
+    assert parse_grid("tensor=2,data=3", 6) == ones | {"data": 3, "tensor": 2}
+    assert parse_grid("expert=2,context=2", 4) == ones | {"context": 2, "expert": 2}
 
 
 @pytest.mark.parametrize(
     ("text", "size", "words"),
     [
         ("data=2,pipeline=2", 6, "tensor=1 has 4 ranks, and the job has 6: start 4 ranks, or take data=3$"),
-        ("pipeline=4", 6, "data=1,pipeline=4,context=1,tensor=1 has 4 ranks, and the job has 6: start 4 ranks$"),
+        (
+            "pipeline=4",
+            6,
+            "data=1,pipeline=4,context=1,expert=1,tensor=1 has 4 ranks, and the job has 6: start 4 ranks$",
+        ),
         (
             "data=2,tensr=2",
             4,
-            "there is no axis 'tensr' .did you mean 'tensor'.*axes are data, pipeline, context, tensor",
+            "there is no axis 'tensr' .did you mean 'tensor'.*axes are data, pipeline, context, expert, tensor",
         ),
         ("data=2,x=2", 4, "there is no axis 'x'; the axes"),
         ("data=2,data=2", 4, "the axis data is given twice"),
@@ -74,11 +79,12 @@ def test_groups_are_the_lines_of_the_grid(bare):
     comm = Communicator(bare, allreduce="ring")
     for shape in shapes(comm.size):
         ranks, grid = np.arange(comm.size).reshape(shape), Grid(comm, *shape)
-        (d, p, c, t), stages = grid.place, shape[1]
+        (d, p, c, e, t), stages = grid.place, shape[1]
         assert grid.shape == shape and ranks[grid.place] == comm.rank
-        ends = ranks[d, [0, -1], c, t] if stages > 1 and p in (0, stages - 1) else None
-        wanted = {"data": ranks[:, p, c, t], "pipeline": ranks[d, :, c, t], "tensor": ranks[d, p, c], "ends": ends}
-        wanted |= {"context": ranks[d, p, :, t], "copies": ranks[:, p, :, t].reshape(-1)}
+        ends = ranks[d, [0, -1], c, e, t] if stages > 1 and p in (0, stages - 1) else None
+        wanted = {"data": ranks[:, p, c, e, t], "pipeline": ranks[d, :, c, e, t], "context": ranks[d, p, :, e, t]}
+        wanted |= {"expert": ranks[d, p, c, :, t], "tensor": ranks[d, p, c, e], "ends": ends}
+        wanted |= {"copies": ranks[:, p, :, e, t].reshape(-1)}
         for name, members in wanted.items():
             group = getattr(grid, name)
             if members is None:
@@ -93,8 +99,9 @@ def test_groups_are_the_lines_of_the_grid(bare):
             group.all_reduce(vector)
             assert (vector == members.sum()).all()
             assert comm.traffic["all_reduce"].messages - before == 2 * (group.size - 1)
-        assert (grid.data.rank, grid.pipeline.rank, grid.context.rank, grid.tensor.rank) == grid.place
+        groups = tuple(getattr(grid, axis) for axis in AXES)
+        assert tuple(group.rank for group in groups) == grid.place
         grid.free()
-        groups = grid.data, grid.pipeline, grid.context, grid.tensor, grid.copies, grid.ends
+        groups += grid.copies, grid.ends
         assert all(group is None or group.mpi == MPI.COMM_NULL for group in groups)
     comm.barrier()  # the communicator outlives its grids

@@ -62,6 +62,7 @@ LINES: dict[str, tuple[tuple[int, ...], str, list[str]]] = {  # name: ranks, com
     "pipeline, zb-v": ((2,), "train-pipeline --schedule zb-v --microbatches 4", DEEP),
     "tensor parallel": ((2, 4), "train-tensor-parallel", FEW),
     "context parallel": ((2,), "train-context-parallel --attention ulysses", TEXT),
+    "expert parallel": ((2,), "train-grid --grid expert=2", [*TEXT[:3], f"{TEXT[3]},experts=2", *TEXT[4:]]),
     "tensor parallel, gpt": ((2,), "train-tensor-parallel --sequence-parallel", TEXT),
     **{
         f"sharded, stage {stage}": ((2, 3), f"train-fully-sharded --stage {stage}", FEW) for stage in (1, 2, 3)

@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from hpcdl.comm.compression import methods
 from hpcdl.comm.gossip.topology import topology
+from hpcdl.comm.grid import AXES
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_text import prepare_text
 from hpcdl.federated.server import SETTINGS as SERVERS
@@ -53,7 +54,7 @@ GPTS = ["gpt:layers=99999999", "gpt:layers=99999999,width=4", "gpt:heads=3", "gp
 DEEP = st.sampled_from(["mlp:99999999999", *GPTS])
 STRAGGLERS = ["0:2", "0:inf", "0:1e308", "0:nan", "0:", "1:2", "-1:2", "random:2:2", "random:0:2", "0:0.5"]
 GRAPHS = ["torus:0x0", "torus:1x1", "torus:1e20x1", "random-regular:degree=-1", "erdos-renyi:p=nan", "erdos-renyi:p=-1"]
-GRIDS = st.tuples(st.sampled_from(["data", "pipeline", "context", "tensor", ""]), NUMBERS).map("=".join)
+GRIDS = st.tuples(st.sampled_from([*AXES, ""]), NUMBERS).map("=".join)
 FUNCTIONS = ["..:x", ":", ".:x", "a..b:x", "os:path", "os:nothing", "this is:no", "json.nothing:x"]
 COMPRESSIONS = {
     each.name: each.settings | {"feedback": "", each.first or "feedback": ""} for each in methods().values()

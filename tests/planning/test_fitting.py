@@ -28,7 +28,7 @@ def test_what_fits_holds_what_a_forecast_says(found):
 
 def test_what_does_not_fit_is_left_out(found):
     room, fitting, _ = found
-    assert ((4, 1, 1, 1), 0, 1, False) not in [fit[:4] for fit in fitting]
+    assert ((4, 1, 1, 1, 1), 0, 1, False) not in [fit[:4] for fit in fitting]
     less, _ = fits(case(f"{LINE} --grid data=4", 4), int(room) - 4_000_000)
     assert len(less) < len(fitting) and {fit[:4] for fit in less} <= {fit[:4] for fit in fitting}
     assert fits(case(f"{LINE} --grid data=4", 4), 1000)[0] == []
@@ -48,14 +48,29 @@ def test_sequences_are_cut_if_nothing_else_fits():
         assert max(rank.total for rank in ranks) == pytest.approx(fit.bytes, abs=0.01 * fit.bytes)
 
 
+def test_experts_are_shared_by_a_number_of_ranks_that_divides_theirs():
+    line = "train-grid --model gpt:layers=1,width=16,heads=1,experts=6 --data text --batch-size 8 --microbatches 1"
+    found, _ = fits(case(f"{line} --grid data=4", 4), 1 << 40)
+    shared = [fit for fit in found if fit.shape[3] > 1]
+    assert shared and {fit.shape[3] for fit in found} == {1, 2} and len(shared) < len(found)
+    for fit in shared[:: max(1, len(shared) // 4)]:
+        ranks = forecast(case(f"{line} {fit.options}", 4))
+        assert max(rank.total for rank in ranks) == pytest.approx(fit.bytes, abs=0.01 * fit.bytes)
+
+
 def test_what_cannot_be_cut_is_said():
     _, refused = fits(case(f"{LINE} --grid data=8", 8), 1 << 40)
     assert refused and "8" in refused[-1] and "divided" in refused[-1]
 
 
 def test_shapes_and_parts():
-    assert set(shapes(4)) == {(4, 1, 1, 1), (2, 2, 1, 1), (1, 4, 1, 1), (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 1, 4)}
-    assert set(shapes(4, cut=True)) == {(2, 1, 2, 1), (1, 2, 2, 1), (1, 1, 2, 2), (1, 1, 4, 1)}
+    pairs = (4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)
+    assert set(shapes(4)) == {(d, p, 1, 1, t) for d, p, t in pairs}
+    assert set(shapes(4, cut=True)) == {
+        (d, p, c, 1, t) for d, p, c, t in ((2, 1, 2, 1), (1, 2, 2, 1), (1, 1, 2, 2), (1, 1, 4, 1))
+    }
+    shared = {(2, 1, 1, 2, 1), (1, 2, 1, 2, 1), (1, 1, 1, 2, 2)}
+    assert set(shapes(4, owners=[1, 2])) == set(shapes(4)) | shared
     assert microbatch_counts(6) == [1, 2, 4, 6] and microbatch_counts(1) == [1]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.part import require_layers
@@ -48,11 +49,14 @@ def test_digits_by_tensor_parallelism_gone_on_with_on_a_grid(train, tmp_path):
     before = Checkpoint.read(tmp_path / "a")
     options = ["--resume", "a", "--epochs", "5", "--grid", "data=2,pipeline=2", "--stage", "2", "--microbatches", "2"]
     found, printed = train(4, "grid", *options, out="b")
-    assert "data 2, pipeline 2, context 1, tensor 1" in printed and "optimizer's state, gradients (stage 2)" in printed
+    assert (
+        "data 2, pipeline 2, context 1, expert 1, tensor 1" in printed
+        and "optimizer's state, gradients (stage 2)" in printed
+    )
     assert [leg["ranks"] for leg in found["legs"]] == [2, 4] and len(found["bytes_sent_per_rank"]) == 4
     after = Checkpoint.read(tmp_path / "b")
     assert after.attributes["step"] == 5 * 24 and before.attributes["step"] == 4 * 24
-    assert found["test_accuracy"] > 0.85 and found["grid"] == {"data": 2, "pipeline": 2, "context": 1, "tensor": 1}
+    assert found["test_accuracy"] > 0.85 and found["grid"] == dict(zip(AXES, (2, 2, 1, 1, 1), strict=True))
     assert 0 <= found["idle_share"] <= 1 and found["in_flight_per_rank"] == [2, 1, 2, 1]
     assert not np.array_equal(before.vectors["parameters"], after.vectors["parameters"])
 

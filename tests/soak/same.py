@@ -18,7 +18,6 @@ import numpy as np
 
 SHORT = ["--epochs", "2", "--seed", "3", "--progress", "none", "--allreduce", "ring", "--checkpoint-every", "40"]
 GPT = ["--model", "gpt:layers=2,width=16,heads=4,context=64", "--data", "text", "--steps", "6", "--batch-size", "12"]
-MIXTURE = ["--model", "gpt:layers=2,width=16,heads=4,context=64,experts=4", *GPT[2:]]
 MLP = ["--model", "mlp:24,16"]
 RL = ["--env", "CartPole-v1", "--env-steps", "3000", "--evaluate-every", "1000", "--episodes", "5"]
 CASES = {  # name: (number of ranks, command)
@@ -83,6 +82,8 @@ CASES = {  # name: (number of ranks, command)
     "pipeline pipedream": ((3,), "train-pipeline GPT4 --schedule pipedream"),
     "context ring": ((1, 2, 4), "train-context-parallel GPT --optimizer adam"),
     "context ulysses": ((2,), "train-context-parallel GPT --attention ulysses --stage 2 --accumulate 2"),
+    "expert": ((2,), "train-grid EXPERTS --grid expert=2 --optimizer adam"),
+    "expert, tensor": ((4,), "train-grid EXPERTS --grid expert=2,tensor=2 --stage 1 --recompute"),
     "tensor": ((1, 4), "train-tensor-parallel GPT --optimizer adam"),
     "tensor mlp": ((3,), "train-tensor-parallel MLP"),
     "tensor sequence": ((4,), "train-tensor-parallel GPT --sequence-parallel --clip-norm 0.5"),
@@ -95,7 +96,6 @@ CASES = {  # name: (number of ranks, command)
     "grid tensor": ((4,), "train-grid GPT --grid pipeline=2,tensor=2"),
     "grid sharded": ((4,), "train-grid GPT --grid data=2,tensor=2 --stage 1"),
     "grid context": ((4,), "train-grid GPT --grid context=2,tensor=2 --stage 2"),
-    "grid experts": ((4,), "train-grid MIXTURE --grid data=2,tensor=2"),
 }
 RESUMED = {  # of an old checkpoint, on another number of ranks where that can be
     "all-reduce adam": "train-allreduce",
@@ -123,8 +123,9 @@ COUNTED = "calls", "bytes", "messages"
 def arguments(command: str) -> list[str]:
     words = []
     for word in command.split():
-        many = {"GPT": GPT, "GPT4": [GPT[0], GPT[1] + ",head=own", *GPT[2:]], "MLP": MLP, "RL": RL}
-        many["MIXTURE"] = MIXTURE
+        many = {"GPT": GPT, "MLP": MLP, "RL": RL}
+        for name, more in {"GPT4": "head=own", "EXPERTS": "experts=4"}.items():
+            many[name] = [GPT[0], f"{GPT[1]},{more}", *GPT[2:]]
         words += many.get(word, [word])
     program = words.pop(0)
     first = 2 if program == "train-federated" or {"--steps", "--env-steps"} & {*words} else 0  # --epochs

@@ -16,6 +16,7 @@ from hpcdl.comm.allreduce.circulant import SHORT
 from hpcdl.comm.progress import activity
 from hpcdl.data import from_arrays
 from hpcdl.models import TRANSFORMERS, for_data
+from hpcdl.models.mixture import counted_choices
 from hpcdl.runs import Options, Replicas, Run
 from hpcdl.runs.accumulated import accumulated
 from hpcdl.runs.context import RunContext
@@ -168,6 +169,9 @@ def cut(follow, references):
                 apart = mine[piece.local : piece.local + piece.size] - whole[places(piece)]
                 assert np.abs(apart).max(initial=0) <= tolerance * max(1, np.abs(whole).max()), f"step {step}"
         assert found.scores == pytest.approx(wanted.scores, rel=tolerance)
+        if "experts=" in model:  # choices and drops
+            of_ranks, of_one = bare.allgather(counted_choices(found.model)), counted_choices(wanted.model)
+            assert all((sum(each[name] for each in of_ranks) == of_one[name]).all() for name in of_one)
         assert found.agree in (None, True) and not activity.in_flight
         assert found.memory.now["activations"] == 0 < found.memory.peak["activations"]
         state(found, bare)

@@ -1,8 +1,8 @@
 """Context parallelism: steps are those of sequential SGD; messages, bytes and memory are those of the formulas."""
 
 import pytest
+from local_ranks import all_to_all_rows
 
-from hpcdl.comm.primitives.all_to_all import saves_time
 from hpcdl.strategies import context_parallel
 
 LAYERS, WIDTH, LENGTH = 2, 12, 24
@@ -10,11 +10,6 @@ GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"
 OWN = "gpt:layers=1,width=24,heads=12,context=24,head=own"
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
 WAYS = ("ring", "ulysses")
-
-
-def all_to_all_rows(size, row):
-    """How many rows of so many bytes a rank sends in an all-to-all: short ones pass several ranks (Bruck)."""
-    return sum(i.bit_count() for i in range(size)) if saves_time(size, row) else size - 1
 
 
 @pytest.mark.parametrize("attention", WAYS)

@@ -1,15 +1,17 @@
-"""Grids of data, pipeline and tensor parallelism: steps are those of sequential SGD on every grid; sums and memory."""
+"""Grids of all axes of parallelism: steps are those of sequential SGD on every grid; sums and memory."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
+from local_ranks import all_to_all_rows
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
+from hpcdl.comm.grid import AXES
 from hpcdl.parallel.cut_model import CutModel
 from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
 from hpcdl.strategies.pipeline_schedules import INTERLEAVED, V_SHAPED
@@ -24,17 +26,18 @@ GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
 OWN = f"{GPT},head=own"
 LONG = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"  # sequences of 24 tokens, cut along the axis context
 MIXTURE = "layers=1,width=24,heads=12,kv-heads=12,context=12,units=12,experts=3"  # 4 layers
+SHARED = MIXTURE.replace("experts=3", "experts=12")  # along the axis expert
 LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
 def grids(size, model=""):
-    """All grids of so many ranks; those whose ranks share sequences, for a model of long ones."""
-    axes = ("data", "pipeline", "context", "tensor")
+    """All grids of so many ranks; those whose ranks share sequences, for a model of long ones; those whose ranks share
+    experts, for a model with enough of them."""
     divisors = [n for n in range(1, size + 1) if size % n == 0]
-    shapes = (shape for shape in itertools.product(divisors, repeat=4) if math.prod(shape) == size)
-    found = [dict(zip(axes, shape, strict=True)) for shape in shapes]
-    long = "context=24" in model and size > 1
-    return [shape for shape in found if (shape["context"] > 1) == long]
+    shapes = (shape for shape in itertools.product(divisors, repeat=len(AXES)) if math.prod(shape) == size)
+    found = [dict(zip(AXES, shape, strict=True)) for shape in shapes]
+    long, shared = "context=24" in model and size > 1, "experts=12" in model and size > 1
+    return [shape for shape in found if (shape["context"] > 1) == long and (shape["expert"] > 1) == shared]
 
 
 def fit(own, shape):
@@ -81,6 +84,11 @@ CASES = [
     (f"llama:{MIXTURE},capacity=1.25", {"stage": 2, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
     (f"llama:{MIXTURE},top=1", {"stage": 0, "schedule": "zb-h1"}, {"optimizer": MUON, "lr": 0.02}),
     (GPT, {"stage": 0, "schedule": "dualpipe-v", "microbatches": 6, "recompute": True}, {}),
+    (f"gpt:{SHARED}", {"stage": 0, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
+    (f"llama:{SHARED},capacity=1.25", {"stage": 1, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
+    (f"gpt:{SHARED},top=1,capacity=1.25", {"stage": 2, "schedule": "zb-h1"}, {"optimizer": ADAM, "batch_size": 3}),
+    (f"llama:{SHARED}", {"stage": 3, "sequence": True}, {"optimizer": MUON, "lr": 0.02, "clip_norm": 0.1}),
+    (f"gpt:{SHARED},top=1", {"stage": 0}, {"optimizer": MUON, "lr": 0.02, "weight_decay": 0.1}),
 ]
 
 
@@ -154,6 +162,8 @@ def test_matrices_of_muon_go_to_their_owners_and_back(cut, comm):
             assert matrices.messages == ([], [])
         else:
             assert sum(comm.allgather(run.comm.traffic["push"].bytes)) == 3 * 8 * round(values)
+    run = cut(comm, grid.train, {"grid": {"expert": size}}, f"llama:{SHARED}", optimizer=MUON, lr=0.02, epochs=1)
+    assert run.held.matrices.messages == ([], [])  # each rank has its experts whole
 
 
 def test_messages_between_stages_whose_layers_are_shared(cut, world):
@@ -170,12 +180,37 @@ def test_messages_between_stages_whose_layers_are_shared(cut, world):
             assert run.comm.traffic["push"].messages == 3 * 2 * neighbours
 
 
-@pytest.mark.parametrize("optimizer, some", [(ADAM, slice(None)), (MUON, slice(1, 7))])
-def test_each_strategy_goes_on_from_the_checkpoint_of_another(optimizer, some, follow, cut, world, mpi_tmp_path):
+def test_messages_of_experts(cut, ring, comm):
+    """Of each micro-batch: 2 exchanges of rows forward, and backward 2 of rows and 2 of a number for each. With all
+    experts chosen, each rank needs the experts of the others for all of its tokens."""
+    size, width, experts = comm.size, 24, 12
+    model = f"gpt:{SHARED},top={experts}"
+    run = cut(comm, grid.train, {"grid": {"expert": size}, "microbatches": 2}, model, epochs=1)
+    traffic = run.comm.traffic
+    batches = 3 * 2
+    assert traffic["push"].messages == batches * 6 * (size - 1)
+    rows = 29 * LENGTH * experts * (size - 1) // size  # of all ranks, to others
+    pushed = sum(comm.allgather(traffic["push"].bytes))
+    assert pushed == 8 * rows * (4 * width + 2)
+    if size > 1:
+        assert run.reported["expert"] == {"messages": batches * 6 * (size - 1) * size, "bytes": pushed}
+        assert traffic["all_to_all"].calls == batches
+        assert traffic["all_to_all"].bytes == batches * 8 * experts // size * all_to_all_rows(size, 8 * experts // size)
+    common = sum(part.stop - part.start for part in run.held.part.common())
+    assert common == run.model.layout.size - experts * 2 * 12 * width
+    assert traffic["all_reduce"].bytes == 3 * ring.all_reduce(common, comm.rank, size)
+
+
+@pytest.mark.parametrize(
+    "optimizer, some, model",
+    [(ADAM, slice(None), GPT), (MUON, slice(1, 7), GPT), (MUON, slice(1, None, 2), f"llama:{SHARED}")],
+)
+def test_each_strategy_goes_on_from_the_checkpoint_of_another(optimizer, some, model, follow, cut, world, mpi_tmp_path):
     """The state loads to the bit, and the steps are those of a sequential run that was never stopped, to rounding."""
     folder, options = str(mpi_tmp_path / "a"), {"optimizer": optimizer, "clip_norm": 0.1, "schedule": "constant"}
     options |= {"dtype": "float64", "allreduce": "ring"}
-    most = grids(world.size)[len(grids(world.size)) // 2]  # of all axes something, where the ranks are many enough
+    shapes = grids(world.size, model)
+    most = shapes[len(shapes) // 2]  # of all axes something, where the ranks are many enough
     strategies = [
         (pipeline.train, {"microbatches": 3}),
         (sequential.train, None),
@@ -185,15 +220,15 @@ def test_each_strategy_goes_on_from_the_checkpoint_of_another(optimizer, some, f
         (fully_sharded.train, {"stage": 1, "gather": "broadcast"}),
         (all_reduce.train, None),
         (model_parallel.train, None),
-        (grid.train, {"grid": grids(world.size)[-1], "stage": 3, "recompute": True}),
+        (grid.train, {"grid": shapes[-1], "stage": 3, "recompute": True}),
     ][some]
-    wanted = cut.alone(GPT, options | {"steps": len(strategies)}).path
+    wanted = cut.alone(model, options | {"steps": len(strategies)}).path
     for done, (train, own) in enumerate(strategies):
         comm = MPI.COMM_SELF if train is sequential.train else world
         if comm is world or world.rank == 0:
 
             def start(steps, train=train, own=own, comm=comm, **more):
-                return follow(comm, train, cut.data(GPT, "float64"), GPT, own, steps=steps, **options, **more)
+                return follow(comm, train, cut.data(model, "float64"), model, own, steps=steps, **options, **more)
 
             if done:
                 loaded, found = start(done, resume=folder), Checkpoint.read(mpi_tmp_path / "a").vectors

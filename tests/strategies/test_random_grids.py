@@ -6,19 +6,19 @@ import random
 
 import pytest
 
+from hpcdl.comm.grid import AXES
 from hpcdl.strategies import grid
 from hpcdl.strategies.pipeline_schedules import INTERLEAVED, SCHEDULES, V_SHAPED
 
-AXES = ("data", "pipeline", "context", "tensor")
 SIZES = "layers=3,width=48,heads=24,context=24"
-EXPERTS = "layers=3,width=48,heads=24,kv-heads=24,context=24,units=24,experts=4"
+EXPERTS = "layers=3,width=48,heads=24,kv-heads=24,context=24,units=24,experts=24"
 MODELS = {  # and the axes that cut it
     "mlp:24,24,24,24,24,24,24,24": {"data", "pipeline", "tensor"},
-    f"gpt:{SIZES}": set(AXES),
-    f"gpt:{SIZES},head=own": set(AXES),
-    f"llama:{SIZES},kv-heads=24,units=24": set(AXES),
-    f"gpt:{EXPERTS}": {"data", "pipeline", "tensor"},
-    f"llama:{EXPERTS},capacity=1.25": {"data", "pipeline", "tensor"},
+    f"gpt:{SIZES}": {"data", "pipeline", "context", "tensor"},
+    f"gpt:{SIZES},head=own": {"data", "pipeline", "context", "tensor"},
+    f"llama:{SIZES},kv-heads=24,units=24": {"data", "pipeline", "context", "tensor"},
+    f"gpt:{EXPERTS}": {"data", "pipeline", "expert", "tensor"},
+    f"llama:{EXPERTS},capacity=1.25": {"data", "pipeline", "expert", "tensor"},
 }
 STAGES = 8  # at most: each model has 8 layers or more
 ALONE = [(axis, size) for axis in AXES for size in (2, 3, 4, 6, 8) if (axis, size) != ("context", 8)]
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.exhaustive  # test_eight_ranks.py runs some of it
 
 
 def shapes(size, axes):
-    """The grids of so many ranks on these axes: 2C chunks of 24 tokens, and parts of 24 heads or units."""
+    """The grids of so many ranks on these axes: 2C chunks of 24 tokens, and parts of 24 heads, units or experts."""
     divisors = [n for n in range(1, size + 1) if size % n == 0]
-    found = (shape for shape in itertools.product(divisors, repeat=4) if math.prod(shape) == size)
+    found = (shape for shape in itertools.product(divisors, repeat=len(AXES)) if math.prod(shape) == size)
     named = (dict(zip(AXES, shape, strict=True)) for shape in found)
-    cuts = [each for each in named if 24 % (2 * each["context"]) == 0 == 24 % each["tensor"]]
+    cuts = [each for each in named if not any(24 % n for n in (2 * each["context"], each["expert"], each["tensor"]))]
     return [each for each in cuts if all(number == 1 or axis in axes for axis, number in each.items())]
 
 
