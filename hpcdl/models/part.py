@@ -67,6 +67,8 @@ class ModelPart(Layered):
         self.target = model.target
         of_model = {f"{each.name}.{name}": each.cuts.get(name) for each in model.layers for name in each.full_shapes}
         self.axes = {name: of_model[name] if share[1] > 1 else None for name in self.layout.tensors}
+        cut = {name: axis for name, axis in self.axes.items() if axis is not None}
+        self.uneven = {name for name, axis in cut.items() if model.layout.tensors[name].shape[axis] % share[1]}
         stacked = {f"{each.name}.{name}" for each in model.layers for name in getattr(each, "stacked", ())}
         self.stacked = stacked if self.experts.size > 1 else self.stacked
         own = {f"{layer.name}.{name}" for layer in layers for name in layer.full_shapes}
@@ -131,9 +133,7 @@ class ModelPart(Layered):
         """Return the units of this part's vector, as slices: the tensors of a layer, used together, are one unit.
         Tied tensors are separate units, so that copies are cut like the tensor itself. Tensors that are cut unevenly
         are separate units, so that all other units have the same size in all parts."""
-        whole, parts = self.model.layout.tensors, self.share[1]
-        alone = {name for layer in self.model.layers for name in layer.tied}
-        alone |= {name for name, axis in self.axes.items() if axis is not None and whole[name].shape[axis] % parts}
+        alone = {name for layer in self.model.layers for name in layer.tied} | self.uneven
         cut = []
         for layer in self.layers:
             own = [tensor for tensor in self.layout.tensors.values() if tensor.layer == layer.name]
@@ -146,9 +146,19 @@ class ModelPart(Layered):
         """Return the tensors that all ranks that share the layers have in full, as slices of this part's vector."""
         return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
 
-    def common(self) -> list[slice]:
-        """Return the tensors that all ranks that share the experts have, as slices of this part's vector."""
-        return [tensor.slice for name, tensor in self.layout.tensors.items() if name not in self.stacked]
+    def common(self) -> list[list[slice]]:
+        """Return the tensors that all ranks that share the experts have, as slices of this part's vector: a list for
+        each message, as in `messages`."""
+        shared = [tensor for name, tensor in self.layout.tensors.items() if name not in self.stacked]
+        by_cut = [[each.slice for each in shared if (each.name in self.uneven) == cut] for cut in (False, True)]
+        return [slices for slices in by_cut if slices]
+
+    def messages(self) -> list[slice]:
+        """Return this part's vector as slices, each for a sum over copies of its own. A place in a message decides the
+        order of additions. Tensors that are cut unevenly are apart, so that all parts get the same bits of others."""
+        by_cut = itertools.groupby(self.layout.tensors.values(), lambda tensor: tensor.name in self.uneven)
+        runs = [list(run) for _, run in by_cut]
+        return [slice(run[0].slice.start, run[-1].slice.stop) for run in runs]
 
     def tied(self) -> dict[str, slice]:
         """Return the tensors that layers of other parts may also use, by name, as slices of this part's vector."""

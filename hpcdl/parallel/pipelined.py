@@ -79,7 +79,7 @@ def pipelined(
     if tensor is not None and sequence:
         summed.insert(0, (tensor.comm, part.replicated()))
     if experts is not None:
-        summed.insert(0, (experts.comm, part.common()))
+        summed = [*((experts.comm, slices) for slices in part.common()), *summed]
     shards = Shards(run, part, optimizer, copies, zero)
     stage = Stage(pipeline, part, weights_of(shards), model, recompute, where)
     reports_loss = where.place(where.last)[0] == pipeline.rank and place[0] == 0

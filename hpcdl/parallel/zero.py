@@ -80,7 +80,8 @@ class Shards:
     def reduce_scatter(self) -> None:
         """Sum the owned part of the gradient over the group, unless it was done layer by layer."""
         if self.stage == 0:
-            self.group.all_reduce(self.gradient)
+            for message in self.part.messages() if self.group.size > 2 else [slice(None)]:  # a + b = b + a
+                self.group.all_reduce(self.gradient[message])
         elif self.stage == 1:
             self._for_each_unit(self.scatter_unit, self.gradient)
 

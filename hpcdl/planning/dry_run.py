@@ -13,6 +13,7 @@ messages arrive at once. Arrays have no memory (meta_arrays.py), so no model is 
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -194,7 +195,7 @@ def dry_run_step(
         shards.reduce_scatter()
         shards.all_gather()
         if experts is not None:
-            common = sum(view.nbytes for each in part.common() for view in shards.gradients_of(each))
+            common = sum(view.nbytes for each in itertools.chain(*part.common()) for view in shards.gradients_of(each))
             sent["common"] = [("all_reduce", common)]
     part.pool.memory = None
     return memory, shards.units.size

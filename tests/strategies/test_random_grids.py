@@ -82,3 +82,14 @@ def test_of_one_axis(axis, size, on):
     """Of each model that the axis cuts."""
     for model in (each for each in MODELS if axis in MODELS[each]):
         on(model, dict.fromkeys(AXES, 1) | {axis: size}, random.Random(size))
+
+
+def test_parts_of_uneven_tensors(world, cut):
+    """Tensors that all parts of a layer have get the same bits in all, also beside a vocabulary that is cut unevenly:
+    an all-reduce adds in an order that depends on places in the vector."""
+    part = world.Split(0 if world.rank < 6 else 1, world.rank)
+    if world.rank < 6 <= world.size:
+        own = {"grid": {"data": 3, "tensor": 2}, "microbatches": 1}
+        run = cut(part, grid.train, own, "gpt:layers=1,width=4,heads=4,context=12", optimizer="adam:eps=0.001")
+        assert run.held.part.uneven and run.agree
+    part.Free()
