@@ -196,7 +196,8 @@ def test_messages_of_experts(cut, ring, comm):
         assert run.reported["expert"] == {"messages": batches * 6 * (size - 1) * size, "bytes": pushed}
         assert traffic["all_to_all"].calls == batches
         assert traffic["all_to_all"].bytes == batches * 8 * experts // size * all_to_all_rows(size, 8 * experts // size)
-    common = sum(part.stop - part.start for part in run.held.part.common())
+    (slices,) = run.held.part.common()
+    common = sum(part.stop - part.start for part in slices)
     assert common == run.model.layout.size - experts * 2 * 12 * width
     assert traffic["all_reduce"].bytes == 3 * ring.all_reduce(common, comm.rank, size)
 
