@@ -34,7 +34,7 @@ def train(launch, tmp_path):
     "servers, workers, kills, how, pushes",
     [
         pytest.param(2, 2, "1:51", ["async"], STEPS, id="async"),
-        pytest.param(3, 2, "0:88,4:50", ["ssp", "--staleness", "2"], None, id="ssp"),
+        pytest.param(3, 2, "0:140,4:50", ["ssp", "--staleness", "2"], None, id="ssp"),
     ],
 )
 def test_each_row_counts_once_in_each_epoch(servers, workers, kills, how, pushes, train, tmp_path):
