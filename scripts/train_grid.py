@@ -1,4 +1,4 @@
-"""Train by data, pipeline and tensor parallelism on a grid of ranks:
+"""Train by data, pipeline, context, expert and tensor parallelism on a grid of ranks:
 mpiexec -n 4 hpcdl train-grid --model gpt --data text --grid data=2,tensor=2
 
 Axes data, pipeline, context, expert and tensor, whose product is the number of ranks; ZeRO along data and context:

@@ -20,7 +20,7 @@ that are not dropped):
 Recomputation repeats forward. The rows at their owners are kept for backward. (Lepikhin et al., "GShard: scaling giant
 models with conditional computation and automatic sharding", ICLR 2021; Rajbhandari et al., "DeepSpeed-MoE", 2022)"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -57,20 +57,14 @@ def check_experts(model: Any, ranks: int) -> None:
 
 class OwnedRows(ExpertRows):
     """The rows at the owner of experts. counts: (ranks, experts), of each rank for each own expert. leaving, arriving:
-    rows that this rank sends to each rank, and gets from it."""
+    rows that this rank sends to each rank, and gets from it. blocks: for each expert and rank, the place of their rows
+    by rank, then expert, and by expert, then rank."""
 
     def __init__(self, leaving: list[int], counts: np.ndarray):
         super().__init__(np.cumsum(counts.sum(axis=0)).tolist())
-        self.leaving, self.arriving, self.counts = leaving, counts.sum(axis=1).tolist(), counts
-
-    def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Yield, for each expert and rank, the place of their rows by rank, then expert, and by expert, then rank."""
-        ends, start = np.cumsum(self.counts.reshape(-1)).reshape(self.counts.shape), 0
-        for expert, rank in np.ndindex(*self.counts.shape[::-1]):
-            count, end = int(self.counts[rank, expert]), int(ends[rank, expert])
-            if count:
-                yield slice(end - count, end), slice(start, start + count)
-                start += count
+        self.leaving, self.arriving = leaving, counts.sum(axis=1).tolist()
+        by_rank = np.array(runs(counts.reshape(-1).tolist()), object).reshape(counts.shape)
+        self.blocks = list(zip(by_rank.T.reshape(-1), runs(counts.T.reshape(-1).tolist()), strict=True))
 
 
 class SharedExperts(ExpertGroup):
@@ -91,23 +85,11 @@ class SharedExperts(ExpertGroup):
         return OwnedRows(leaving, counts)
 
     def to_owners(self, arrays: Sequence[Array], owned: Any, pool: Pool) -> list[Array]:
-        arrived, found = self._exchanged(arrays, owned.leaving, owned.arriving, pool), []
-        for each in arrived:
-            rows = pool.take(*each.shape)
-            for by_rank, by_expert in owned.blocks():
-                rows[by_expert] = each[by_rank]
-            pool.give(each)
-            found.append(rows)
-        return found
+        arrived = self._exchanged(arrays, owned.leaving, owned.arriving, pool)
+        return [moved(each, owned.blocks, pool) for each in arrived]
 
     def to_tokens(self, arrays: Sequence[Array], owned: Any, pool: Pool) -> list[Array]:
-        leaving = []
-        for each in arrays:
-            rows = pool.take(*each.shape)
-            for by_rank, by_expert in owned.blocks():
-                rows[by_rank] = each[by_expert]
-            pool.give(each)
-            leaving.append(rows)
+        leaving = [moved(each, [places[::-1] for places in owned.blocks], pool) for each in arrays]
         return self._exchanged(leaving, owned.arriving, owned.leaving, pool)
 
     def _exchanged(
@@ -132,6 +114,15 @@ class SharedExperts(ExpertGroup):
         for array in arrays:
             pool.give(array)
         return found
+
+
+def moved(array: Array, places: Sequence[tuple[slice, slice]], pool: Pool) -> Array:
+    """Return an array from the pool with the rows of `array`, which goes to the pool. places: in `array`, and there."""
+    rows = pool.take(*array.shape)
+    for here, there in places:
+        rows[there] = array[here]
+    pool.give(array)
+    return rows
 
 
 def runs(counts: Sequence[int]) -> list[slice]:

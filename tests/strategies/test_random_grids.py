@@ -56,16 +56,17 @@ def drawn(draw, model, shape):
 
 @pytest.fixture
 def on(world, cut):
-    """A function: train `model` on the first ranks on a grid of this shape, and compare, if they are enough."""
+    """A function: train `model` on the first ranks on own["grid"], compare, and return the run; None where the ranks
+    are too few, or have no part in it. own: the strategy's arguments."""
 
-    def run(model, shape, draw):
-        size = math.prod(shape.values())
+    def run(model, own, options):
+        size, found = math.prod(own["grid"].values()), None
         part = world.Split(0 if world.rank < size else 1, world.rank)
         if world.rank < size <= world.size:
-            own, options = drawn(draw, model, shape)
             print(f"\n{model} {own} {options}", end="")
-            cut(part, grid.train, own, model, 1e-9, **options)
+            found = cut(part, grid.train, own, model, 1e-9, **options)
         part.Free()
+        return found
 
     return run
 
@@ -74,22 +75,20 @@ def on(world, cut):
 def test_of_random_shape(number, on):
     """On 1 to 8 ranks in turn."""
     draw, model = random.Random(number), list(MODELS)[number % len(MODELS)]
-    on(model, draw.choice(shapes(1 + number % 8, MODELS[model])), draw)
+    on(model, *drawn(draw, model, draw.choice(shapes(1 + number % 8, MODELS[model]))))
 
 
 @pytest.mark.parametrize("axis, size", ALONE)
 def test_of_one_axis(axis, size, on):
     """Of each model that the axis cuts."""
     for model in (each for each in MODELS if axis in MODELS[each]):
-        on(model, dict.fromkeys(AXES, 1) | {axis: size}, random.Random(size))
+        on(model, *drawn(random.Random(size), model, dict.fromkeys(AXES, 1) | {axis: size}))
 
 
-def test_parts_of_uneven_tensors(world, cut):
+def test_parts_of_uneven_tensors(world, on):
     """Tensors that all parts of a layer have get the same bits in all, also beside a vocabulary that is cut unevenly:
     an all-reduce adds in an order that depends on places in the vector."""
-    part = world.Split(0 if world.rank < 6 else 1, world.rank)
-    if world.rank < 6 <= world.size:
-        own = {"grid": {"data": 3, "tensor": 2}, "microbatches": 1}
-        run = cut(part, grid.train, own, "gpt:layers=1,width=4,heads=4,context=12", optimizer="adam:eps=0.001")
-        assert run.held.part.uneven and run.agree
-    part.Free()
+    own = {"grid": {"data": 3, "tensor": 2}, "microbatches": 1}
+    run = on("gpt:layers=1,width=4,heads=4,context=12", own, {"optimizer": "adam:eps=0.001"})
+    assert (run is not None) == (world.rank < 6 <= world.size)
+    assert run is None or (run.held.part.uneven and run.agree)
