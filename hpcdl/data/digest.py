@@ -17,6 +17,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,11 @@ def file_digest(info: Info) -> str:
             with atomic_write(entry) as file:
                 file.write(json.dumps({"file": key, "digest": digest}).encode())
     return digest
+
+
+def joined_digest(digests: Iterable[str]) -> str:
+    """Return the digest of a folder of shards, from the digests of its shards in order."""
+    return blake("".join(digests).encode()).hexdigest()
 
 
 def _stored(path: str) -> re.Match | None:
