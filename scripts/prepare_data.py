@@ -9,7 +9,8 @@
     prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
 
 `hpcdl prepare-data KIND --help` lists the options. The result is what `--data OUT.h5` of every program that trains
-reads; the format is in docs/data.md. One process is enough; MPI is not needed."""
+reads; the format is in docs/data.md. OUT/, with a / at its end, becomes a folder of such files (shards). One process is
+enough; MPI is not needed."""
 
 import argparse
 import os
@@ -28,6 +29,7 @@ from hpcdl.data.synthetic import prepare_synthetic
 from hpcdl.errors import UsageError, printable
 from hpcdl.formatting import counted
 from hpcdl.launch.help import OptionParser
+from hpcdl.planning.fitting import parse_bytes
 
 TABLES = ("csv", "table")
 KINDS = {  # by kind: the function that makes the file, and its source
@@ -49,6 +51,11 @@ def number(text):
         raise ValueError from None
 
 
+def shard_size(text):
+    """Parse a number of bytes, as 64MiB. Raises UsageError."""
+    return parse_bytes(text, "--shard-size")
+
+
 def parser():
     """Return the parser of the command line; each KIND has its own options."""
     parser = OptionParser(prog="hpcdl prepare-data", description="Make an HDF5 data file for hpcdl.")
@@ -59,6 +66,8 @@ def parser():
         add("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
         add("out", metavar="OUT.h5")
         add("--force", action="store_true", help="replace OUT.h5 if it exists")
+        size = "bytes of a shard before compression, where OUT ends in / and is a folder (default: 256MiB)"
+        add("--shard-size", type=shard_size, metavar="SIZE", help=size)
         add("--compress", action="store_true", help="smaller, but slower to read (gzip)")
         add("--name", help="name of the data set in reports (default: that of OUT.h5)")
         add("--origin", help="text on where the data come from, which the file keeps")
@@ -120,8 +129,13 @@ def main(arguments=None):
         kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
         if os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out):
             raise UsageError(f"{out} is the source itself; name another file to be made")
-        about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
+        about = {
+            key: given.pop(key)
+            for key in ("force", "compress", "name", "scale", "origin", "shard_size")
+            if key in given
+        }
         output = Output(out, **about)
+        output.recipe = {"kind": kind, "source": source, **given}
         info = KINDS[kind][0](source, output, **given)
     except UsageError as error:
         print(f"prepare-data: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
