@@ -14,7 +14,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from hpcdl.data.formats.prepare import Groups, Output
 from hpcdl.data.formats.sparse_file import SparseSet, open_rows, slab_elements
 from hpcdl.data.hdf5 import dataset, open_file, slabs_of
 from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.schema import Schema
 from hpcdl.data.shards import SHARD_FIELDS, Shard, checksum, columns_of, is_ours, write_index
 from hpcdl.errors import UsageError
 from hpcdl.files import atomic_write, parse_json, sync_folder
@@ -47,6 +49,7 @@ class ShardWriter:
         self.folder = output.path.with_name(f".{output.path.name}.parts")
         about = [recipe, output.name, output.scale, output.origin, output.compress, output.shard_size]
         self.content = json.dumps([*about, "" if count is not None else f"{os.getpid()} {time.time_ns()}"], default=str)
+        self.counts: Counter[str] = Counter()
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         finished = run_together(comm, self._begin, here=self.rank == 0)
         finished = finished if comm is None else comm.bcast(finished)
@@ -77,13 +80,16 @@ class ShardWriter:
         """Return the numbers of the shards that this rank has to write."""
         return list(self.unfinished)
 
-    def write(self, number: int, groups: Groups, *arguments: Any, **about: Any) -> None:
-        """Write a shard. Arguments and errors: of `Output.write_file`. Without groups the shard is left out."""
-        path, entry = self._path(number), {}
+    def write(
+        self, number: int, groups: Groups, *arguments: Any, counts: Mapping[str, int] | None = None, **about: Any
+    ) -> None:
+        """Write a shard. Arguments and errors: of `Output.write_file`. Without groups the shard is left out. counts: of
+        what the source had, by name, of which `finish` makes the sums over all shards."""
+        path, entry = self._path(number), {"counts": {name: int(each) for name, each in (counts or {}).items()}}
         if groups:
             info = self.output.write_file(path, groups, *arguments, **about)
             with self.output.blamed():
-                entry = _entry(path, info)
+                entry |= _entry(path, info)
         with self.output.blamed(), atomic_write(path.with_suffix(".json")) as file:
             file.write(json.dumps(entry).encode())
         self.numbers.add(number)
@@ -97,18 +103,21 @@ class ShardWriter:
         rank calls it after its last shard. Returns the structure of the data set. Raises UsageError."""
         run_together(self.comm, lambda: None)  # all have written
         info = run_together(self.comm, self._finish, here=self.rank == 0)
-        return info if self.comm is None else self.comm.bcast(info)
+        info, self.counts = (info, self.counts) if self.comm is None else self.comm.bcast((info, self.counts))
+        return info  # type: ignore[no-any-return]
 
     def _finish(self) -> Info:
         output, entries = self.output, {}
         with output.blamed():
             for number in sorted(self.numbers):
                 entry = parse_json(self._path(number).with_suffix(".json").read_text())
+                self.counts += Counter(entry.pop("counts"))
                 entries |= {number: entry} if entry else {}
             if not entries:
                 raise UsageError(f"{output.path} would have no rows; look at the source")
             columns = _common_columns(entries)
             info = read_info(self._path(next(iter(entries))))
+            info = dataclasses.replace(info, schema=_common_schema(info.schema, entries))
             if not output.folder:
                 info = join(output, [(self._path(number), entry["rows"]) for number, entry in entries.items()], info)
                 shutil.rmtree(self.folder)
@@ -131,7 +140,19 @@ def _entry(path: Path, info: Info) -> dict[str, Any]:
         columns = columns_of(file)
     rows = {group: rows for group, rows in info.rows.items() if rows}
     shard = Shard(path.name, rows, info.elements, path.stat().st_size, checksum(path), file_digest(info))
-    return dataclasses.asdict(shard) | {"columns": columns}
+    return dataclasses.asdict(shard) | {"columns": columns, "token_bytes": info.schema.token_bytes}
+
+
+def _common_schema(first: Schema, entries: dict[int, dict]) -> Schema:
+    """Return the schema of all shards, of which `first` is one. entries: by number. Bytes per token are their mean over
+    rows."""
+    sums: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    for entry in entries.values():
+        for group, ratio in (entry["token_bytes"] or {}).items():
+            sums[group] += ratio * entry["rows"][group]  # type: ignore[assignment]
+            rows[group] += entry["rows"][group]
+    return dataclasses.replace(first, token_bytes={group: sums[group] / rows[group] for group in sums} or None)
 
 
 def _common_columns(entries: dict[int, dict]) -> dict[str, list]:
@@ -171,6 +192,7 @@ def join(output: Output, parts: list[tuple[Path, dict[str, int]]], info: Info) -
     names = None if schema.labels is None else list(schema.labels)
     table = None if schema.recipe is None else json.dumps(schema.recipe)
     about = {"vocabulary": schema.vocabulary, "table": table, "base": schema.base, "sparse": info.sparse}
+    about["token_bytes"] = schema.token_bytes
     return output.write_file(output.path, groups, kind, info.scale, names, info.classes, **about)
 
 
