@@ -49,7 +49,7 @@ class TextOptions:
 
 class Span(NamedTuple):
     """Documents of one source that follow one another. start, stop: bytes of the unpacked file, of Parquet row groups;
-    stop None: to the end. line: number of lines before them. bytes: about so many."""
+    stop None: to the end. line: number of lines before them. bytes: of the file, unpacked."""
 
     path: str
     start: int
@@ -114,11 +114,18 @@ def survey(path: str, options: TextOptions) -> list[Span]:
     with blamed_on(f"{path} cannot be read"):
         if kind == "parquet":
             return _survey_parquet(path, options.field)
-        size = os.stat(path).st_size
         if kind == "plain" and options.separator is None:
-            return [Span(path, 0, None, 0, 0, 1, size)]
+            return [Span(path, 0, None, 0, 0, 1, _size(path))]
         is_document = _separates(path, options) if kind == "plain" else None
         return list(_survey_lines(path, is_document))
+
+
+def _size(path: str) -> int:
+    """Return the bytes of a file, unpacked."""
+    if not path.lower().endswith(PACKED):
+        return os.stat(path).st_size
+    with open_bytes(path) as file:
+        return sum(map(len, iter(lambda: file.read(PART), b"")))
 
 
 def _survey_lines(path: str, separates: Callable[[bytes], bool] | None) -> Iterator[Span]:

@@ -15,6 +15,7 @@ import dataclasses
 import glob
 import hashlib
 import itertools
+import math
 import os
 import tempfile
 from collections import Counter
@@ -135,7 +136,11 @@ def prepare_documents(
                 classes = len(encoder.vocabulary)
                 writer.write(number, groups, encoder.kind, 1.0, None, classes, counts=shard.counts, **about)
 
-    run_together(comm, write)
+    try:
+        run_together(comm, write)
+    except UsageError:
+        writer.give_up()
+        raise
     info = writer.finish()
     output.summary += _summary(corpus, info, writer.counts, spec)
     return info
@@ -220,17 +225,15 @@ def _encoder(
 
 
 def sample_of(corpus: Corpus, sample: int, test_fraction: float) -> Iterator[str]:
-    """Yield the first training documents of each piece, `sample` bytes in all, or all of them."""
-    share = min(1.0, sample / corpus.bytes)
+    """Yield the first training documents of each piece, `sample` characters in all, or all of them."""
+    share = min(sample / corpus.bytes, 1 - test_fraction if corpus.single else 1.0)
     for piece in corpus.pieces:
-        budget = int(_bytes(piece) * (min(share, 1 - test_fraction) if corpus.single else share))
+        left = math.ceil(share * _bytes(piece))
         for part in corpus.parts(piece):
-            if part.document >= corpus.first_test and not corpus.single:
-                return
-            yield part.text if len(part.text) <= budget or not corpus.single else part.text[:budget]
-            budget -= len(part.text)
-            if (budget <= 0 and share < 1) or (corpus.single and budget <= 0):
+            if left <= 0 or (part.document >= corpus.first_test and not corpus.single):
                 break
+            yield part.text[:left] if corpus.single else part.text
+            left -= len(part.text)
 
 
 def _known_characters(corpus: Corpus, comm: Comm) -> np.ndarray:
@@ -310,12 +313,11 @@ class Stream:
 
 
 class Shard:
-    """The rows of a shard. counts: documents, tokens, and what is left out of them."""
+    """The rows of a shard. counts: bytes and tokens by group, tokens left out, and documents shorter than a row."""
 
     def __init__(self, corpus: Corpus, encoder: Encoder, length: int, rows: str):
         self.corpus, self.encoder, self.length, self.by_document = corpus, encoder, length, rows == "documents"
-        self.counts: Counter[str] = Counter(tokens=0, left_out=0, short=0)
-        self.ratio: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
 
     def groups(self, pieces: list[list[Span]], files: dict[str, Any]) -> Groups:
         """Return the groups of pieces of several documents. files: temporary ones, for the rows of train and test."""
@@ -337,9 +339,8 @@ class Shard:
             for stream in streams.values():
                 stream.end()
         for name, stream in streams.items():
-            self.counts += Counter(tokens=stream.tokens, left_out=stream.dropped)
-            if stream.tokens:
-                self.ratio[name] = stream.bytes / stream.tokens
+            self.counts[f"{name}_tokens"], self.counts[f"{name}_bytes"] = stream.tokens, stream.bytes
+            self.counts["left_out"] += stream.dropped
         found: Groups = {}
         for name, stream in streams.items():
             if stream.rows:
@@ -362,13 +363,14 @@ class Shard:
             shape, x, y, _ = groups["train"]
             groups["train"] = shape, x, y, {"document": np.zeros(shape[0], np.int64)}
         used = sum(shape[0] * self.length + 1 for shape, *_ in groups.values())
-        self.counts += Counter(tokens=count, left_out=count - used)
-        self.ratio = dict.fromkeys(groups, total / max(1, count))
+        self.counts["left_out"] += count - used
+        for name in groups:  # the ratio is that of the whole text
+            self.counts[f"{name}_tokens"], self.counts[f"{name}_bytes"] = count, total
         return groups
 
     def token_bytes(self, groups: Groups) -> dict[str, float]:
         """Return the bytes of text per token, by group."""
-        return {name: self.ratio[name] for name in groups if self.ratio[name] > 0}
+        return {name: self.counts[f"{name}_bytes"] / self.counts[f"{name}_tokens"] for name in groups}
 
 
 def byte_count(text: str) -> int:
@@ -382,7 +384,8 @@ def _summary(corpus: Corpus, info: Info, counts: Counter[str], spec: str) -> lis
     if ratio := (info.schema.token_bytes or {}).get("train"):
         said.append(f"{ratio:.4g} bytes a token")
     if left_out := counts["left_out"]:
-        said.append(f"{left_out:,} of {counts['tokens']:,} tokens, of rests shorter than a row, left out")
+        all_tokens = sum(counts[f"{name}_tokens"] for name in ("train", "test")) // (2 if corpus.single else 1)
+        said.append(f"{left_out:,} of {all_tokens:,} tokens, of rests shorter than a row, left out")
     if counts["short"]:
         said.append(f"{counted(counts['short'], 'document', ',')} shorter than a row left out")
     empty = [name for name in ("train", "test") if not info.rows[name]]

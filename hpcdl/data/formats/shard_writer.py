@@ -98,6 +98,11 @@ class ShardWriter:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:05d}.h5"
 
+    def give_up(self) -> None:
+        """Remove the hidden folder if it has no finished shard, after an error that all ranks know. Local."""
+        if self.rank == 0 and not list(self.folder.glob("[0-9]*.json")):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
     def finish(self) -> Info:
         """Give the folder its name; or join all shards into the one file, in order, and remove them. Collective: each
         rank calls it after its last shard. Returns the structure of the data set. Raises UsageError."""
@@ -117,7 +122,7 @@ class ShardWriter:
                 raise UsageError(f"{output.path} would have no rows; look at the source")
             columns = _common_columns(entries)
             info = read_info(self._path(next(iter(entries))))
-            info = dataclasses.replace(info, schema=_common_schema(info.schema, entries))
+            info = dataclasses.replace(info, schema=_common_schema(info.schema, self.counts))
             if not output.folder:
                 info = join(output, [(self._path(number), entry["rows"]) for number, entry in entries.items()], info)
                 shutil.rmtree(self.folder)
@@ -140,19 +145,18 @@ def _entry(path: Path, info: Info) -> dict[str, Any]:
         columns = columns_of(file)
     rows = {group: rows for group, rows in info.rows.items() if rows}
     shard = Shard(path.name, rows, info.elements, path.stat().st_size, checksum(path), file_digest(info))
-    return dataclasses.asdict(shard) | {"columns": columns, "token_bytes": info.schema.token_bytes}
+    return dataclasses.asdict(shard) | {"columns": columns}
 
 
-def _common_schema(first: Schema, entries: dict[int, dict]) -> Schema:
-    """Return the schema of all shards, of which `first` is one. entries: by number. Bytes per token are their mean over
-    rows."""
-    sums: Counter[str] = Counter()
-    rows: Counter[str] = Counter()
-    for entry in entries.values():
-        for group, ratio in (entry["token_bytes"] or {}).items():
-            sums[group] += ratio * entry["rows"][group]  # type: ignore[assignment]
-            rows[group] += entry["rows"][group]
-    return dataclasses.replace(first, token_bytes={group: sums[group] / rows[group] for group in sums} or None)
+def _common_schema(first: Schema, counts: Mapping[str, int]) -> Schema:
+    """Return the schema of all shards, of which `first` is one. counts: sums over shards; of texts, NAME_bytes and
+    NAME_tokens of each group."""
+    found = {
+        name: counts[f"{name}_bytes"] / max(1, counts.get(f"{name}_tokens", 0))
+        for name in GROUPS
+        if counts.get(f"{name}_bytes")
+    }
+    return dataclasses.replace(first, token_bytes=found or first.token_bytes)
 
 
 def _common_columns(entries: dict[int, dict]) -> dict[str, list]:

@@ -130,9 +130,11 @@ def vocabulary_text(spec: str) -> str:
         return vocabulary.text
     with blamed_on(f"--tokenizer {spec} cannot be read"), open(spec, encoding="utf-8") as file:
         text = file.read()
-    with blamed_on(f"--tokenizer {spec}"):
+    try:
         TokenizerVocabulary(text)
         tokenizer = load_tokenizer(text)
+    except UsageError as error:
+        raise UsageError(f"--tokenizer {spec}: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if not end_of(json.loads(text)):
