@@ -9,8 +9,8 @@
     prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
 
 `hpcdl prepare-data KIND --help` lists the options. The result is what `--data OUT.h5` of every program that trains
-reads; the format is in docs/data.md. One process is enough, without MPI; under mpiexec all ranks share the
-work of text."""
+reads; the format is in docs/data.md. OUT/, with a / at its end, becomes a folder of such files (shards). One process is
+enough, without MPI; under mpiexec all ranks share the work of text."""
 
 import argparse
 import os
@@ -58,6 +58,11 @@ def number(text):
         raise ValueError from None
 
 
+def shard_size(text):
+    """Parse a number of bytes, as 64MiB. Raises UsageError."""
+    return parse_bytes(text, "--shard-size")
+
+
 def parser():
     """Return the parser of the command line; each KIND has its own options."""
     parser = OptionParser(prog="hpcdl prepare-data", description="Make an HDF5 data file for hpcdl.")
@@ -72,6 +77,8 @@ def parser():
             add("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
         add("out", metavar="OUT.h5")
         add("--force", action="store_true", help="replace OUT.h5 if it exists")
+        size = "bytes of a shard before compression, where OUT ends in / and is a folder (default: 256MiB)"
+        add("--shard-size", type=shard_size, metavar="SIZE", help=size)
         add("--compress", action="store_true", help="smaller, but slower to read (gzip)")
         add("--name", help="name of the data set in reports (default: that of OUT.h5)")
         add("--origin", help="text on where the data come from, which the file keeps")
@@ -188,8 +195,10 @@ def read(arguments, silent):
     sources = source if isinstance(source, list) else [source]
     if any(os.path.exists(each) and os.path.exists(out) and os.path.samefile(each, out) for each in sources):
         raise UsageError(f"{out} is the source itself; name another file to be made")
-    about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
-    return given, Output(out, **about), source, kind
+    names = ("force", "compress", "name", "scale", "origin", "shard_size")
+    output = Output(out, **{key: given.pop(key) for key in names if key in given})
+    output.recipe = {"kind": kind, "source": source, **given}
+    return given, output, source, kind
 
 
 if __name__ == "__main__":

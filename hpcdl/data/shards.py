@@ -14,6 +14,7 @@ folder with an index is complete."""
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -58,12 +59,13 @@ SHARD_FIELDS = [field.name for field in dataclasses.fields(Shard)]
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """The index of a folder. columns: [type, shape of a row] of each data set, by name (as "train/x"). about: the whole
-    index as JSON data."""
+    """The index of a folder. columns: [type, shape of a row] of each data set, by name (as "train/x"). attributes: of
+    the whole, in place of those of the first shard. about: all of the index, JSON data."""
 
     shards: list[Shard]
     columns: dict[str, tuple[np.dtype, tuple[int, ...]]]
     digest: str
+    attributes: dict[str, Any]
     about: dict[str, Any]
 
     @classmethod
@@ -80,7 +82,10 @@ class Index:
             shards = [Shard(**{name: each[name] for name in SHARD_FIELDS}) for each in about["shards"]]
             forms = {str(name): (np.dtype(kind), tuple(shape)) for name, (kind, shape) in about["columns"].items()}
             _check_index(shards, forms)
-            return cls(shards, forms, str(about["digest"]), about)
+            attributes = about.get("attributes", {})
+            if not (isinstance(attributes, dict) and all(isinstance(each, str) for each in attributes.values())):
+                raise ValueError("its attributes are no texts")
+            return cls(shards, forms, str(about["digest"]), attributes, about)
 
 
 def _check_index(shards: list[Shard], columns: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
@@ -177,11 +182,14 @@ class ShardFolder:
     def __getitem__(self, name: str) -> Any:
         return self.item(name)
 
-    @property
-    def attrs(self) -> Any:
-        """The attributes of the first shard."""
+    def __contains__(self, name: str) -> bool:
+        return self.item(name) is not None or name in self.shard(0)
+
+    @functools.cached_property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes of the first shard, and in their place those of the index."""
         with self.lock:
-            return self.shard(0).attrs
+            return dict(self.shard(0).attrs) | self.index.attributes
 
     def check(self) -> None:
         """Open each shard once; UsageError if one is not as the index says, or differs from the first in its schema."""
@@ -193,9 +201,9 @@ class ShardFolder:
                     if name.split("/")[0] in shard.rows:
                         JoinedSet(self, name).part(number)
                 mine = {name: np.asarray(file.attrs[name]) for name in SCHEMA if name in file.attrs}
+                mine |= {name: self.find(file, name)[...] for name in file if name not in GROUPS}  # as a tokenizer
                 first = first or mine
-                other = [name for name in SCHEMA if not _same(mine.get(name), first.get(name))]
-                if other:
+                if other := [name for name in {*mine, *first} if not _same(mine.get(name), first.get(name))]:
                     raise UsageError(f"shard {file.filename} has another {other[0]} than {self.index.shards[0].file}")
                 digest = str(file.attrs.get("digest")).split()[0]
                 if digest != shard.digest:
@@ -224,7 +232,7 @@ class JoinedGroup:
         group = self.name.split("/")[0]
         number = next(k for k, shard in enumerate(self.folder.index.shards) if group in shard.rows)
         with self.folder.lock:
-            return self.folder.shard(number)[self.name].attrs
+            return dict(self.folder.shard(number)[self.name].attrs)
 
 
 class JoinedSet:
