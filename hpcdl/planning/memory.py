@@ -115,7 +115,8 @@ def data(case: Workload, rank: int, role: str) -> float:
     if role == "parameter server":
         return 0.0
     if options.placement == "streamed":
-        return float(batch)
+        blocks = min(options.shuffle_window, shape.blocks) + 1
+        return float(batch + blocks * shape.block * (role == "data server" or not case.roles.data_servers))
     holders = case.roles.data_servers or case.roles.workers
     examples = shape.examples if rank == holders[0] else 0
     if options.placement == "partitioned":

@@ -123,8 +123,13 @@ class Options:
     placement: Literal["shared", "partitioned", "streamed"] = of_data(
         "shared", "rows in memory once per node, or split over the ranks, or read from the file as they are needed"
     )
+    shuffle_window: int = of_data(8, "placement streamed: blocks of 8 MB among which the rows of an epoch are shuffled")
     partition: str = of_data("iid", "which rows a rank gets: iid, by-label, shards:S, dirichlet:ALPHA or column:NAME")
     validation: float = of_data(0.0, "fraction of the training rows that is kept apart for validation")
+    validation_by: str = of_data(
+        "",
+        "column of the data file, as document: all rows with the same value are kept apart together, or none of them",
+    )
     augment: str = of_data("", "random changes of images: shift:PIXELS, flip, or both with a comma between")
     standardize: Literal["auto", "yes", "no"] = of_data(
         "auto",
@@ -239,6 +244,10 @@ class Options:
         read_faults(self.inject)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
+        if self.validation_by and not self.validation:
+            raise UsageError(
+                f"--validation-by {self.validation_by} says which rows are kept apart: add --validation 0.1"
+            )
         _ = self.allowance, self.checks, self.aim
         for name in filter(None, self.scores.split(",")):
             if name not in (known := (*CLASS_SCORES, *VALUE_SCORES, "loss", "all")):

@@ -10,6 +10,7 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.data import open_data
 from hpcdl.data.batch import Batch
+from hpcdl.data.placement import FileRows
 from hpcdl.errors import UsageError
 from hpcdl.memory import Memory
 from hpcdl.models import HALF, SETTINGS, for_data
@@ -42,6 +43,8 @@ class Shape:
     item: int = 4
     target: int = 8
     row: int = 0  # bytes of a row of x in memory
+    block: int = 0  # bytes of a block of the file under placement streamed
+    blocks: int = 0
     statistics: Any = None
     nonzero: np.ndarray | None = None  # rows that are not zero in each column; for --sparse-push
 
@@ -58,7 +61,7 @@ def shape_of(options: Options, model: str) -> Shape:
         return Shape(f"tokens for {model}", (length,), configuration.vocabulary, vocabulary=True, target=0)
     dtype = "float32" if options.dtype == HALF else options.dtype
     how: dict[str, Any] = {"dtype": dtype, "seed": options.seed, "validation": options.validation}
-    how |= {} if is_plugin(options.data) else {"placement": "streamed"}  # no row is read
+    how |= {} if is_plugin(options.data) else {"placement": "streamed", "shuffle_window": 1}  # no row is read
     data = open_data(options.data, standardize=False, **how)
     source, width = data.train.source, math.prod(data.features)
     shape = Shape(data.name, data.features, data.classes, data.outputs, data.vocabulary, data.sparse, data.examples)
@@ -70,6 +73,8 @@ def shape_of(options: Options, model: str) -> Shape:
         shape.row = 8 + math.ceil(source.most_elements(len(source)) * (shape.item + 4) / max(1, len(source)))
         if getattr(options, "sparse_push", False):
             shape.nonzero = np.bincount(np.asarray(source.x.indices), minlength=width)
+    if isinstance(source, FileRows):
+        shape.block, shape.blocks = source.block_bytes, len(source.starts) - 1
     data.close()
     return shape
 
