@@ -20,6 +20,7 @@ from hpcdl.data.fills import unfilled_slabs, with_recomputed_fills
 from hpcdl.data.format import KNOWN, Info, find_data_file, owner_columns, read_info
 from hpcdl.data.formats.sparse_file import open_rows
 from hpcdl.data.hdf5 import dataset, open_file
+from hpcdl.data.mixture import mixed, parse_mixture
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import (
     Arena,
@@ -37,7 +38,8 @@ from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_b
 from hpcdl.data.sampler import order_name
 from hpcdl.data.standard import file_slabs, training_statistics, without_rows
 from hpcdl.errors import UsageError, unknown
-from hpcdl.plugins import is_plugin
+from hpcdl.plugins import is_mixture, is_plugin
+from hpcdl.random import Random
 
 
 def open_data(
@@ -57,7 +59,8 @@ def open_data(
     shuffle_window: int = 8,
     validation_by: str = "",
 ) -> Data:
-    """Open a known data set (`digits`, `text`), an HDF5 file, or the arrays that a user's function returns (arrays.py).
+    """Open a known data set (`digits`, `text`), an HDF5 file, the arrays that a user's function returns (arrays.py), or
+    a mixture of data sets, `mix:A=0.7,B=0.3` (mixture.py).
 
     Collective over `comm` (of mpi4py, or None). A bad file or option is a UsageError, the same on every rank.
 
@@ -81,6 +84,8 @@ def open_data(
         raise unknown("placement", placement, placements)
     how = partition, model_type(dtype), seed, validation, augment, standardize, parts, keep, data_seed
     options = DataOptions(*how, shuffle_window, validation_by)
+    if is_mixture(str(name)):
+        return _open_mixture(str(name), placement, comm, options)
     if is_plugin(str(name)) and not os.path.exists(name):
         if placement != "shared":
             raise UsageError(f"--data {name} is in the memory of each rank: it needs placement shared, not {placement}")
@@ -108,6 +113,31 @@ def open_data(
     data = placements[placement](_DataFile(info, placement, comm, options))
     data.source = str(name) if str(name) in KNOWN else os.path.abspath(info.path)
     return data
+
+
+def _open_mixture(text: str, placement: str, comm: Comm, options: DataOptions) -> Data:
+    """Open the sources of a mixture: the first one as if it were alone, the others with its statistics."""
+    weights = parse_mixture(text)
+    if placement == "partitioned" or options.partition != "iid":
+        what = "--placement partitioned" if placement == "partitioned" else f"--partition {options.partition}"
+        raise UsageError(
+            f"{what}: every rank reads all sources of a mixture; take placement shared or streamed, and iid"
+        )
+    how = {name: getattr(options, name) for name in ("partition", "dtype", "augment", "keep", "shuffle_window")}
+    how |= {"comm": comm, "placement": placement}
+    own = {name: getattr(options, name) for name in ("seed", "validation", "validation_by", "standardize", "data_seed")}
+    opened: list[Data] = []
+    try:
+        for number, name in enumerate(weights):
+            opened.append(open_data(name, **how | own))
+            # The orders of sources with equally many rows differ by the seed.
+            own = {"seed": int(Random(options.seed)("source", number).integers(2**31))}
+            own |= {"standardize": opened[0].statistics or False}
+        return mixed(text, opened, list(weights.values()), options.seed)
+    except UsageError:
+        for each in opened:
+            each.close()
+        raise
 
 
 def _on_first_rank(comm: Comm, work: Callable[[], Any]) -> Any:

@@ -8,7 +8,7 @@ import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -92,6 +92,29 @@ class MemoryReader:
             return index, source, partial(sampler.global_share, self.examples, batch_size, rank=rank, size=size)
         steps = sampler.steps_per_epoch(self.examples, batch_size)
         return index, source, partial(sampler.local_share, *self._bounds(share), self.examples, steps)
+
+    @contextlib.contextmanager
+    def reading(self, spans: Iterable[tuple[int, int]] | None) -> Iterator[Take]:
+        """Yield a function that gathers rows of the order of all ranks, as `StreamReader.reading` does."""
+        yield self._take
+
+    def _take(self, first: int, last: int, x: Any, y: np.ndarray, moves: Moves | None = None) -> np.ndarray:
+        numbers, done = np.empty(last - first, np.int64), 0
+        while done < last - first:
+            epoch, begin = divmod(first + done, self.examples)
+            index, source, _ = self._plan(epoch, 1, (0, 1))
+            end = min(self.examples, begin + last - first - done)
+            here = slice(done, done + end - begin)
+            self.rows.gather(
+                source[begin:end], x[here], y[here], Moves(*(move[here] for move in moves)) if moves else None
+            )
+            numbers[here] = index[begin:end]
+            done = here.stop
+        return numbers
+
+    @property
+    def augment(self) -> Augment | None:
+        return self.rows.augment
 
     def in_order(self, epoch: int, share: Share) -> tuple[np.ndarray, np.ndarray]:
         """Return this rank's examples of an epoch in order: their numbers in `rows`, and in the training set."""
@@ -338,4 +361,13 @@ class _Reading:
             self.ahead.close()
 
 
-Reader: TypeAlias = MemoryReader | StreamReader
+class Reader(Protocol):
+    """What makes the batches of an epoch: a `MemoryReader`, a `StreamReader`, or that of a mixture (mixture.py)."""
+
+    def batches(
+        self, epoch: int, batch_size: int, share: Share, steps: Iterable[int], buffers: BatchBuffers, ahead: bool = True
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches of these steps."""
+
+    def most_rows(self, batch_size: int, share: Share) -> int:
+        """Return the most rows of a share of a batch."""

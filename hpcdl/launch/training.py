@@ -20,7 +20,6 @@ from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.data import Data, open_data
 from hpcdl.data.class_balance import class_weights, count_classes, rare_class
 from hpcdl.data.format import find_data_file, read_info
-from hpcdl.data.sampler import order_name
 from hpcdl.data.scale_warning import scale_warning
 from hpcdl.data_server.batch_server import introduce, serve
 from hpcdl.data_server.remote_data import RemoteData
@@ -226,8 +225,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator, 
             )
     part.Free()
     if role == "parameter server":  # a run asks its rank 0 in which order the workers see the rows
-        block = getattr(data.train.source, "block", 1)
-        data.order = order_name(options.placement, options.partition, data.classes, block, options.shuffle_window)
+        data.order = data.order_under(options.placement, options.partition, options.shuffle_window)
     if role == "data server":
         introduce(everyone, data, roles.clients(everyone.rank))
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data

@@ -16,6 +16,7 @@ from hpcdl.faults.inject import parse_faults as read_faults
 from hpcdl.formatting import counted, dashed
 from hpcdl.memory import available
 from hpcdl.metric_lines import CLASS_SCORES, USUAL_SCORES, VALUE_SCORES, base_of
+from hpcdl.plugins import is_mixture
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget, Goal
 
@@ -117,8 +118,9 @@ class Options:
 
     data: str = of_data(
         "digits",
-        "data set: digits or text (come with the package), an HDF5 file made by prepare-data, or your "
-        "package.module:function, which returns x and y, or x, y, x_test and y_test",
+        "data set: digits or text (come with the package), an HDF5 file made by prepare-data, your "
+        "package.module:function, which returns x and y, or x, y, x_test and y_test; or mix:A=0.7,B=0.3, several files "
+        "with their shares of each batch",
     )
     placement: Literal["shared", "partitioned", "streamed"] = of_data(
         "shared", "rows in memory once per node, or split over the ranks, or read from the file as they are needed"
@@ -284,6 +286,11 @@ class Options:
     def checks(self) -> Checks:
         """The parsed --check."""
         return Checks.read(self.check)
+
+    @property
+    def mixed(self) -> bool:
+        """True if --data is a mixture of data sets."""
+        return is_mixture(self.data)
 
     @property
     def standardized(self) -> bool | str:

@@ -43,8 +43,8 @@ class Shape:
     item: int = 4
     target: int = 8
     row: int = 0  # bytes of a row of x in memory
-    block: int = 0  # bytes of a block of the file under placement streamed
-    blocks: int = 0
+    rows: int = EXAMPLES  # training rows; a mixture has others than `examples`, those of an epoch
+    blocks: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # of each file: bytes of a block, blocks
     statistics: Any = None
     nonzero: np.ndarray | None = None  # rows that are not zero in each column; for --sparse-push
 
@@ -65,16 +65,16 @@ def shape_of(options: Options, model: str) -> Shape:
     data = open_data(options.data, standardize=False, **how)
     source, width = data.train.source, math.prod(data.features)
     shape = Shape(data.name, data.features, data.classes, data.outputs, data.vocabulary, data.sparse, data.examples)
-    shape.test = 0 if data.test is None else data.test.examples
+    parts = [each.source for each in source.parts] if data.mixture else [source]
+    shape.rows, shape.test = data.train.examples, 0 if data.test is None else data.test.examples
     shape.target = math.prod(data.outputs) * np.dtype(source.y_kind).itemsize
     shape.item = getattr(source, "kind", np.dtype(dtype)).itemsize
     shape.row = width * shape.item
     if data.sparse:  # on average: the elements and their column numbers
         shape.row = 8 + math.ceil(source.most_elements(len(source)) * (shape.item + 4) / max(1, len(source)))
         if getattr(options, "sparse_push", False):
-            shape.nonzero = np.bincount(np.asarray(source.x.indices), minlength=width)
-    if isinstance(source, FileRows):
-        shape.block, shape.blocks = source.block_bytes, len(source.starts) - 1
+            shape.nonzero = sum(np.bincount(np.asarray(each.x.indices), minlength=width) for each in parts)
+    shape.blocks = [(each.block_bytes, len(each.starts) - 1) for each in parts if isinstance(each, FileRows)]
     data.close()
     return shape
 

@@ -62,7 +62,7 @@ def test_owners_that_are_too_large(counts):
 def test_refusals(path, images):
     with pytest.raises(UsageError, match=r"in train/group; columns with one: document, other$"):
         open_data(path, validation=0.1, validation_by="group")
-    with pytest.raises(UsageError, match="^--validation-by other: the owner 0 has 100 of the 100"):
+    with pytest.raises(UsageError, match=r"^--validation-by other: the owner 0 has 100 of the 100"):
         open_data(path, validation=0.1, validation_by="other")
     with pytest.raises(TypeError):
         from_arrays(*images()[:2], validation_by="document")  # arrays have no columns
