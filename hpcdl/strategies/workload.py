@@ -63,7 +63,8 @@ def shape_of(options: Options, model: str) -> Shape:
     how: dict[str, Any] = {"dtype": dtype, "seed": options.seed, "validation": options.validation}
     how |= {} if is_plugin(options.data) else {"placement": "streamed", "shuffle_window": 1}  # no row is read
     data = open_data(options.data, standardize=False, **how)
-    source, width = data.train.source, math.prod(data.features)
+    source: Any = data.train.source
+    width = math.prod(data.features)
     shape = Shape(data.name, data.features, data.classes, data.outputs, data.vocabulary, data.sparse, data.examples)
     parts = [each.source for each in source.parts] if data.mixture else [source]
     shape.rows, shape.test = data.train.examples, 0 if data.test is None else data.test.examples
@@ -73,7 +74,8 @@ def shape_of(options: Options, model: str) -> Shape:
     if data.sparse:  # on average: the elements and their column numbers
         shape.row = 8 + math.ceil(source.most_elements(len(source)) * (shape.item + 4) / max(1, len(source)))
         if getattr(options, "sparse_push", False):
-            shape.nonzero = sum(np.bincount(np.asarray(each.x.indices), minlength=width) for each in parts)
+            columns = (np.asarray(each.x.indices) for each in parts)
+            shape.nonzero = np.sum([np.bincount(each, minlength=width) for each in columns], axis=0)
     shape.blocks = [(each.block_bytes, len(each.starts) - 1) for each in parts if isinstance(each, FileRows)]
     data.close()
     return shape
