@@ -7,8 +7,9 @@
     evaluate       on the test documents, with a sample
 
 All programs together have 1 GiB of memory (a control group; root). Then the same training holds its rows in memory,
-without a limit, in the same order. Checked: the losses of 2 ranks are equal to the bit, before and after the kill;
-those of 3 ranks to rounding; nobody was out of memory. Printed: the most memory that was used, with cached files."""
+without a limit, in the same order (`window_orders` draws it plainly). Checked: the losses of 2 ranks are equal to the
+bit, before and after the kill; those of 3 ranks to rounding; nobody was out of memory. Printed: the most memory that
+was used, with cached files."""
 
 import contextlib
 import json
@@ -19,14 +20,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 from corpus import write_corpus
+
+from hpcdl import cli
+from hpcdl.data import sampler
+from hpcdl.data.format import read_info
+from hpcdl.data.placement import FileRows
+from hpcdl.data.sampler import WindowOrder
 
 MEMORY = 1 << 30
 LINE = "--model gpt:layers=2,width=64,heads=4,context=64 --optimizer adamw --lr 0.002 --batch-size 32 --seed 1"
-OPTIONS = f"{LINE} --shuffle-window 8 --progress none"
+WINDOW = 8
+OPTIONS = f"{LINE} --shuffle-window {WINDOW} --progress none"
 ROUNDING = 1e-3  # of a loss in float32, after some thousand steps on another number of ranks
 
 
@@ -50,7 +59,8 @@ def memory_limit(size: int) -> Iterator[Path]:
 
 def started(ranks: int, line: str, folder: Path, group: Path | None = None) -> subprocess.Popen:
     """Start `hpcdl LINE` on these ranks, in the control group."""
-    command = ["mpiexec", "-n", str(ranks)] * (ranks > 0) + [sys.executable, "-m", "hpcdl.cli", *line.split()]
+    program = [__file__] if "--placement shared" in line else ["-m", "hpcdl.cli"]
+    command = ["mpiexec", "-n", str(ranks)] * (ranks > 0) + [sys.executable, *program, *line.split()]
     enter = None if group is None else lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
     return subprocess.Popen(command, cwd=folder, start_new_session=True, preexec_fn=enter)
 
@@ -69,6 +79,27 @@ def kill_when(job: subprocess.Popen, ready) -> None:
         time.sleep(0.02)
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
+
+
+def window_orders(path: str, window: int) -> Callable[[int, int, int], np.ndarray]:
+    """Return a function (seed, examples, epoch) -> the order of all rows of a streamed epoch."""
+    starts = FileRows(read_info(path), "train", np.dtype(np.float32)).starts
+
+    def order_of(seed: int, examples: int, epoch: int) -> np.ndarray:
+        order, found = WindowOrder(seed, epoch, np.diff(starts), window), []
+        for slot in range(len(order.ends)):
+            parts = [starts[order.blocks[place]] + order.rows(place)[part] for place, part in order.pieces(slot)]
+            rows = np.concatenate(parts) if parts else np.empty(0, np.int64)
+            found.append(rows[order.within(slot, len(rows))])
+        return np.concatenate(found)
+
+    return order_of
+
+
+def train_in_memory(line: list[str]) -> None:
+    """Run `hpcdl LINE` with all rows in memory, in the order of streamed ones."""
+    sampler.global_order = window_orders(line[line.index("--data") + 1], WINDOW)
+    cli.main(line)
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -109,5 +140,8 @@ def main(size: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    sizes = [int(float(each)) for each in sys.argv[1:]]
-    main(*sizes, *(2_000_000_000, 2000)[len(sizes) :])
+    if sys.argv[1:] and not sys.argv[1][0].isdigit():
+        train_in_memory(sys.argv[1:])
+    else:
+        sizes = [int(float(each)) for each in sys.argv[1:]]
+        main(*sizes, *(2_000_000_000, 2000)[len(sizes) :])
