@@ -12,6 +12,7 @@ attention, a head of its own and no biases (Touvron et al., "LLaMA", 2023; "The 
 The model predicts each token of a row x (length,) from the tokens before it, and y from all of x: `length` predictions,
 whose mean loss is the row's. (Radford et al., "Language models are unsupervised multitask learners", 2019)"""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -50,7 +51,8 @@ class GPT(Layered):
     norm: layer or rms. positions: learned or rotary, the latter with angles of the base rope_base. feed_forward: gelu
     or swiglu, with `units` units; 0: by the width. biases: False if products have none. experts: number of feed-forward
     networks of a block, of which each token takes `top` (mixture.py); 0: one network, and no router. capacity, balance,
-    z: of `Experts`. name: the model's in errors."""
+    z, shared: of `Experts`. dense: number of first blocks without experts, whose networks have `dense_units` units; 0:
+    by the width. name: the model's in errors."""
 
     sequences = True
 
@@ -78,16 +80,23 @@ class GPT(Layered):
         capacity: str = "none",
         balance: float = 0.01,
         z: float = 0.001,
+        shared: int = 0,
+        dense: int = 0,
+        dense_units: int = 0,
         name: str = "gpt",
     ):
         told = f"model {name}"
         for setting, value in {"layers": layers, "width": width, "heads": heads, "context": context}.items():
             if value < 1:
                 raise UsageError(f"{told}: {setting} must be 1 or more, not {value}")
-        for setting, value in {"kv-heads": kv_heads, "units": units}.items():
+        for setting, value in {"kv-heads": kv_heads, "units": units, "dense-units": dense_units}.items():
             if value < 0:
                 raise UsageError(f"{told}: {setting} must be 1 or more, or 0 for the default, not {value}")
-        mixed = Experts.of_settings(told, experts, top, capacity, balance, z)
+        mixed = Experts.of_settings(told, experts, top, capacity, balance, z, shared)
+        if not mixed and (shared or dense or dense_units):
+            raise UsageError(f"{told}: shared, dense and dense-units are settings of a mixture: add experts=8")
+        if mixed and not 0 <= dense < layers:
+            raise UsageError(f"{told}: dense {dense} of {layers} blocks; take a number from 0 to {layers - 1}")
         if width % heads:
             raise UsageError(f"{told}: width {width} cannot be divided evenly among {heads} heads")
         kv_heads = kv_heads or heads
@@ -117,12 +126,16 @@ class GPT(Layered):
             rope_base if rotary else 0.0,
             biases,
         )
+        plain = dataclasses.replace(architecture, units=dense_units or made_of.default_units(width))  # before mixtures
         pool = Pool(dtype, device)
         chain: list[Layer] = [Embedding("embedding", pool, vocabulary, architecture)]
         for i in range(1, layers + 1):
             chain.append(Attention(f"block{i}.attention", pool, architecture))
-            at = f"block{i}.mlp", pool, architecture
-            chain.append(MixtureOfExperts(*at, mixed, made_of) if mixed else made_of(*at))
+            at = f"block{i}.mlp", pool
+            if mixed and i > dense:
+                chain.append(MixtureOfExperts(*at, architecture, mixed, made_of))
+            else:
+                chain.append(made_of(*at, plain if mixed else architecture))
         chain.append(Norm("norm", pool, architecture))
         chain.append(Head("head", pool, vocabulary, architecture, "embedding.token" if tied else ""))
         super().__init__(length, [*chain, SoftmaxCrossEntropy(pool, vocabulary, length)], pool)

@@ -182,6 +182,10 @@ def mixture(layer: MixtureOfExperts, rows: int) -> Passes:
     ahead: list[Operation] = [norm_ahead, Product(tokens, width, of.count), gathered]
     ahead += [GroupedProduct(taken, width, first, of.count), inner, GroupedProduct(taken, units, width, of.count)]
     ahead += [added, add]
+    common, wide = of.shared * units, of.shared * first
+    if common:
+        ahead += [Product(tokens, width, wide), KernelCall(names[0], tokens, common)]
+        ahead += [Product(tokens, common, width), add]
 
     def weights(inputs: int, outputs: int) -> list[Operation]:
         product = GroupedProduct(taken, inputs, outputs, of.count, apart=True)
@@ -193,6 +197,10 @@ def mixture(layer: MixtureOfExperts, rows: int) -> Passes:
     behind += [*weights(units, width), back, gathered, *weights(width, first)]
     behind += [GroupedProduct(taken, first, width, of.count), added]
     behind += weight(width, tokens, of.count)
+    if common:
+        behind += [*weight(common, tokens, width), Product(tokens, width, common)]
+        behind += [KernelCall(names[1], tokens, common), *weight(width, tokens, wide)]
+        behind += [Product(tokens, wide, width), add]
     return ahead, [*behind, Product(tokens, of.count, width), add, norm_behind, add]
 
 

@@ -34,6 +34,11 @@ CASES = {  # spec -> (classes, the reference's loss, its activation)
     "llama:layers=2,width=8,heads=4,kv-heads=2,context=5,units=3,rope-base=9": (3, "gpt", None),
     "gpt:layers=1,width=4,heads=2,context=5,units=3,experts=3,capacity=0.8,balance=0,z=0": (3, "gpt", None),
     "llama:layers=1,width=4,heads=2,context=5,units=3,experts=3,top=1,balance=0,z=0": (3, "gpt", None),
+    "llama:layers=2,width=4,heads=2,context=5,units=2,experts=2,shared=2,dense=1,dense-units=5,balance=0,z=0": (
+        3,
+        "gpt",
+        None,
+    ),
     "gpt:layers=1,width=6,heads=2,context=7": (4, "gpt", None),
     "gpt:layers=2,width=4,heads=1,context=5,head=own": (3, "gpt", None),
 }
