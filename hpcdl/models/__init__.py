@@ -50,6 +50,7 @@ SETTINGS["gpt"] |= {"kv-heads": 0, "norm": "layer", "positions": "learned", "rop
 SETTINGS["gpt"] |= {"feed-forward": "gelu", "units": 0, "biases": "yes"}
 SETTINGS["gpt"] |= {"experts": 0, "top": 2, "capacity": "none", "balance": 0.01, "z": 0.001}
 SETTINGS["gpt"] |= {"shared": 0, "dense": 0, "dense-units": 0}
+SETTINGS["gpt"] |= {"latent": 0, "query-latent": 0, "rope-width": 0, "head-width": 0}
 SETTINGS["llama"] = SETTINGS["gpt"] | {"kv-heads": 2, "norm": "rms", "positions": "rotary", "rope-base": 500_000.0}
 SETTINGS["llama"] |= {"feed-forward": "swiglu", "biases": "no", "head": "own"}
 TRANSFORMERS = ("gpt", "llama")  # models of sequences of tokens

@@ -26,6 +26,7 @@ from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.models.attention import Attention
 from hpcdl.models.feed_forward import FEED_FORWARDS
 from hpcdl.models.generation import cached_outputs
+from hpcdl.models.latent_attention import Latent, LatentAttention
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import SoftmaxCrossEntropy
@@ -52,7 +53,8 @@ class GPT(Layered):
     or swiglu, with `units` units; 0: by the width. biases: False if products have none. experts: number of feed-forward
     networks of a block, of which each token takes `top` (mixture.py); 0: one network, and no router. capacity, balance,
     z, shared: of `Experts`. dense: number of first blocks without experts, whose networks have `dense_units` units; 0:
-    by the width. name: the model's in errors."""
+    by the width. latent: width of the vector from which keys and values of all heads come (latent_attention.py), with
+    query_latent, rope_width and head_width; 0: each has its own. name: the model's in errors."""
 
     sequences = True
 
@@ -83,6 +85,10 @@ class GPT(Layered):
         shared: int = 0,
         dense: int = 0,
         dense_units: int = 0,
+        latent: int = 0,
+        query_latent: int = 0,
+        rope_width: int = 0,
+        head_width: int = 0,
         name: str = "gpt",
     ):
         told = f"model {name}"
@@ -97,14 +103,17 @@ class GPT(Layered):
             raise UsageError(f"{told}: shared, dense and dense-units are settings of a mixture: add experts=8")
         if mixed and not 0 <= dense < layers:
             raise UsageError(f"{told}: dense {dense} of {layers} blocks; take a number from 0 to {layers - 1}")
-        if width % heads:
+        low = Latent.of_settings(told, latent, query_latent, rope_width, head_width, width, heads)
+        if width % heads and not low:
             raise UsageError(f"{told}: width {width} cannot be divided evenly among {heads} heads")
-        kv_heads = kv_heads or heads
+        kv_heads = heads if low else kv_heads or heads
         if heads % kv_heads:
             fit = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
             raise UsageError(f"{told}: heads {heads} cannot be divided evenly among kv-heads {kv_heads}; take {fit}")
         rotary = choice("positions", positions, ("learned", "rotary")) == "rotary"
-        if rotary and width // heads % 2:
+        if low and not rotary:
+            raise UsageError(f"{told}: latent attention has rotary positions: add positions=rotary, or take llama")
+        if rotary and not low and width // heads % 2:
             raise UsageError(f"{told}: rotary positions turn pairs, and heads have {width // heads} elements each")
         if not (math.isfinite(rope_base) and rope_base > 0):
             raise UsageError(f"{told}: rope-base must be a finite number greater than 0, not {rope_base}")
@@ -130,7 +139,8 @@ class GPT(Layered):
         pool = Pool(dtype, device)
         chain: list[Layer] = [Embedding("embedding", pool, vocabulary, architecture)]
         for i in range(1, layers + 1):
-            chain.append(Attention(f"block{i}.attention", pool, architecture))
+            at = f"block{i}.attention", pool, architecture
+            chain.append(LatentAttention(*at, low) if low else Attention(*at))
             at = f"block{i}.mlp", pool
             if mixed and i > dense:
                 chain.append(MixtureOfExperts(*at, architecture, mixed, made_of))
