@@ -86,7 +86,11 @@ class LatentAttention(Attention):
         if of.queries:
             shapes |= {"q_down.weight": (width, of.queries), "q_norm.gain": (of.queries,)}
         shapes |= {"q_up.weight": (of.queries or width, self.heads * size)}
-        shapes |= {"kv_down.weight": (width, of.latent), "k_rope.weight": (width, of.rope), "kv_norm.gain": (of.latent,)}
+        shapes |= {
+            "kv_down.weight": (width, of.latent),
+            "k_rope.weight": (width, of.rope),
+            "kv_norm.gain": (of.latent,),
+        }
         return size, shapes | {"kv_up.weight": (of.latent, 2, columns), "out.weight": (columns, width)}, self.cuts
 
     def check_cut(self, parts: int) -> None:
