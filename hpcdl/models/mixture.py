@@ -153,12 +153,11 @@ class MixtureOfExperts(TokenLayer):
             residual = math.sqrt(self.architecture.depth) if name.endswith("down.weight") else 1
             draw(tensor, generator, DEVIATION / residual)
 
-    def matrices(self, tensors: Sequence[Array]) -> tuple[Sequence[Array], Array, list[Array], list[Array]]:
+    def matrices(self, tensors: Sequence[Array]) -> tuple[Sequence[Array], Array, Array, Array]:
         """Return the tensors of the norm, Wr, and for each own expert Wu (width, outputs) and Wd (units, width)."""
         norms = len(self.normalization.names)
         router, up, down = tensors[norms : norms + 3]
-        experts = range(len(up))
-        return tensors[:norms], router, [up[e].reshape(self.width, -1) for e in experts], [down[e] for e in experts]
+        return tensors[:norms], router, up.reshape(len(up), self.width, -1), down
 
     def of_shared(self, tensors: Sequence[Array]) -> tuple[Array, Array]:
         """Return Wu (width, outputs) and Wd (inputs, width) of the shared experts."""
@@ -182,9 +181,10 @@ class MixtureOfExperts(TokenLayer):
         if hasattr(counts, "outlined"):  # a forecast's array has no elements: each expert gets an even share
             taken = sequences * self.experts.slots(length)
             ends = [taken * k // count for k in range(1, count + 1)]
-            return Routes(
-                chosen, chosen, device.empty(tokens * top, np.int64), np.zeros((sequences, count), np.int64), ends
-            )
+            source, none = device.empty(tokens * top, np.int64), np.zeros((sequences, count), np.int64)
+            routes = Routes(chosen, chosen, source, none, ends)
+            routes.forecast = True
+            return routes
         found, room = device.host(counts).reshape(sequences, count).copy(), self.room(sequences)
         by_expert = np.minimum(found, room).T.reshape(-1)
         starts = (np.cumsum(by_expert) - by_expert).reshape(count, sequences).T.reshape(-1).copy()
@@ -218,7 +218,7 @@ class MixtureOfExperts(TokenLayer):
         self.give(h, unless=n)
         owned = self.owners.owned(routes)
         (rows,) = self.owners.to_owners((rows,), owned, pool)
-        z, u = pool.take(len(rows), up[0].shape[1]), pool.take(len(rows), len(down[0]))
+        z, u = pool.take(len(rows), up.shape[2]), pool.take(len(rows), down.shape[1])
         for e, own in owned.by_expert():
             self.network.activate(self.matmul(rows[own], up[e], out=z[own]), None, u[own])
         v = pool.take(*rows.shape) if away else rows  # rows that have travelled are kept, so that they do so once
