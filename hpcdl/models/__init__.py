@@ -12,6 +12,7 @@
     llama  llama:layers=4,width=128,heads=4,     gpt with RMSNorm, rotary positions,     text
            kv-heads=2,context=64,units=512       SwiGLU, grouped queries, no biases
     gpt:experts=8,top=2  llama:experts=8        the same with mixtures of experts            text
+    llama:latent=64                             the same with latent attention               text
 
 All except gpt and llama also accept sparse data (hpcdl/csr.py). A user's model works under any strategy that needs no
 layers and no linear form, if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict` of

@@ -160,7 +160,7 @@ class CachedLatents(LatentAttention):
 
 
 def softmax_of_earlier(scores: Array, first: int, xp: Any) -> Array:
-    """Return the softmax of scores (..., tokens from position `first` on, all tokens) over tokens that are not later."""
+    """Return the softmax of scores (..., tokens from position `first` on, all tokens) over tokens not later."""
     new, end = scores.shape[-2:]
     scores = xp.where(xp.arange(end) <= first + xp.arange(new)[:, None], scores, -math.inf)
     p = xp.exp(scores - scores.max(axis=-1, keepdims=True))

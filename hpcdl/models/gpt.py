@@ -7,7 +7,7 @@
 
 Settings make today's models of it (docs/gpt.md): `--model llama` is RMSNorm, rotary positions, SwiGLU, grouped-query
 attention, a head of its own and no biases (Touvron et al., "LLaMA", 2023; "The Llama 3 herd of models", 2024). With
-`experts=8`, each block has a mixture of experts (mixture.py).
+`experts=8`, each block has a mixture of experts (mixture.py); with `latent=64`, latent attention (latent_attention.py).
 
 The model predicts each token of a row x (length,) from the tokens before it, and y from all of x: `length` predictions,
 whose mean loss is the row's. (Radford et al., "Language models are unsupervised multitask learners", 2019)"""
@@ -139,13 +139,14 @@ class GPT(Layered):
         pool = Pool(dtype, device)
         chain: list[Layer] = [Embedding("embedding", pool, vocabulary, architecture)]
         for i in range(1, layers + 1):
-            at = f"block{i}.attention", pool, architecture
-            chain.append(LatentAttention(*at, low) if low else Attention(*at))
-            at = f"block{i}.mlp", pool
+            block, own = f"block{i}", (pool, architecture)
+            chain.append(
+                LatentAttention(f"{block}.attention", *own, low) if low else Attention(f"{block}.attention", *own)
+            )
             if mixed and i > dense:
-                chain.append(MixtureOfExperts(*at, architecture, mixed, made_of))
+                chain.append(MixtureOfExperts(f"{block}.mlp", *own, mixed, made_of))
             else:
-                chain.append(made_of(*at, plain if mixed else architecture))
+                chain.append(made_of(f"{block}.mlp", pool, plain if mixed else architecture))
         chain.append(Norm("norm", pool, architecture))
         chain.append(Head("head", pool, vocabulary, architecture, "embedding.token" if tied else ""))
         super().__init__(length, [*chain, SoftmaxCrossEntropy(pool, vocabulary, length)], pool)

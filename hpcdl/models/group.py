@@ -84,8 +84,8 @@ class ContextGroup:
 
 
 class ExpertRows:
-    """The rows of a mixture's experts, one expert's after another's. ends: the end of each expert's rows. forecast: True
-    if rows have no elements: all experts then have as many, and the first one stands for all."""
+    """The rows of a mixture's experts, one expert's after another's. ends: the end of each expert's rows.
+    forecast: True if rows have no elements: all experts then have as many, and the first one stands for all."""
 
     forecast = False
 

@@ -43,7 +43,7 @@ def test_parameters_of_mixtral_are_those_of_its_released_model():
 
 
 def test_parameters_of_deepseek_v3_are_those_of_its_released_model():
-    """Its release has 256 numbers more in each of 58 routers, for a bias that our router lacks. The published 37 billion
+    """Its release has 256 numbers more in each of 58 routers, for a bias that our router lacks. The published 37 x 10^9
     that a token passes are without the table of embeddings, of which a token has one row."""
     each = CONFIGURATIONS["deepseek-v3"]
     w, expert, table = 7168, 3 * 7168 * 2048, 129280 * 7168

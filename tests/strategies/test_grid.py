@@ -86,7 +86,11 @@ CASES = [
     (OWN, {"stage": 1, "schedule": "zb-v", "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
     (f"gpt:{MIXTURE}", {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
     (f"llama:{MIXTURE},capacity=1.25", {"stage": 2, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
-    (f"llama:{DEEPSEEK},experts=3,top=1", {"stage": 0, "schedule": "zb-h1", "sequence": True}, {"optimizer": MUON, "lr": 0.02}),
+    (
+        f"llama:{DEEPSEEK},experts=3,top=1",
+        {"stage": 0, "schedule": "zb-h1", "sequence": True},
+        {"optimizer": MUON, "lr": 0.02},
+    ),
     (GPT, {"stage": 0, "schedule": "dualpipe-v", "microbatches": 6, "recompute": True}, {}),
     (f"gpt:{SHARED}", {"stage": 0, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
     (f"llama:{SHARED},capacity=1.25", {"stage": 1, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
