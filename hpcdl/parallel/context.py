@@ -25,7 +25,6 @@ from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.overlap import seconds_of
 from hpcdl.errors import UsageError
 from hpcdl.models.attention import Attention
-from hpcdl.models.mixture import counted_choices
 from hpcdl.models.part import require_layers
 from hpcdl.models.pool import Pool
 from hpcdl.parallel.ring_attention import ExchangeAlone, RingAttention
@@ -40,11 +39,6 @@ def check_context(model: Any, ranks: int, attention: str, parts: int = 1) -> Non
     require_layers(model)
     if not model.sequences:
         raise UsageError("context parallelism shares the tokens of sequences: take --model gpt")
-    if counted_choices(model):
-        raise UsageError(
-            "ranks that share the tokens of sequences cannot count the choices of experts, which are limited and "
-            "balanced by sequence: take data or tensor parallelism instead, or a model without experts"
-        )
     if model.features % (2 * ranks):
         lower = model.features // (2 * ranks) * 2 * ranks
         fitting = f"{lower} or {lower + 2 * ranks}" if lower else f"{2 * ranks}"

@@ -18,20 +18,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdl.chunks import zigzag
-from hpcdl.comm.communicator import Communicator
 from hpcdl.kernels.device import Array
-from hpcdl.models.group import ContextGroup
+from hpcdl.parallel.token_group import TokenGroup
 
 
-class Ulysses(ContextGroup):
-    """The ranks of `comm`, with all-to-alls. trial: of context.py."""
+class Ulysses(TokenGroup):
+    """The ranks of `comm`, with all-to-alls, of which none is hidden."""
 
     name = "ulysses"
-    exposed, exchanges, alone = 0.0, 0.0, 0.0  # no message is hidden
-
-    def __init__(self, comm: Communicator):
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.trial: dict[str, float] = {}
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
         """Return a, and (q, k, v, lse and output of whole sequences) for backward; collective. qkv goes to the pool."""
