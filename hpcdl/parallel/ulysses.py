@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdl.chunks import zigzag
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.parallel.token_group import TokenGroup
 
@@ -26,6 +27,10 @@ class Ulysses(TokenGroup):
     """The ranks of `comm`, with all-to-alls, of which none is hidden."""
 
     name = "ulysses"
+
+    def check_heads(self, heads: int) -> None:
+        if heads % self.size:
+            raise UsageError(uneven_heads(heads, self.size))
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
         """Return a, and (q, k, v, lse and output of whole sequences) for backward; collective. qkv goes to the pool."""
@@ -87,3 +92,10 @@ class Ulysses(TokenGroup):
                 stop = start + tokens.stop - tokens.start
                 yield rank, tokens, slice(start, stop)
                 start = stop
+
+
+def uneven_heads(heads: int, ranks: int) -> str:
+    """Return the message that these ranks cannot share so many heads of keys."""
+    fitting = " or ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+    whose = f"{ranks} ranks cannot share {heads} heads of keys evenly"
+    return f"--attention ulysses: {whose}; take --attention ring, or {fitting} ranks"
