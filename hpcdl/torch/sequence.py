@@ -144,8 +144,8 @@ def check_tokens(model: Any, context: Any) -> None:
         found = output([layer.within(context) for layer in layers], context.own_tokens(x, model.sequence_axis))
         if context.rank == 0:
             whole = output(layers, x)
-            both = map(model.device.host, (whole, found))
-            apart[0] = whole.shape != found.shape or not np.allclose(*both, 1e-3, 1e-5)
+            one, several = (model.device.host(each) for each in (whole, found))
+            apart[0] = one.shape != several.shape or not np.allclose(one, several, 1e-3, 1e-5)
         context.comm.all_reduce(apart)
     if apart[0]:
         raise UsageError(
