@@ -6,6 +6,8 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+import hpcdl.torch
+
 
 def cnn(dropout=0.0):
     """8 layers, as an nn.Sequential: 2 chunks on each of 4 ranks."""
@@ -191,3 +193,40 @@ class restless(nn.Module):
     def forward(self, x):
         order = (self.one, self.two) if (x >= 0).all() else (self.two, self.one)
         return self.head(x + order[1](order[0](x).tanh()))
+
+
+class Embedded(nn.Module):
+    """Tokens, numbers as floats, with their places; (rows, tokens, width)."""
+
+    def __init__(self, length, kinds, width):
+        super().__init__()
+        self.token, self.place = nn.Embedding(kinds, width), nn.Embedding(length, width)
+
+    def forward(self, x):
+        return self.token(x.long()) + self.place(hpcdl.torch.positions(x.shape[1]))
+
+
+class Read(nn.Module):
+    """Attention of 24 heads of queries and 12 heads of keys; (rows, tokens, 48). mixed: tokens also meet elsewhere."""
+
+    def __init__(self, mixed=False):
+        super().__init__()
+        self.norm, self.qkv, self.out, self.mixed = nn.LayerNorm(48), nn.Linear(48, 96), nn.Linear(48, 48), mixed
+
+    def forward(self, x):
+        qkv = self.qkv(self.norm(x)).unflatten(2, (48, 2)).transpose(1, 2)
+        a = hpcdl.torch.attention(*qkv.split([24, 12, 12], 1)).transpose(1, 2).flatten(2)
+        return x + self.out(a).tanh() + (x.mean(1, keepdim=True) if self.mixed else 0)
+
+
+class Last(nn.Module):
+    def forward(self, x):
+        return x[:, -1]
+
+
+def reader(features, classes, context=24, mixed=False, dropout=0.0):
+    """The next token after `context` tokens; the tokens of a sequence may lie on 2, 3 or 4 ranks."""
+    blocks = Read(), nn.Sequential(nn.Linear(48, 48), nn.Dropout(dropout), nn.GELU()), Read(mixed)
+    net = nn.Sequential(Embedded(*features, classes, 48), *blocks, Last(), nn.Linear(48, classes))
+    net.sequence_axis = 1
+    return net

@@ -644,9 +644,6 @@ REFUSALS = [
         --model gpt:experts=1,top=1 => 2 ranks cannot share 1 expert evenly; take 2 experts
         --model gpt:experts=9 => 2 ranks cannot share 9 experts evenly; take expert=3 or 9, or 8 or 10 experts
     """),
-    ("train_grid", 4, "--data text.h5 --grid context=2,expert=2", """
-        --model gpt:experts=4 => ranks that share the tokens of sequences cannot count the choices of experts
-    """),
     ("train_hogwild", 1, "--out a", """
         --threads 0 => --threads must be greater than 0, not 0
         --threads 5000 => --threads is 1024 at most, not 5000

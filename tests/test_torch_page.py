@@ -51,6 +51,14 @@ def test_the_whole_way_as_printed(as_shown):
     assert tuned["test_accuracy"] > 0.9 and tuned["epochs"] == 1  # it began where the other had ended
 
 
+def test_long_sequences_as_printed(as_shown):
+    as_shown("Long sequences", "Sharded by children", 3, {"reader.py"})
+    same = "--model torch:reader:net --optimizer adam --lr 0.003 --epochs 2 --progress none"
+    assert ends("train_sequential", [*same.split(), "--out", "runs/one"]) == (0, "")
+    shared, one = (summary(Path("runs", name)) for name in ("reader", "one"))
+    assert shared["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
+
+
 def test_sharded_by_children_as_printed(as_shown):
     as_shown("Sharded by children", "The whole way", 3, {"skip.py"})
     same = ["--model", "torch:skip:net", "--lr", "0.02", "--epochs", "2", "--progress", "none"]

@@ -20,9 +20,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from hpcdl.chunks import chunk, zigzag
 from hpcdl.kernels import attention
-from hpcdl.kernels.device import Array
+from hpcdl.kernels.device import Array, device_of
 from hpcdl.models.pool import Pool
 
 
@@ -57,15 +59,26 @@ class IdentityGroup:
 
 class ContextGroup:
     """The ranks that share the tokens of sequences: here one that has all; ring_attention.py and ulysses.py in
-    hpcdl/parallel/ share them among several. length: tokens of a sequence on this rank.
+    hpcdl/parallel/ share them among several. length: tokens of a sequence on this rank. chunks: those of a sequence on
+    this rank, of equal lengths.
     qkv: (sequences * length, (heads + 2 kv_heads) * size), from the pool, which `attention` keeps or gives back.
     a, da: (sequences * length, heads * size)."""
 
-    rank, size = 0, 1
+    rank, size, chunks = 0, 1, 1
 
     def tokens(self, length: int) -> list[slice]:
         """Return this rank's tokens of a sequence of `length` tokens in all, in their order."""
         return zigzag(length, self.size, self.rank)
+
+    def own_tokens(self, x: Array, axis: int = 1) -> Array:
+        """Return this rank's tokens of x, along this axis, contiguous."""
+        if self.size == 1:
+            return x
+        before = (slice(None),) * axis
+        return device_of(x).xp.concatenate([x[(*before, part)] for part in self.tokens(x.shape[axis])], axis=axis)
+
+    def check_heads(self, heads: int) -> None:
+        """Raise UsageError if the ranks cannot share so many heads of keys."""
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Pool) -> tuple[Array, tuple[Array, ...]]:
         """Return the attention of this rank's queries to all tokens before them, and arrays saved for backward."""
@@ -81,6 +94,11 @@ class ContextGroup:
         dqkv = pool.take(*qkv.shape)
         attention.causal_attention_backward(qkv, a, da, lse, length, size, 1 / math.sqrt(size), dqkv)
         return dqkv
+
+    def choices(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many choices of each expert lie in all chunks before each chunk, and in whole sequences
+        (sequences, experts). counts: of this rank's chunks, int64 (sequences, chunks, experts). Collective."""
+        return np.zeros_like(counts), counts.sum(axis=1)
 
 
 class ExpertRows:

@@ -53,6 +53,10 @@ class Loss(Layer):
             raise UsageError(f"ranks cannot share the outputs of the loss {type(self).__name__}; add a hidden layer")
         return self
 
+    def within(self, context: Any) -> Self:
+        """Return the loss of a rank of `context`, which has some tokens of each sequence, and their targets."""
+        return self
+
     def forward(
         self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array, batch: Any = None, keep: bool = True
     ) -> tuple[tuple[float, float], Any]:

@@ -22,9 +22,11 @@ Their gradients are added in backward; the reported losses are cross-entropies a
 the gate is p, as in Switch: a normalized gate would be 1, and the router would not learn.
 
 If ranks share the layer, each has some of the units of every expert, and one all-reduce of (tokens, top) numbers more
-completes the gates' gradients. The tokens of a sequence must be on one rank. If ranks share the experts, by an
-`ExpertGroup`, the rows of a rank's tokens go to the ranks of their experts, and their results come back; backward the
-rows of dv go with their gates, and those of dx come back with the gradients of the gates.
+completes the gates' gradients. If ranks share the tokens of sequences, by a `ContextGroup`, each knows from all how
+many choices of each expert lie in the chunks before its own, and in all: the former leave the rest of the room to its
+tokens, the latter are f_e. If ranks share the experts, by an `ExpertGroup`, the rows of a rank's tokens go to the ranks
+of their experts, and their results come back; backward the rows of dv go with their gates, and those of dx come back
+with the gradients of the gates.
 
 (Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", ICLR 2017; Lepikhin
 et al., "GShard", ICLR 2021; Fedus et al., "Switch transformers", JMLR 2022; Zoph et al., "ST-MoE", 2022; Gale et al.,
@@ -92,21 +94,22 @@ class Experts:
         """Return how many choices of a sequence of `length` tokens an expert takes at most."""
         return length if not self.capacity else min(length, math.ceil(self.capacity * length * self.top / self.count))
 
-    def slots(self, length: int) -> int:
-        """Return how many choices of a sequence all experts take at most."""
-        return min(length * self.top, self.count * self.room(length))
+    def slots(self, length: int, size: int = 1) -> int:
+        """Return how many choices of `length` tokens, 1 / size of a sequence, all experts take at most."""
+        return min(length * self.top, self.count * min(length, self.room(size * length)))
 
 
 @dataclasses.dataclass
 class Routes(ExpertRows):
     """The choices of a batch's tokens, and the rows of those that are not dropped. chosen, place: (tokens, top),
-    source: (slots,), int64, see kernels/routing.py. counts: (sequences, experts), choices of each expert before drops.
-    ends: the end of each expert's rows."""
+    source: (slots,), int64, see kernels/routing.py. counts: (sequences, experts), choices of each expert before drops,
+    of all ranks that share the sequences; own: (experts,), of this rank. ends: the end of each expert's rows."""
 
     chosen: Array
     place: Array
     source: Array
     counts: np.ndarray
+    own: np.ndarray
     ends: list[int]
 
 
@@ -164,40 +167,44 @@ class MixtureOfExperts(TokenLayer):
         return tensors[-2].reshape(self.width, -1), tensors[-1]
 
     def sequence_length(self, tokens: int) -> int:
-        """Return the length of a sequence, for which choices are counted."""
+        """Return the length of this rank's part of a sequence."""
         return self.length
 
     def room(self, sequences: int) -> np.ndarray:
         """Return how many choices each expert takes of each sequence, (sequences, experts)."""
-        return np.full((sequences, self.experts.count), self.experts.room(self.length))
+        return np.full((sequences, self.experts.count), self.experts.room(self.length * self.context.size))
 
     def route(self, chosen: Array) -> Routes:
         """Return the routes of chosen experts (tokens, top): which choices are taken, in which rows."""
         device, (tokens, top), count = self.pool.device, chosen.shape, self.experts.count
-        length = self.sequence_length(tokens)
+        length, size, chunks = self.sequence_length(tokens), self.context.size, self.context.chunks
         sequences = tokens // length if length else 0
-        counts = device.empty(sequences * count, np.int64)
-        routing.count_choices(counts, chosen, length, count)
+        groups, each = sequences * chunks, length // chunks  # the rows of an expert are in the order of chunks
+        counts = device.empty(groups * count, np.int64)
+        routing.count_choices(counts, chosen, each, count)
         if hasattr(counts, "outlined"):  # a forecast's array has no elements: each expert gets an even share
-            taken = sequences * self.experts.slots(length)
+            _, found = self.context.choices(np.zeros((sequences, chunks, count), np.int64))
+            taken = sequences * self.experts.slots(length * size) // size
             ends = [taken * k // count for k in range(1, count + 1)]
-            source, none = device.empty(tokens * top, np.int64), np.zeros((sequences, count), np.int64)
-            routes = Routes(chosen, chosen, source, none, ends)
+            source = device.empty(tokens * top, np.int64)
+            routes = Routes(chosen, chosen, source, found, found.sum(axis=0), ends)
             routes.forecast = True
             return routes
-        found, room = device.host(counts).reshape(sequences, count).copy(), self.room(sequences)
-        by_expert = np.minimum(found, room).T.reshape(-1)
-        starts = (np.cumsum(by_expert) - by_expert).reshape(count, sequences).T.reshape(-1).copy()
+        own = device.host(counts).reshape(sequences, chunks, count).copy()
+        before, found = self.context.choices(own)
+        room = np.maximum(0, self.room(sequences)[:, None] - before)
+        by_expert = np.minimum(own, room).reshape(groups, count).T.reshape(-1)
+        starts = (np.cumsum(by_expert) - by_expert).reshape(count, groups).T.reshape(-1).copy()
         source, place = device.empty(tokens * top, np.int64), device.empty(chosen.shape, np.int64)
         limits = device.array(room.reshape(-1))
-        routing.place_choices(device.array(starts), limits, chosen, length, count, place, source)
-        totals = by_expert.reshape(count, sequences).sum(axis=1)
-        return Routes(chosen, place, source, found, np.cumsum(totals).tolist())
+        routing.place_choices(device.array(starts), limits, chosen, each, count, place, source)
+        ends = np.cumsum(by_expert.reshape(count, groups).sum(axis=1)).tolist()
+        return Routes(chosen, place, source, found, own.sum(axis=(0, 1)), ends)
 
     def slots(self, tokens: int) -> int:
         """Return the number of rows for the choices of so many tokens: the same for all routes."""
         length = self.sequence_length(tokens)
-        return tokens // length * self.experts.slots(length) if tokens else 0
+        return tokens // length * self.experts.slots(length, self.context.size) if tokens else 0
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         (norm, router, up, down), pool, top = self.matrices(w), self.pool, self.experts.top
@@ -321,10 +328,10 @@ class MixtureOfExperts(TokenLayer):
     def router_backward(self, routes: Routes, lse: Array, p: Array, gates: Array, dgates: Array) -> Array:
         """Return the gradient by the router's logits, from the pool: that of the gates, and of the objective's terms.
         The latter are of the mean over a sequence's tokens, as its loss is."""
-        of, length, dlogits = self.experts, self.length, self.pool.take(*p.shape)
-        share = self.pool.device.array((routes.counts / (length * of.top)).astype(self.pool.dtype))
-        factors = of.balance * of.count / length, 2 * of.z / length
-        routing.choose_experts_backward(lse, p, routes.chosen, gates, dgates, share, length, *factors, dlogits)
+        of, whole, dlogits = self.experts, self.length * self.context.size, self.pool.take(*p.shape)
+        share = self.pool.device.array((routes.counts / (whole * of.top)).astype(self.pool.dtype))
+        factors = of.balance * of.count / whole, 2 * of.z / whole
+        routing.choose_experts_backward(lse, p, routes.chosen, gates, dgates, share, self.length, *factors, dlogits)
         return dlogits
 
     def gathered(self, x: Array, routes: Routes, slots: int) -> Array:
@@ -344,8 +351,7 @@ class MixtureOfExperts(TokenLayer):
     def count(self, routes: Routes) -> None:
         """Count the choices and the drops; if ranks share the layer, the first of them counts."""
         if self.part == 0:
-            found = routes.counts.sum(axis=0)
-            self.counted += [found, found - np.diff(routes.ends, prepend=0)]
+            self.counted += [routes.own, routes.own - np.diff(routes.ends, prepend=0)]
 
 
 def counted_choices(model: Any) -> dict[str, np.ndarray]:

@@ -78,10 +78,11 @@ class ModelPart(Layered):
         """Return layer i of the model as this rank has it."""
         layer = self.model.layers[i]
         if isinstance(layer, Loss):
-            return layer.cut(*self.share, self.model.layers[i - 1].divided)
-        layer = layer.cut(*self.share)
+            layer = layer.cut(*self.share, self.model.layers[i - 1].divided)
+        else:
+            layer = layer.cut(*self.share)
         if self.experts.size > 1 and isinstance(layer, MixtureOfExperts):
-            return layer.among(self.experts)
+            layer = layer.among(self.experts)
         return layer if self.context.size == 1 else layer.within(self.context)
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
@@ -170,23 +171,25 @@ class ModelPart(Layered):
         return self.own(self.chunks[chunk].start - 1).output_shape(rows, self.group)
 
     def inputs(self, batch: Any) -> Any:
-        return self.own_tokens(batch.x)
+        if self.context.size == 1:
+            return batch.x
+        axis, features = sequence_of(self.model)
+        return self.context.own_tokens(batch.x.reshape(len(batch.x), *features), axis)
 
     def targets(self, batch: Any) -> Array:
         targets = self.model.targets(batch)
-        if self.context.size == 1:
+        if self.context.size == 1 or not self.model.sequences:  # a module of PyTorch has a target for each row
             return targets
-        return self.own_tokens(targets.reshape(len(batch.y), self.model.features)).reshape(-1)
-
-    def own_tokens(self, x: Any) -> Any:
-        """Return this rank's columns of x (rows, tokens), contiguous."""
-        if self.context.size == 1:
-            return x
-        tokens = self.context.tokens(x.shape[1])
-        return self.device.xp.concatenate([x[:, part] for part in tokens], axis=1)
+        return self.context.own_tokens(targets.reshape(len(batch.y), self.model.features)).reshape(-1)
 
     def last_rows(self, z: Array) -> Array:
         return self.model.last_rows(z)
+
+
+def sequence_of(model: Any) -> tuple[int, tuple[int, ...]]:
+    """Return the axis of x (rows, *features) that is the sequence, 0 if none is, and the features."""
+    features = model.features if isinstance(model.features, tuple) else (model.features,)
+    return (1 if model.sequences else getattr(model, "sequence_axis", 0)), features
 
 
 def whole_part(model: Any) -> ModelPart:

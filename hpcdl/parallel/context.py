@@ -24,11 +24,10 @@ from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.overlap import seconds_of
 from hpcdl.errors import UsageError
 from hpcdl.models.attention import Attention
-from hpcdl.models.mixture import counted_choices
-from hpcdl.models.part import require_layers
+from hpcdl.models.part import require_layers, sequence_of
 from hpcdl.models.pool import Pool
 from hpcdl.parallel.ring_attention import ExchangeAlone, RingAttention
-from hpcdl.parallel.ulysses import Ulysses
+from hpcdl.parallel.ulysses import Ulysses, uneven_heads
 
 
 def check_context(model: Any, ranks: int, attention: str, parts: int = 1) -> None:
@@ -37,17 +36,19 @@ def check_context(model: Any, ranks: int, attention: str, parts: int = 1) -> Non
     if ranks == 1:
         return
     require_layers(model)
-    if not model.sequences:
-        raise UsageError("context parallelism shares the tokens of sequences: take --model gpt")
-    if counted_choices(model):
+    axis, features = sequence_of(model)
+    if not axis:
         raise UsageError(
-            "ranks that share the tokens of sequences cannot count the choices of experts, which are limited and "
-            "balanced by sequence: take data or tensor parallelism instead, or a model without experts"
+            "context parallelism shares the tokens of sequences: take --model gpt, or a module of PyTorch whose "
+            "sequence_axis is the axis of x that is the sequence, and whose attention is hpcdl.torch.attention"
         )
-    if model.features % (2 * ranks):
-        lower = model.features // (2 * ranks) * 2 * ranks
+    if not model.sequences:
+        model.check_layers()
+    length = features[axis - 1]
+    if length % (2 * ranks):
+        lower = length // (2 * ranks) * 2 * ranks
         fitting = f"{lower} or {lower + 2 * ranks}" if lower else f"{2 * ranks}"
-        uneven = f"{ranks} ranks cannot cut sequences of {model.features} tokens into two chunks each"
+        uneven = f"{ranks} ranks cannot cut sequences of {length} tokens into two chunks each"
         raise UsageError(f"{uneven}; take a length that is a multiple of {2 * ranks}, such as {fitting}")
     if attention == "ulysses" and (reason := unshared(model, ranks, parts)):
         raise UsageError(reason)
@@ -57,9 +58,7 @@ def unshared(model: Any, ranks: int, parts: int = 1) -> str:
     """Return why Ulysses cannot share the heads of the model over `ranks` ranks, or ""."""
     for heads in sorted({layer.kv_heads for layer in attention_layers(model)}):
         if heads % (ranks * parts):
-            fitting = [n for n in range(1, heads // parts + 1) if heads // parts % n == 0]
-            whose = f"{ranks} ranks cannot share {heads // parts} heads of keys evenly"
-            return f"--attention ulysses: {whose}; take --attention ring, or {' or '.join(map(str, fitting))} ranks"
+            return uneven_heads(heads // parts, ranks)
     return ""
 
 
@@ -72,13 +71,17 @@ def make_context(comm: Communicator, model: Any, rows: int, attention: str = "ri
     rows: sequences that are computed at once. parts: ranks that share the heads. For `attention` see above."""
     check_context(model, comm.size, attention, parts)
     ring, ulysses = RingAttention(comm), Ulysses(comm)
+    chosen: Any
     layers = attention_layers(model)
     if comm.size == 1 or not layers:
-        return ulysses if attention == "ulysses" else ring
+        chosen = ulysses if attention == "ulysses" else ring
+        if comm.size > 1 and not model.sequences:
+            model.check_tokens(chosen)
+        return chosen
     own = comm.duplicate("trial")
     layer = layers[0].cut(0, parts)
     if attention == "ulysses":
-        chosen: Any = ulysses
+        chosen = ulysses
     elif attention == "auto" and not unshared(model, comm.size, parts):
         seconds = seconds_of(lambda: (turn(RingAttention(own), layer, rows), turn(Ulysses(own), layer, rows)), own)
         chosen = ring if seconds[0] <= seconds[1] else ulysses

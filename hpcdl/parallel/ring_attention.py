@@ -31,23 +31,20 @@ from hpcdl.kernels.attention import causal_attention, causal_attention_backward
 from hpcdl.kernels.block_attention import attend_block, attend_block_backward
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
-from hpcdl.models.group import ContextGroup
+from hpcdl.parallel.token_group import TokenGroup
 
 KV, GRADIENT = 0, 1  # tags
 PIECES = 8  # of the sequences of a block, between which messages advance
 
 
-class RingAttention(ContextGroup):
-    """The ranks of `comm`, with ring attention.
-    exposed: seconds in communicator calls of `exchanges` passes, forward and backward. alone, trial: of context.py."""
+class RingAttention(TokenGroup):
+    """The ranks of `comm`, with ring attention."""
 
     name = "ring"
 
     def __init__(self, comm: Communicator):
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        super().__init__(comm)
         self.left, self.right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-        self.exposed, self.exchanges, self.alone = 0.0, 0.0, 0.0
-        self.trial: dict[str, float] = {}
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
         """Return a, and (qkv, lse) for backward; collective. length: of this rank's part of a sequence."""

@@ -18,20 +18,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdl.chunks import zigzag
-from hpcdl.comm.communicator import Communicator
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.models.group import ContextGroup
+from hpcdl.parallel.token_group import TokenGroup
 
 
-class Ulysses(ContextGroup):
-    """The ranks of `comm`, with all-to-alls. trial: of context.py."""
+class Ulysses(TokenGroup):
+    """The ranks of `comm`, with all-to-alls, of which none is hidden."""
 
     name = "ulysses"
-    exposed, exchanges, alone = 0.0, 0.0, 0.0  # no message is hidden
 
-    def __init__(self, comm: Communicator):
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.trial: dict[str, float] = {}
+    def check_heads(self, heads: int) -> None:
+        if heads % self.size:
+            raise UsageError(uneven_heads(heads, self.size))
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
         """Return a, and (q, k, v, lse and output of whole sequences) for backward; collective. qkv goes to the pool."""
@@ -93,3 +92,10 @@ class Ulysses(ContextGroup):
                 stop = start + tokens.stop - tokens.start
                 yield rank, tokens, slice(start, stop)
                 start = stop
+
+
+def uneven_heads(heads: int, ranks: int) -> str:
+    """Return the message that these ranks cannot share so many heads of keys."""
+    fitting = " or ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+    whose = f"{ranks} ranks cannot share {heads} heads of keys evenly"
+    return f"--attention ulysses: {whose}; take --attention ring, or {fitting} ranks"

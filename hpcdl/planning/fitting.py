@@ -59,9 +59,9 @@ class Fit(NamedTuple):
 
 def shapes(ranks: int, cut: bool = False, owners: Sequence[int] = (1,)) -> list[tuple[int, int, int, int, int]]:
     """Return all (data, pipeline, context, expert, tensor) whose product is `ranks`, with context 1; cut: those above
-    1, with expert 1. owners: possible numbers of ranks that share experts."""
+    1. owners: possible numbers of ranks that share experts."""
     parts = [t for t in range(1, ranks + 1) if ranks % t == 0]
-    shared = [(c, 1) for c in parts[1:]] if cut else [(1, e) for e in owners]
+    shared = list(itertools.product(parts[1:] if cut else parts[:1], owners))
     triples = [(p * c * e * t, (p, c, e, t)) for t, (c, e), p in itertools.product(parts, shared, parts)]
     return [(ranks // apart, *each) for apart, each in triples if ranks % apart == 0]
 

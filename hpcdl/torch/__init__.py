@@ -16,12 +16,22 @@ from hpcdl.torch.dataset import from_dataset
 from hpcdl.torch.launch_variables import set_variables
 from hpcdl.torch.model import TorchModel
 from hpcdl.torch.registration import register
+from hpcdl.torch.sequence import attention, positions
 
 if TYPE_CHECKING:
     from hpcdl.torch.groups import traffic, write_trace
     from hpcdl.torch.hook import CompressState, compress_hook
 
-__all__ = ["CompressState", "TorchModel", "compress_hook", "from_dataset", "traffic", "write_trace"]
+__all__ = [
+    "CompressState",
+    "TorchModel",
+    "attention",
+    "compress_hook",
+    "from_dataset",
+    "positions",
+    "traffic",
+    "write_trace",
+]
 LATER = {"CompressState": "hook", "compress_hook": "hook", "traffic": "groups", "write_trace": "groups"}  # start MPI
 
 register()

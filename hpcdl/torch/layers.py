@@ -4,8 +4,9 @@ Each forward of a layer has its own autograd graph, from the leaf x to y. A grap
 needs, but between forward and backward the weights may move (a PipeDream stage) or be freed (a gathered layer). So a
 graph saves a description of each weight, such as "tensor 0, transposed", and backward supplies the tensor."""
 
+import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.models.group import LayerGroup
+from hpcdl.models.group import ContextGroup, LayerGroup
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import Loss
 from hpcdl.models.pool import Pool
 from hpcdl.torch.buffers import statistics_of
+from hpcdl.torch.sequence import shared_by
 from hpcdl.torch.tensors import TYPES, as_array, as_tensor
 
 Named = dict[str, nn.Parameter]
@@ -105,6 +107,7 @@ class ModuleLayer(Layer):
         self.model, self.modules, self.first, self.extra = model, modules, first, extra
         self.parameters = [*own.values(), *others.values()]
         self.kind = TYPES[model.dtype]
+        self.features, self.context = model.features, ContextGroup()
         self.drawn: dict[str, int] = {}  # by dropout layer: calls by earlier layers, less one
         self.copies = False  # True if it changes its input in place, and therefore gets a copy
         self.example_input: tuple[int, ...] = ()  # input shape for one example, rows first
@@ -117,6 +120,14 @@ class ModuleLayer(Layer):
         if parts > 1:
             other = "take train-pipeline, train-fully-sharded, or train-grid with the axes data and pipeline"
             raise UsageError(f"tensor parallelism is for hpcdl's own models, not for a module of PyTorch: {other}")
+
+    def within(self, context: ContextGroup) -> Self:
+        """Return a copy of this layer for this rank's tokens of each sequence."""
+        other, axis = copy.copy(self), self.model.sequence_axis
+        other.context, other.features = context, cut_along((1, *self.features), axis, context.size)[1:]
+        if self.example_output[axis : axis + 1] == (self.features[axis - 1],):
+            other.example_output = cut_along(self.example_output, axis, context.size)
+        return other
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, ...]:
         return rows * self.example_output[0], *self.example_output[1:]
@@ -133,7 +144,7 @@ class ModuleLayer(Layer):
         self.bind(w)
         leaf = as_tensor(x)
         if self.first:
-            leaf = leaf.view(-1, *self.model.features)
+            leaf = leaf.view(-1, *self.features)
         device = self.model.device
         self.model.turn(keep)
         if not keep:
@@ -157,7 +168,7 @@ class ModuleLayer(Layer):
         """Return the stages' output for x, contiguous, in the parameters' type. UsageError if it is no float tensor."""
         if self.copies:
             x = x.clone()
-        with self.model.autocasting(), statistics_of(self.modules, len(x)):
+        with self.model.autocasting(), statistics_of(self.modules, len(x)), shared_by(self.context):
             for module in self.modules:
                 x = module(x)
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
@@ -230,12 +241,18 @@ class ModuleLoss(Loss):
         super().__init__(model.pool)
         self.model, self.name, self.outputs = model, name, model.outputs
         self.target = np.dtype(np.int64) if model.classes else model.dtype
+        self.counts = True  # False on ranks that share the rows of another one, whose output is taken
+
+    def within(self, context: ContextGroup) -> Self:
+        other = copy.copy(self)
+        other.counts = context.rank == 0
+        return other
 
     def forward(
         self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array, batch: Any = None, keep: bool = True
     ) -> tuple[tuple[float, float], SavedGraph]:
         """Return ((sum of losses, score), saved graph); the score is 0 unless keep is False."""
-        if not len(y):
+        if not len(y) or not self.counts:
             return (0.0, 0.0), SavedGraph(as_tensor(self.pool.device.zeros(z.shape, z.dtype)))
         output, target = as_tensor(z), as_tensor(y)
         if not keep:
@@ -269,3 +286,8 @@ class ModuleLoss(Loss):
 def without_memory(parameter: nn.Parameter) -> Tensor:
     """Return a tensor of a parameter's shape that takes no memory; NaN, so that no one uses it unseen."""
     return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+
+
+def cut_along(shape: tuple[int, ...], axis: int, parts: int) -> tuple[int, ...]:
+    """Return the shape of one of `parts` equal parts along this axis."""
+    return *shape[:axis], shape[axis] // parts, *shape[axis + 1 :]

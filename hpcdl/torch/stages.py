@@ -26,6 +26,7 @@ from hpcdl.models.part import ModelPart
 from hpcdl.torch.dropout_rng import CHANNELS, ELEMENTS
 from hpcdl.torch.layers import ModuleLayer, ModuleLoss, Named, TensorPool, without_memory
 from hpcdl.torch.module_units import ModuleUnits
+from hpcdl.torch.sequence import axis_of, check_layers, check_tokens
 from hpcdl.torch.tensors import FlatBinding, place_of, trained
 
 
@@ -60,6 +61,16 @@ class Chain:
         with contextlib.suppress(UsageError):  # raised if it is none, or its stages are invalid
             return ModelPart(self)  # type: ignore[arg-type]
         return ModuleUnits(self)
+
+    @property
+    def sequence_axis(self) -> int:
+        return axis_of(self)
+
+    def check_layers(self) -> None:
+        check_layers(self)
+
+    def check_tokens(self, context: Any) -> None:
+        check_tokens(self, context)
 
     def let_go(self) -> None:
         """Free the memory of the module's parameters until a layer or the whole module is computed."""

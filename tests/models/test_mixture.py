@@ -9,11 +9,10 @@ from hpcdl.models import make_model, work
 from hpcdl.models.feed_forward import FEED_FORWARDS
 from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layered import FlatWeights
-from hpcdl.models.mixture import Experts, MixtureOfExperts, counted_choices
+from hpcdl.models.mixture import Experts, MixtureOfExperts
 from hpcdl.models.normalization import NORMALIZATIONS
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Architecture
-from hpcdl.parallel.context import check_context
 from hpcdl.random import Random
 
 LENGTH, WIDTH, UNITS, ROWS = 6, 8, 5, 3
@@ -251,10 +250,3 @@ def test_matrices_of_experts_are_those_that_muon_updates():
 def test_settings_that_make_no_mixture(settings, told):
     with pytest.raises(UsageError, match=told):
         make_model(f"gpt:{settings}", (LENGTH,), 9, text=True)
-
-
-def test_ranks_that_share_sequences_are_refused():
-    model = make_model(f"llama:{SMALL},experts=3", (LENGTH,), 9, text=True)
-    assert list(counted_choices(model)) == ["block1.mlp", "block2.mlp"]
-    with pytest.raises(UsageError, match="cannot count the choices of experts"):
-        check_context(model, 2, "ring")

@@ -1,11 +1,15 @@
 """What a strategy says that a step sends is what a run counts: bytes and messages of all ranks together."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_libsvm import prepare_libsvm
 from hpcdl.parameter_server.store_messages import REQUEST
+from hpcdl.planning.cut_time import messages
+from hpcdl.planning.dry_run import cut_of
 
 
 @pytest.mark.parametrize("ranks", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3)), 4])
@@ -53,3 +57,19 @@ def test_sparse_pushes(compared, tmp_path):
     n, nonzero = case.data.examples, case.data.nonzero
     drawn = [np.count_nonzero((random.permutation(n)[:4, None] < nonzero).any(axis=0)) for _ in range(4000)]
     assert case.touched(4) == pytest.approx(np.mean(drawn), rel=0.02)
+
+
+@pytest.mark.parametrize("attention", ["ring", "ulysses"])
+def test_messages_of_ranks_that_share_sequences(compared, attention):
+    """Keys and values, or rows for all-to-alls, and the choices of experts, of which each takes what its rank has."""
+    model = "gpt:layers=2,width=16,heads=4,experts=4,capacity=1"
+    options = f"--data text --steps 3 --batch-size 8 --attention {attention} --model {model} --allreduce ring"
+    case, _, summary = compared(2, "train-context-parallel", *options.split())
+    bytes, calls = Counter(), Counter()
+    for operation, size in messages(case, 0, cut_of(case))["context"]:
+        calls[operation] += 3
+        bytes[operation] += 3 * size
+    for counted, operation, share in (("push", "message", 1), ("all_to_all",) * 2 + (2,), ("all_gather",) * 2 + (2,)):
+        found = [rank.get(counted, {"calls": 0, "bytes": 0}) for rank in summary["traffic_per_rank"]]
+        assert [each["calls"] for each in found] == [calls[operation]] * 2
+        assert [each["bytes"] for each in found] == [bytes[operation] / share] * 2  # the other rank's part of an array

@@ -22,6 +22,7 @@ CASES = [  # ranks, program, options
     (4, "grid", f"{GPT} --grid pipeline=2,tensor=2 --sequence-parallel --average"),
     (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),
     (4, "grid", f"{DEEPSEEK} --grid data=2,expert=2 --stage 1 --recompute"),
+    (4, "grid", f"{DEEPSEEK} --grid data=2,context=2 --stage 1"),
 ]
 LONG = [
     (4, "grid", f"{DEEPSEEK} --grid expert=2,tensor=2 --sequence-parallel --optimizer muon"),

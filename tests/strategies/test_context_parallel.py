@@ -8,6 +8,7 @@ from hpcdl.strategies import context_parallel
 LAYERS, WIDTH, LENGTH = 2, 12, 24
 GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"
 OWN = "gpt:layers=1,width=24,heads=12,context=24,head=own"
+EXPERTS = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24,units=12,experts=6,balance=0.5,z=0.1"
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
 WAYS = ("ring", "ulysses")
 
@@ -20,6 +21,8 @@ WAYS = ("ring", "ulysses")
         (GPT, 1, {"optimizer": ADAM, "clip_norm": 0.1, "accumulate": 4}),  # of 3 rows in 4 parts, one is empty
         (OWN, 2, {"optimizer": ADAM, "weight_decay": 0.1}),
         (GPT, 3, {"clip_norm": 0.1, "batch_size": 1}),
+        (EXPERTS, 2, {"optimizer": ADAM, "accumulate": 4}),
+        (f"{EXPERTS},capacity=0.7", 0, {"clip_norm": 0.1}),
     ],
     ids=str,
 )
@@ -54,6 +57,16 @@ def test_messages_and_bytes(cut, ring, comm):
     # of each attention, rows of 3 / size of its values, of 1 / size for the output, and both again backward
     exchanged = [8 * n * each // size for each in values for n in (3, 1, 3, 1)]
     assert exchange.bytes == sum(row * all_to_all_rows(size, row) for row in exchanged)
+
+
+def test_messages_of_mixtures(cut, ring, comm):
+    """Of each mixture and micro-batch forward: the choices of experts in 2 chunks of each sequence, of all ranks."""
+    size, experts = comm.size, 6
+    run = cut(comm, context_parallel.train, {"attention": "ring"}, EXPERTS, epochs=1, accumulate=2)
+    values = [n * 2 * size * experts for n in cut.micro_batches(2) for _ in range(LAYERS)]
+    gathered = run.comm.traffic["all_gather"]
+    assert gathered.calls == (len(values) if size > 1 else 0)
+    assert gathered.bytes == (sum(ring.all_gather(n, comm.rank, size) for n in values) if size > 1 else 0)
 
 
 def test_a_rank_holds_its_part_of_the_activations(cut, world):

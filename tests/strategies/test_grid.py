@@ -29,16 +29,18 @@ MIXTURE = "layers=1,width=24,heads=12,kv-heads=12,context=12,units=12,experts=3"
 SHARED = MIXTURE.replace("experts=3", "experts=12")  # along the axis expert
 DEEPSEEK = "layers=2,width=24,heads=12,context=12,units=12,shared=2,dense=1,dense-units=24,latent=8,query-latent=10"
 LATENT = "layers=2,width=24,heads=12,context=24,units=12,latent=8,head-width=3,rope-width=4"
+BOTH = SHARED.replace("context=12", "context=24")
 LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
 def grids(size, model=""):
     """All grids of so many ranks; those whose ranks share sequences, for a model of long ones; those whose ranks share
-    experts, for a model with enough of them."""
+    experts, for a model with enough of them. For a model of both, on less than 4 ranks, those that share sequences."""
     divisors = [n for n in range(1, size + 1) if size % n == 0]
     shapes = (shape for shape in itertools.product(divisors, repeat=len(AXES)) if math.prod(shape) == size)
     found = [dict(zip(AXES, shape, strict=True)) for shape in shapes]
     long, shared = "context=24" in model and size > 1, "experts=12" in model and size > 1
+    shared = shared and (not long or size > 3)
     return [shape for shape in found if (shape["context"] > 1) == long and (shape["expert"] > 1) == shared]
 
 
@@ -97,6 +99,7 @@ CASES = [
     (f"gpt:{SHARED},top=1,capacity=1.25", {"stage": 2, "schedule": "zb-h1"}, {"optimizer": ADAM, "batch_size": 3}),
     (f"llama:{DEEPSEEK},experts=12", {"stage": 3, "sequence": True}, {"optimizer": MUON, "lr": 0.02, "clip_norm": 0.1}),
     (f"gpt:{SHARED},top=1", {"stage": 0}, {"optimizer": MUON, "lr": 0.02, "weight_decay": 0.1}),
+    (f"llama:{BOTH},capacity=0.75", {"stage": 2, "recompute": True}, {"optimizer": ADAM, "clip_norm": 0.1}),
 ]
 
 

@@ -18,9 +18,10 @@ MODELS = {  # and the axes that cut it
     f"gpt:{SIZES}": {"data", "pipeline", "context", "tensor"},
     f"gpt:{SIZES},head=own": {"data", "pipeline", "context", "tensor"},
     f"llama:{SIZES},units=24,{LATENT}": {"data", "pipeline", "context", "tensor"},
-    f"llama:{EXPERTS},capacity=1.25,shared=1,dense=1,dense-units=48,{LATENT}": {"data", "pipeline", "expert", "tensor"},
+    f"llama:{EXPERTS},capacity=1.25,shared=1,dense=1,dense-units=48,{LATENT}": set(AXES),
     f"llama:{SIZES},kv-heads=24,units=24": {"data", "pipeline", "context", "tensor"},
-    f"gpt:{EXPERTS}": {"data", "pipeline", "expert", "tensor"},
+    f"gpt:{EXPERTS}": set(AXES),
+    f"llama:{EXPERTS},capacity=0.75": set(AXES),
 }
 STAGES = 8  # at most: each model has 8 layers or more
 ALONE = [(axis, size) for axis in AXES for size in (2, 3, 4, 6, 8) if (axis, size) != ("context", 8)]
@@ -78,6 +79,15 @@ def test_of_random_shape(number, on):
     """On 1 to 8 ranks in turn."""
     draw, model = random.Random(number), list(MODELS)[number % len(MODELS)]
     on(model, *drawn(draw, model, draw.choice(shapes(1 + number % 8, MODELS[model]))))
+
+
+@pytest.mark.parametrize("number", range(8), ids="both{}".format)
+def test_of_long_sequences_and_experts(number, on):
+    """Ranks that share sequences, and others that share experts, on 4, 6 and 8 ranks."""
+    draw, model = random.Random(number), list(MODELS)[-1 - number % 2]
+    found = shapes((4, 8, 6, 8)[number // 2], MODELS[model])
+    both = [shape for shape in found if min(shape["context"], shape["expert"]) > 1]
+    on(model, *drawn(draw, model, draw.choice(both)))
 
 
 @pytest.mark.parametrize("axis, size", ALONE)
