@@ -1,15 +1,18 @@
 """Make a data file from IDX, NPZ, CSV, libsvm or text: hpcdl prepare-data idx fashion-mnist/ fashion.h5
 
     prepare-data idx FOLDER OUT.h5      MNIST's format, gzipped or not
-    prepare-data npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test
+    prepare-data npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test; or a folder of x.npy, y.npy, ...
     prepare-data csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
     prepare-data table FILE OUT.h5      the same: csv, tsv (.gz, .zst, 'part*.csv'), JSON, Parquet, Arrow (Feather)
+    prepare-data images FOLDER OUT.h5   images, whose classes are sub-folders: --size, --color, --skip-broken
+    prepare-data tar TARS OUT.h5        WebDataset's tars, as 'a-{000..010}.tar' or '*.tar.gz': the same, --label KEY
     prepare-data text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
     prepare-data libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
     prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
 
 `hpcdl prepare-data KIND --help` lists the options. The result is what `--data OUT.h5` of every program that trains
-reads; the format is in docs/data.md. One process is enough; MPI is not needed."""
+reads; the format is in docs/data.md. One process is enough, without MPI; under mpiexec all ranks share the
+work of images and tar."""
 
 import argparse
 import os
@@ -18,23 +21,35 @@ from fractions import Fraction
 
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_idx import prepare_idx
+from hpcdl.data.formats.prepare_images import prepare_images
 from hpcdl.data.formats.prepare_libsvm import BASES, prepare_libsvm
 from hpcdl.data.formats.prepare_npz import prepare_npz
 from hpcdl.data.formats.prepare_table import prepare_table
+from hpcdl.data.formats.prepare_tar import prepare_tar
 from hpcdl.data.formats.prepare_text import LEVELS, prepare_text
 from hpcdl.data.formats.recipe import MISSING
 from hpcdl.data.formats.vocabulary import BYTES
+from hpcdl.data.placement import run_together
 from hpcdl.data.synthetic import prepare_synthetic
 from hpcdl.errors import UsageError, printable
 from hpcdl.formatting import counted
 from hpcdl.launch.help import OptionParser
+from hpcdl.launch.program import ended, quiet
+from hpcdl.launch.start import start_mpi
+from hpcdl.machine.world import launch
 
 TABLES = ("csv", "table")
+PARALLEL = ("images", "tar")  # kinds whose work all ranks share
 KINDS = {  # by kind: the function that makes the file, and its source
     "idx": (prepare_idx, "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not"),
-    "npz": (prepare_npz, "numpy's npz with x, y (or x_train, y_train), and perhaps x_test, y_test"),
+    "npz": (
+        prepare_npz,
+        "numpy's npz with x, y (or x_train, y_train), and perhaps x_test, y_test; or a folder of x.npy, y.npy",
+    ),
     "csv": (prepare_table, "a table of numbers and texts, one row per example"),
-    "table": (prepare_table, "the same as csv, tsv, JSON, Parquet or Arrow (Feather)"),
+    "table": (prepare_table, "the same as csv, tsv, JSON, Parquet or Arrow (Feather); or a folder of one kind of them"),
+    "images": (prepare_images, "a folder of images, whose sub-folders are the classes"),
+    "tar": (prepare_tar, "tars in WebDataset's layout: images or arrays (.npy), with .cls or .json"),
     "text": (prepare_text, "plain text, as rows of tokens, each with the token that follows"),
     "libsvm": (prepare_libsvm, "libsvm's text (svmlight's), gzipped or not: sparse rows"),
     "synthetic": (prepare_synthetic, "a spec, as rcv1:rows=1000,seed=1: random sparse rows"),
@@ -64,8 +79,18 @@ def parser():
         add("--origin", help="text on where the data come from, which the file keeps")
         if kind not in ("text", "synthetic"):
             add("--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)")
-        if kind in ("npz", "libsvm", *TABLES):
+        if kind in PARALLEL:
+            size = "side of the images in pixels: the shorter side becomes SIZE, the longer one is cut (default: 64)"
+            add("--size", type=int, help=size)
+            add("--color", action="store_true", help="red, green and blue; default: grey")
+            add(
+                "--skip-broken",
+                action="store_true",
+                help="leave out files that are no images; OUT.h5.broken.txt lists them",
+            )
+        if kind in ("npz", "libsvm", "tar", *TABLES):
             add("--regression", action="store_true", help="labels are values to predict, even if whole")
+        if kind in ("npz", "libsvm", *PARALLEL, *TABLES):
             part = "test part of the rows, stratified by class; 0 or 1: one group only (default: 0.2)"
             add("--test-fraction", type=float, help=part)
             add("--seed", type=int, help="seed of the split (default: 0)")
@@ -75,6 +100,9 @@ def parser():
             add("--test", metavar="FILE", help="the test part, in a file of its own")
             add("--zero-based", choices=[*BASES], help="yes if indices count from 0 (default: auto)")
             add("--features", type=int, metavar="N", help="number of features (default: by the largest index)")
+        if kind == "tar":
+            add("--label", metavar="KEY", help="key of the label in .json (default: the label is in .cls)")
+            add("--test", metavar="TARS", help="the test part, in tars of its own")
         if kind == "text":
             add("--length", type=int, help="tokens of a row (default: 64)")
             add("--level", choices=LEVELS, help="what a token is (default: character)")
@@ -115,27 +143,52 @@ def table_options(add):
 
 def main(arguments=None):
     """Make the file and print one line about it; bad input is one line on stderr and exit status 2."""
-    try:
-        given = {key: value for key, value in vars(parser().parse_args(arguments)).items() if value is not None}
-        kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
-        if os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out):
-            raise UsageError(f"{out} is the source itself; name another file to be made")
-        about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
-        output = Output(out, **about)
-        info = KINDS[kind][0](source, output, **given)
-    except UsageError as error:
-        print(f"prepare-data: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        sys.exit(2)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    started = launch(os.environ, library="")
+    if started is None or started.ranks == 1 or arguments[:1] not in [[kind] for kind in PARALLEL]:
+        try:
+            print(made(arguments))
+        except UsageError as error:
+            print(f"prepare-data: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+            sys.exit(2)
+        return
+    with start_mpi(stoppable=False):
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        with ended("prepare-data", world.rank):
+            said = made(arguments, world)
+        if world.rank == 0:
+            print(said)
+
+
+def made(arguments, comm=None):
+    """Make the file; return the line about it. comm: ranks that share the work. Raises UsageError."""
+    given, output, source, kind = run_together(comm, lambda: read(arguments, comm is not None and comm.rank > 0))
+    if comm is not None:
+        given["comm"] = comm
+    info = KINDS[kind][0](source, output, **given)
     shape = "x".join(map(str, info.features))
     task = counted(info.classes, "class") if info.classes else "values to predict"
     if info.vocabulary is not None:
         task = "256 bytes" if info.vocabulary.characters == BYTES else counted(info.classes, "character")
     words = {"train": "training", "test": "test", "rows": "unlabelled"}
-    *others, last = [(info.rows[group], words[group]) for group in info.kinds]
+    *others, last = [(count, words[group]) for group, count in info.rows.items() if count]
     rows = "".join(f"{count} {word} and " for count, word in others) + counted(last[0], f"{last[1]} row")
     kinds = next(iter(info.kinds.values()))
     said = "".join(f"; {printable(' '.join(each.split()), allowed='')}" for each in output.summary)
-    print(f"{info.path}: {rows} of {shape} {kinds}, scale {info.scale:.6g}, {task}{said}")
+    return f"{info.path}: {rows} of {shape} {kinds}, scale {info.scale:.6g}, {task}{said}"
+
+
+def read(arguments, silent):
+    """Return the options of the kind, the output, the source and the kind. silent: help is not printed."""
+    with quiet(silent):
+        given = {key: value for key, value in vars(parser().parse_args(arguments)).items() if value is not None}
+    kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
+    if os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out):
+        raise UsageError(f"{out} is the source itself; name another file to be made")
+    about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
+    return given, Output(out, **about), source, kind
 
 
 if __name__ == "__main__":
