@@ -11,8 +11,8 @@
     prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
 
 `hpcdl prepare-data KIND --help` lists the options. The result is what `--data OUT.h5` of every program that trains
-reads; the format is in docs/data.md. One process is enough, without MPI; under mpiexec all ranks share the
-work of images and tar."""
+reads; the format is in docs/data.md. OUT/, with a / at its end, becomes a folder of such files (shards). One process is
+enough, without MPI; under mpiexec all ranks share the work of images and tar."""
 
 import argparse
 import os
@@ -37,8 +37,10 @@ from hpcdl.launch.help import OptionParser
 from hpcdl.launch.program import ended, quiet
 from hpcdl.launch.start import start_mpi
 from hpcdl.machine.world import launch
+from hpcdl.planning.fitting import parse_bytes
 
 TABLES = ("csv", "table")
+ABOUT = ("force", "compress", "name", "scale", "origin", "shard_size")  # options of Output
 PARALLEL = ("images", "tar")  # kinds whose work all ranks share
 KINDS = {  # by kind: the function that makes the file, and its source
     "idx": (prepare_idx, "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not"),
@@ -64,6 +66,11 @@ def number(text):
         raise ValueError from None
 
 
+def shard_size(text):
+    """Parse a number of bytes, as 64MiB. Raises UsageError."""
+    return parse_bytes(text, "--shard-size")
+
+
 def parser():
     """Return the parser of the command line; each KIND has its own options."""
     parser = OptionParser(prog="hpcdl prepare-data", description="Make an HDF5 data file for hpcdl.")
@@ -74,6 +81,8 @@ def parser():
         add("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
         add("out", metavar="OUT.h5")
         add("--force", action="store_true", help="replace OUT.h5 if it exists")
+        size = "bytes of a shard before compression, where OUT ends in / and is a folder (default: 256MiB)"
+        add("--shard-size", type=shard_size, metavar="SIZE", help=size)
         add("--compress", action="store_true", help="smaller, but slower to read (gzip)")
         add("--name", help="name of the data set in reports (default: that of OUT.h5)")
         add("--origin", help="text on where the data come from, which the file keeps")
@@ -187,8 +196,10 @@ def read(arguments, silent):
     kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
     if os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out):
         raise UsageError(f"{out} is the source itself; name another file to be made")
-    about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
-    return given, Output(out, **about), source, kind
+    about = {key: given.pop(key) for key in ABOUT if key in given}
+    output = Output(out, **about)
+    output.recipe = {"kind": kind, "source": source, **given}
+    return given, output, source, kind
 
 
 if __name__ == "__main__":

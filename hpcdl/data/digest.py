@@ -25,10 +25,11 @@ import h5py
 import numpy as np
 
 from hpcdl.csr import CSR
-from hpcdl.data.format import Info, owner_columns
+from hpcdl.data.format import Info, owner_columns, read_info
 from hpcdl.data.formats.sparse_file import PARTS, TYPES
 from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.hdf5 import dataset, open_file, slabs_of
+from hpcdl.data.shards import Index, is_folder, shard_paths
 from hpcdl.errors import blamed_on
 from hpcdl.files import atomic_write, cache_folder, parse_json
 
@@ -82,8 +83,12 @@ def columns_of(x: "CSR | np.ndarray", features: tuple[int, ...]) -> dict[str, np
 
 
 def file_digest(info: Info) -> str:
-    """Return the digest of a data file: from its attribute, the cache, or a pass over the file."""
-    path = info.path
+    """Return the digest of a data file, or of a folder of shards: from attributes, the cache, or a pass over files."""
+    paths = shard_paths(info.path)
+    return joined_digest(map(_digest_of, paths)) if paths else _digest_of(info.path, info)
+
+
+def _digest_of(path: str, info: Info | None = None) -> str:
     with blamed_on(f"data file {path} cannot be read"):
         before = os.stat(path)
     stored = _stored(path)
@@ -95,7 +100,7 @@ def file_digest(info: Info) -> str:
         cached = parse_json(entry.read_text())
         if cached["file"] == key and isinstance(cached["digest"], str):
             return cached["digest"]
-    digest = compute_digest(info)
+    digest = compute_digest(info or read_info(path))
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
         same = _unchanged(path, os.stat(path)) == key
         if same and time.time() - max(before.st_mtime, before.st_ctime) > SETTLE_SECONDS:
@@ -121,7 +126,11 @@ def _unchanged(path: str, now: os.stat_result) -> list:
 
 
 def file_signature(path: str) -> str:
-    """Return a file's size and stored digest as a text, to compare hosts' files of one path; no rows are read."""
+    """Return a file's size and stored digest as a text, to compare hosts' files of one path; no rows are read. Of a
+    folder: the number of shards and their digest, by its index."""
+    if is_folder(path):
+        index = Index.read(path)
+        return f"{len(index.shards)} shards, digest {index.digest}"
     with blamed_on(f"data file {path} cannot be read"):
         size = os.stat(path).st_size
     stored = _stored(path)
@@ -129,6 +138,9 @@ def file_signature(path: str) -> str:
 
 
 def compute_digest(info: Info) -> str:
+    """Return the digest of a data file, or of a folder of shards, computed from all rows."""
+    if paths := shard_paths(info.path):
+        return joined_digest(compute_digest(read_info(path)) for path in paths)
     digest = Digest()
     with open_file(info.path) as file:
         xs = [f"x/{part}" for part in PARTS] if info.sparse else ["x"]

@@ -13,12 +13,11 @@ without marks (of an older version) keeps its fills; so does a file made by --li
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
-import h5py
 import numpy as np
 
 from hpcdl.data.format import Info
 from hpcdl.data.formats.recipe import Recipe, recipe_in
-from hpcdl.data.hdf5 import dataset, follow_links, open_file, short, slabs, slabs_of
+from hpcdl.data.hdf5 import DataFile, dataset, follow_links, open_file, short, slabs, slabs_of
 from hpcdl.errors import UsageError
 
 FILLED = "filled"  # in a group: the marks
@@ -60,7 +59,7 @@ def unfilled_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield the number columns of train/x slab by slab: (slice of rows, float64 with NaN in marked cells)."""
     with open_file(info.path) as file:
         x, marks = dataset(file, "train/x"), FillMarks(file, info, "train")
-        for slab in slabs_of(x):
+        for slab in slabs_of(x, across=True):
             values = x[slab][:, marks.places].astype(np.float64)
             values[marks.mask(slab)] = np.nan
             yield slab, values
@@ -102,7 +101,7 @@ def with_model_fills(info: Info, other: dict | None) -> Info:
 class FillMarks:
     """The marks of a group of a file. places: for each number column, the number of its feature."""
 
-    def __init__(self, file: h5py.File, info: Info, group: str):
+    def __init__(self, file: DataFile, info: Info, group: str):
         recipe = recipe_in(info)
         assert recipe is not None  # the file has marks
         starts = np.cumsum([0, *(len(column.features) for column in recipe.columns)])

@@ -27,15 +27,15 @@ import numpy as np
 
 from hpcdl.data.formats.sparse_file import open_rows
 from hpcdl.data.formats.vocabulary import Vocabulary
-from hpcdl.data.hdf5 import FilePath, check_memory, dataset, open_file, shown, slabs_of
+from hpcdl.data.hdf5 import DataFile, FilePath, check_memory, dataset, open_file, shown, slabs_of
 from hpcdl.data.schema import Schema
+from hpcdl.data.shards import GROUPS, INDEX, ShardFolder, is_folder
 from hpcdl.errors import UsageError, blamed_on, unknown
 from hpcdl.files import parse_json
 
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
 MOST_CLASSES = 1 << 24  # more are a mistake: models and label counts have an entry per class
 TABLE = "table"  # the attribute with a table's recipe
-GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
 NOTES = frozenset(("row", "id", "filled"))  # source rows and fill marks: neither in the digest nor for a partition
 
 
@@ -75,8 +75,10 @@ def find_data_file(name_or_path: str) -> Path:
         mode = path.stat().st_mode if path.exists() else 0
     if stat.S_ISREG(mode):
         return path
+    if stat.S_ISDIR(mode) and not is_folder(path):
+        raise UsageError(f"data {text!r} is a folder without {INDEX}; give an HDF5 file or a folder of shards")
     if stat.S_ISDIR(mode):
-        raise UsageError(f"data {text!r} is a folder; give an HDF5 file (prepare-data makes one)")
+        return path
     if mode:
         raise UsageError(f"data {text!r} is no file that can be read twice; give an HDF5 file (prepare-data makes one)")
     if os.sep in text or path.suffix:
@@ -87,6 +89,8 @@ def find_data_file(name_or_path: str) -> Path:
 def read_info(path: FilePath) -> Info:
     """Return the structure of a data file; UsageError if it is no data file. The values of rows are not checked."""
     with open_file(path) as file:
+        if isinstance(file, ShardFolder):
+            file.check()
         names = set(map(str, file))  # links are followed by `dataset`
         present = [group for group in GROUPS if group in names]
         if not present:
@@ -121,11 +125,11 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
     return read_info(find_data_file(name_or_path)).vocabulary
 
 
-def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py.Dataset | None]:
+def _check_group(path: FilePath, file: DataFile, group: str) -> tuple[Any, h5py.Dataset | None]:
     """Return x (maybe a SparseSet) and y (None for `rows`) of a group; UsageError for wrong types or shapes."""
     x = open_rows(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")
-    both = [(x, "x")] * isinstance(x, h5py.Dataset) + ([] if y is None else [(y, "y")])
+    both = [(x, "x")] * (not hasattr(x, "nnz")) + ([] if y is None else [(y, "y")])
     for each, name in both:
         if each.dtype.kind not in "iuf":
             where = f"{path}: {group}/{name}"
@@ -139,14 +143,14 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
     if len(x) == 0:
         raise UsageError(f"{path}: {group} has no rows")
     for each, name in both:
-        if not each.id.get_storage_size():  # a damaged file may claim any shape
+        if isinstance(each, h5py.Dataset) and not each.id.get_storage_size():  # a damaged file may claim any shape
             raise UsageError(f"{path}: {group}/{name} has shape {each.shape}, but nothing was ever written into it")
     if y is not None:
         check_memory(8 * math.prod(y.shape), f"{path}: {group} has {len(y)} rows, whose labels")
     return x, y
 
 
-def owner_columns(file: h5py.File) -> list[str]:
+def owner_columns(file: DataFile) -> list[str]:
     """Return the names of the columns that a partition may use: those of integers in `train`, beside x and y."""
     shape, names = dataset(file, "train/y").shape[:1], []
     for name in sorted(set(map(str, file["train"])) - {"x", "y"} - NOTES):
@@ -156,7 +160,7 @@ def owner_columns(file: h5py.File) -> list[str]:
     return names
 
 
-def row_notes(file: h5py.File, group: str, rows: int) -> dict[str, h5py.Dataset]:
+def row_notes(file: DataFile, group: str, rows: int) -> dict[str, h5py.Dataset]:
     """Return the valid columns of notes on rows by name: `row`, numbers in the source; `id`, texts or integers."""
     columns = {}
     for name, kinds in (("row", "iu"), ("id", "iuSO")):
@@ -167,7 +171,7 @@ def row_notes(file: h5py.File, group: str, rows: int) -> dict[str, h5py.Dataset]
     return columns
 
 
-def _scale(path: FilePath, file: h5py.File) -> float:
+def _scale(path: FilePath, file: DataFile) -> float:
     value = file.attrs.get("scale", 1.0)
     scale = float(value) if isinstance(value, (int, float, np.integer, np.floating)) else math.nan
     if not math.isfinite(scale) or scale == 0:
@@ -175,7 +179,7 @@ def _scale(path: FilePath, file: h5py.File) -> float:
     return scale
 
 
-def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int:
+def _classes(path: FilePath, file: DataFile, labels: list[h5py.Dataset]) -> int:
     whole = bool(labels) and all(y.dtype.kind in "iu" for y in labels)
     if "classes" in file.attrs:
         classes = file.attrs["classes"]
@@ -193,7 +197,7 @@ def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int
     return int(classes)
 
 
-def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, scale: float) -> Vocabulary:
+def _vocabulary(path: FilePath, file: DataFile, groups: dict, classes: int, scale: float) -> Vocabulary:
     value = file.attrs["vocabulary"]
     try:
         each = [_text(path, "vocabulary", one) for one in value] if np.ndim(value) else None
@@ -210,7 +214,7 @@ def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, sca
     return vocabulary
 
 
-def _schema(path: FilePath, file: h5py.File, classes: int, scale: float, vocabulary: Vocabulary | None) -> Schema:
+def _schema(path: FilePath, file: DataFile, classes: int, scale: float, vocabulary: Vocabulary | None) -> Schema:
     names: tuple[str, ...] | None = None
     recipe: Any = None
     if "labels" in file.attrs and classes:

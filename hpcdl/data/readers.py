@@ -159,7 +159,7 @@ class StreamReader:
 
     def __init__(self, rows: FileRows, held_out: np.ndarray, seed: int, augment: Augment | None):
         self.rows, self.held_out, self.seed, self.augment = rows, held_out, seed, augment
-        starts = np.append(np.arange(0, len(rows), rows.block), len(rows))
+        starts = rows.starts
         out = np.searchsorted(held_out, starts)
         self.counts = np.diff(starts) - np.diff(out)
         self.first = starts - out  # number of the first training example of each block
@@ -203,8 +203,7 @@ class StreamReader:
     def _load(self, order: sampler.BlockOrder, memory: list, block: int) -> tuple:
         """Read a block; return its rows, and its examples in the order of visits: places in it, and example numbers."""
         memory.reverse()
-        start = block * self.rows.block
-        stop = min(start + self.rows.block, len(self.rows))
+        start, stop = map(int, self.rows.starts[block : block + 2])
         out = self.held_out[slice(*np.searchsorted(self.held_out, (start, stop)))]
         training = np.delete(np.arange(stop - start), out - start)
         visit = order.rows(block)

@@ -61,11 +61,11 @@ class Fit(NamedTuple):
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
 
 
-def parse_bytes(text: str) -> int:
-    """Parse 32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text."""
+def parse_bytes(text: str, option: str = "--fit") -> int:
+    """Parse 32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text of this option."""
     found = SIZE.fullmatch(text.strip())
     if not found or found[2] not in UNITS or not float(found[1]):
-        raise UsageError(f"--fit {text}: write a number of bytes, as 32GiB, 80GB or 500MiB")
+        raise UsageError(f"{option} {text}: write a number of bytes, as 32GiB, 80GB or 500MiB")
     return int(float(found[1]) * UNITS[found[2]])
 
 

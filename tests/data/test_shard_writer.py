@@ -74,7 +74,7 @@ def test_any_number_of_ranks_writes_the_same(each_group, mpi_tmp_path, out):
                     each.rmdir()
         comm.Barrier()
 
-    each_group(body, least=1)
+    each_group(body)
 
 
 def test_a_killed_call_is_gone_on_with(tmp_path):

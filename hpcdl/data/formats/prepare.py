@@ -5,6 +5,7 @@ Options that are not given are inferred. Integers in 0..255 are pixels: bytes wi
 regression. Labels other than 0, 1, 2, ... are numbered in sorted order, and the file keeps their names."""
 
 import contextlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ from hpcdl.random import Random
 CHUNK_BYTES = 256 << 10  # of a compressed data set
 GZIP = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 TEST_FRACTION = 0.2  # of the rows, by default
+MOST_RECIPE = 32 << 10  # characters: HDF5 keeps attributes below 64 KiB
 MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
 # "train", "test", "rows": shape of x, slabs of x in order (CSR: sparse rows), y (None: no labels; a function is called
 # after the last slab), other columns.
@@ -38,7 +40,8 @@ Groups: TypeAlias = dict[str, Group]
 
 
 class Output:
-    """The data file, or folder of shards, to write, with its attributes. summary: phrases for prepare-data's line."""
+    """The data file, or folder of shards, to write, with its attributes. summary: phrases for prepare-data's line.
+    recipe: source and options, as JSON data, which the file keeps."""
 
     def __init__(
         self,
@@ -120,12 +123,17 @@ class Output:
             file.attrs["name"], file.attrs["classes"] = self.name, classes
             file.attrs["scale"] = scale
             optional: dict[str, Any] = {"labels": names, TABLE: table, "base": base, "source": self.origin or None}
+            optional["recipe"] = self._recipe_text()
             optional["vocabulary"] = vocabulary and vocabulary.characters
             file.attrs.update({name: value for name, value in optional.items() if value is not None})
             features = next(iter(groups.values()))[0][1:]
             seconds = write_digest(file, digest.finish(features, classes, scale, vocabulary))
         set_digest_time(path, seconds)
         return read_info(path)
+
+    def _recipe_text(self) -> str | None:
+        text = json.dumps(self.recipe, default=str)
+        return text if self.recipe and len(text) < MOST_RECIPE else None
 
     def _write_y(self, file: NewFile, digest: Digest, group: str, y: np.ndarray, classes: int) -> None:
         check_y(y, classes, f"{group}/y")

@@ -100,7 +100,7 @@ class ShardWriter:
         return info if self.comm is None else self.comm.bcast(info)
 
     def _finish(self) -> Info:
-        output, entries = self.output, {}
+        output, entries = self.output, dict[int, dict[str, Any]]()
         with output.blamed():
             for number in sorted(self.numbers):
                 entry = parse_json(self._path(number).with_suffix(".json").read_text())
@@ -121,8 +121,7 @@ class ShardWriter:
             _replace_folder(self.folder, output.path)
             for left in (output.path / RECIPE, *output.path.glob("[0-9]*.json")):
                 left.unlink()
-        rows = {group: sum(shard.rows.get(group, 0) for shard in shards) for group in GROUPS}
-        return dataclasses.replace(info, path=str(output.path), rows=rows)
+        return read_info(output.path)
 
 
 def _entry(path: Path, info: Info) -> dict[str, Any]:
@@ -164,14 +163,14 @@ def join(output: Output, parts: list[tuple[Path, dict[str, int]]], info: Info) -
         paths, counts = [path for path, rows in parts if group in rows], [rows.get(group, 0) for _, rows in parts]
         if paths:
             with open_file(paths[0]) as file:
-                names = sorted(set(map(str, file[group])) - {"x"})
-            columns = {name: _column(paths, f"{group}/{name}") for name in names}
+                others = sorted(set(map(str, file[group])) - {"x"})
+            columns = {name: _column(paths, f"{group}/{name}") for name in others}
             groups[group] = (sum(counts), *info.features), _slabs(paths, group), columns.pop("y", None), columns
     schema, kind = info.schema, next(iter(info.kinds.values()))
-    names = None if schema.labels is None else list(schema.labels)
     table = None if schema.recipe is None else json.dumps(schema.recipe)
-    about = {"vocabulary": schema.vocabulary, "table": table, "base": schema.base, "sparse": info.sparse}
-    return output.write_file(output.path, groups, kind, info.scale, names, info.classes, **about)
+    about: dict[str, Any] = {"vocabulary": schema.vocabulary, "table": table, "base": schema.base}
+    about |= {"names": schema.labels and list(schema.labels), "classes": info.classes, "sparse": info.sparse}
+    return output.write_file(output.path, groups, kind, info.scale, **about)
 
 
 def _column(paths: list[Path], name: str) -> np.ndarray:
