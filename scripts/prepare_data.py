@@ -6,27 +6,29 @@
     prepare-data table FILE OUT.h5      the same: csv, tsv (.gz, .zst, 'part*.csv'), JSON, Parquet, Arrow (Feather)
     prepare-data images FOLDER OUT.h5   images, whose classes are sub-folders: --size, --color, --skip-broken
     prepare-data tar TARS OUT.h5        WebDataset's tars, as 'a-{000..010}.tar' or '*.tar.gz': the same, --label KEY
-    prepare-data text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
+    prepare-data text SOURCE... OUT.h5  text as rows of tokens: --tokenizer bpe:8192, --length, --rows documents, ...
     prepare-data libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
     prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
 
 `hpcdl prepare-data KIND --help` lists the options. The result is what `--data OUT.h5` of every program that trains
 reads; the format is in docs/data.md. OUT/, with a / at its end, becomes a folder of such files (shards). One process is
-enough, without MPI; under mpiexec all ranks share the work of images and tar."""
+enough, without MPI; under mpiexec all ranks share the work of text, images and tar."""
 
 import argparse
 import os
 import sys
 from fractions import Fraction
+from functools import partial
 
 from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_documents import ROWS, prepare_documents
 from hpcdl.data.formats.prepare_idx import prepare_idx
 from hpcdl.data.formats.prepare_images import prepare_images
 from hpcdl.data.formats.prepare_libsvm import BASES, prepare_libsvm
 from hpcdl.data.formats.prepare_npz import prepare_npz
 from hpcdl.data.formats.prepare_table import prepare_table
 from hpcdl.data.formats.prepare_tar import prepare_tar
-from hpcdl.data.formats.prepare_text import LEVELS, prepare_text
+from hpcdl.data.formats.prepare_text import LEVELS
 from hpcdl.data.formats.recipe import MISSING
 from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.placement import run_together
@@ -41,7 +43,7 @@ from hpcdl.planning.fitting import parse_bytes
 
 TABLES = ("csv", "table")
 ABOUT = ("force", "compress", "name", "scale", "origin", "shard_size")  # options of Output
-PARALLEL = ("images", "tar")  # kinds whose work all ranks share
+PARALLEL = ("text", "images", "tar")  # kinds whose work all ranks share
 KINDS = {  # by kind: the function that makes the file, and its source
     "idx": (prepare_idx, "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not"),
     "npz": (
@@ -52,7 +54,7 @@ KINDS = {  # by kind: the function that makes the file, and its source
     "table": (prepare_table, "the same as csv, tsv, JSON, Parquet or Arrow (Feather); or a folder of one kind of them"),
     "images": (prepare_images, "a folder of images, whose sub-folders are the classes"),
     "tar": (prepare_tar, "tars in WebDataset's layout: images or arrays (.npy), with .cls or .json"),
-    "text": (prepare_text, "plain text, as rows of tokens, each with the token that follows"),
+    "text": (prepare_documents, "texts, as rows of tokens, each with the token that follows"),
     "libsvm": (prepare_libsvm, "libsvm's text (svmlight's), gzipped or not: sparse rows"),
     "synthetic": (prepare_synthetic, "a spec, as rcv1:rows=1000,seed=1: random sparse rows"),
 }
@@ -78,7 +80,11 @@ def parser():
     for kind, (_, text) in KINDS.items():
         command = kinds.add_parser(kind, help=text, description=f"From {text}.")
         add = command.add_argument
-        add("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
+        if kind == "text":
+            what = "files, folders or patterns: plain text, JSON lines, Parquet; the first two also .gz and .zst"
+            add("source", metavar="SOURCE", nargs="+", help=what)
+        else:
+            add("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
         add("out", metavar="OUT.h5")
         add("--force", action="store_true", help="replace OUT.h5 if it exists")
         size = "bytes of a shard before compression, where OUT ends in / and is a folder (default: 256MiB)"
@@ -114,9 +120,23 @@ def parser():
             add("--test", metavar="TARS", help="the test part, in tars of its own")
         if kind == "text":
             add("--length", type=int, help="tokens of a row (default: 64)")
-            add("--level", choices=LEVELS, help="what a token is (default: character)")
-            add("--test-fraction", type=float, help="part of the tokens for tests: the last ones (default: 0.1)")
-            add("--encoding", help="encoding of the characters (default: utf-8)")
+            what = "bpe:N or wordpiece:N, trained for N tokens; FILE.json; DATA.h5; chars or bytes (default: chars)"
+            add("--tokenizer", metavar="HOW", help=what)
+            add("--level", choices=LEVELS, help="character and byte: the same as --tokenizer chars and bytes")
+            sample = "of texts from which a tokenizer learns, as 64MB (default: 64MB)"
+            add(
+                "--tokenizer-sample",
+                type=partial(parse_bytes, option="--tokenizer-sample"),
+                metavar="BYTES",
+                help=sample,
+            )
+            rows = "packed: a row may hold several documents; documents: each begins a row (default: packed)"
+            add("--rows", choices=ROWS, help=rows)
+            add("--document-separator", metavar="LINE", help="a line between documents (default: a file is a document)")
+            add("--field", help="field of JSON lines, column of Parquet, with the text (default: text)")
+            part = "part for tests: the last documents, or tokens of a single document (default: 0.1)"
+            add("--test-fraction", type=float, help=part)
+            add("--encoding", help="encoding of plain text (default: utf-8)")
     return parser
 
 
@@ -180,7 +200,8 @@ def made(arguments, comm=None):
     shape = "x".join(map(str, info.features))
     task = counted(info.classes, "class") if info.classes else "values to predict"
     if info.vocabulary is not None:
-        task = "256 bytes" if info.vocabulary.characters == BYTES else counted(info.classes, "character")
+        bytes_alone = info.vocabulary.description == BYTES
+        task = "256 bytes" if bytes_alone else counted(info.classes, info.vocabulary.kind)
     words = {"train": "training", "test": "test", "rows": "unlabelled"}
     *others, last = [(count, words[group]) for group, count in info.rows.items() if count]
     rows = "".join(f"{count} {word} and " for count, word in others) + counted(last[0], f"{last[1]} row")
@@ -194,7 +215,8 @@ def read(arguments, silent):
     with quiet(silent):
         given = {key: value for key, value in vars(parser().parse_args(arguments)).items() if value is not None}
     kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
-    if os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out):
+    sources = source if isinstance(source, list) else [source]
+    if any(os.path.exists(each) and os.path.exists(out) and os.path.samefile(each, out) for each in sources):
         raise UsageError(f"{out} is the source itself; name another file to be made")
     about = {key: given.pop(key) for key in ABOUT if key in given}
     output = Output(out, **about)
