@@ -5,7 +5,7 @@
     prepare-data csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
     prepare-data table FILE OUT.h5      the same: csv, tsv (.gz, .zst, 'part*.csv'), JSON, Parquet, Arrow (Feather)
     prepare-data images FOLDER OUT.h5   images, whose classes are sub-folders: --size, --color, --skip-broken
-    prepare-data tar TARS OUT.h5        WebDataset's tars, as 'a-{000..010}.tar' or '*.tar.gz': the same, --label KEY
+    prepare-data tar TARS... OUT.h5     WebDataset's tars, as 'a-{000..010}.tar' or '*.tar.gz': the same, --label KEY
     prepare-data text SOURCE... OUT.h5  text as rows of tokens: --tokenizer bpe:8192, --length, --rows documents, ...
     prepare-data libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
     prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
@@ -43,13 +43,11 @@ from hpcdl.planning.fitting import parse_bytes
 
 TABLES = ("csv", "table")
 ABOUT = ("force", "compress", "name", "scale", "origin", "shard_size")  # options of Output
-PARALLEL = ("text", "images", "tar")  # kinds whose work all ranks share
+SAMPLES = ("images", "tar")
+PARALLEL = ("text", *SAMPLES)  # kinds whose work all ranks share
 KINDS = {  # by kind: the function that makes the file, and its source
     "idx": (prepare_idx, "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not"),
-    "npz": (
-        prepare_npz,
-        "numpy's npz with x, y (or x_train, y_train), and perhaps x_test, y_test; or a folder of x.npy, y.npy",
-    ),
+    "npz": (prepare_npz, "x, y (or x_train, y_train), and perhaps x_test, y_test, in one npz or a folder of .npy"),
     "csv": (prepare_table, "a table of numbers and texts, one row per example"),
     "table": (prepare_table, "the same as csv, tsv, JSON, Parquet or Arrow (Feather); or a folder of one kind of them"),
     "images": (prepare_images, "a folder of images, whose sub-folders are the classes"),
@@ -83,6 +81,8 @@ def parser():
         if kind == "text":
             what = "files, folders or patterns: plain text, JSON lines, Parquet; the first two also .gz and .zst"
             add("source", metavar="SOURCE", nargs="+", help=what)
+        elif kind == "tar":
+            add("source", metavar="TARS", nargs="+", help="tars, patterns (*) or series as 'train-{000..010}.tar'")
         else:
             add("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
         add("out", metavar="OUT.h5")
@@ -94,18 +94,15 @@ def parser():
         add("--origin", help="text on where the data come from, which the file keeps")
         if kind not in ("text", "synthetic"):
             add("--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)")
-        if kind in PARALLEL:
+        if kind in SAMPLES:
             size = "side of the images in pixels: the shorter side becomes SIZE, the longer one is cut (default: 64)"
             add("--size", type=int, help=size)
             add("--color", action="store_true", help="red, green and blue; default: grey")
-            add(
-                "--skip-broken",
-                action="store_true",
-                help="leave out files that are no images; OUT.h5.broken.txt lists them",
-            )
+            broken = "leave out files that are no images; OUT.h5.broken.txt lists them"
+            add("--skip-broken", action="store_true", help=broken)
         if kind in ("npz", "libsvm", "tar", *TABLES):
             add("--regression", action="store_true", help="labels are values to predict, even if whole")
-        if kind in ("npz", "libsvm", *PARALLEL, *TABLES):
+        if kind in ("npz", "libsvm", *SAMPLES, *TABLES):
             part = "test part of the rows, stratified by class; 0 or 1: one group only (default: 0.2)"
             add("--test-fraction", type=float, help=part)
             add("--seed", type=int, help="seed of the split (default: 0)")

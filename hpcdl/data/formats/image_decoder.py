@@ -39,6 +39,8 @@ class ImageDecoder:
         except ImportError:
             raise UsageError("images need the package pillow: pip install 'hpcdl[images]'") from None
         self.size, self.color, self.image, self.operations = size, color, Image, ImageOps
+        Image.init()
+        self.formats = [each for each in FORMATS if each in Image.OPEN]  # older versions of Pillow have fewer
         self.shape = (size, size, 3) if color else (size, size)
 
     def __call__(self, file: "FilePath | bytes") -> np.ndarray:
@@ -49,7 +51,7 @@ class ImageDecoder:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # on odd metadata
                 warnings.simplefilter("error", self.image.DecompressionBombWarning)
-                with self.image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+                with self.image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=self.formats) as image:
                     return self._pixels(image)
         except (self.image.DecompressionBombWarning, self.image.DecompressionBombError):
             most = self.image.MAX_IMAGE_PIXELS

@@ -71,7 +71,8 @@ def write_samples(samples: Samples, output: Output, recipe: dict, skip_broken: b
     seen = [mine] if comm is None else comm.allgather(mine)
     broken = sorted(each for shards in seen for found in shards.values() for each in found)
     report = output.path.with_name(f"{output.path.name}.broken.txt")
-    run_together(comm, partial(_report, report, samples.what, broken, skip_broken, sum(samples.lengths)))
+    work = partial(_report, report, samples.what, broken, skip_broken, sum(samples.lengths))
+    run_together(comm, work, here=writer.rank == 0)
     if broken:
         output.summary.append(f"{counted(len(broken), 'broken file')} left out, listed in {report}")
     return writer.finish()

@@ -9,12 +9,13 @@ Each tar is read as a stream, twice: for the labels of all, then for the rows (t
 shard of the data set has rows of one tar. Memory holds all labels, and the rows of a shard. (Aizman, Maltby, Breuel,
 "High performance I/O for large scale deep learning", 2019)"""
 
+import collections
 import contextlib
 import io
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,7 +62,7 @@ class Form(NamedTuple):
 
 
 def prepare_tar(
-    path: str,
+    paths: Sequence[str],
     output: Output,
     *,
     size: int | None = None,
@@ -74,11 +75,12 @@ def prepare_tar(
     seed: int = 0,
     comm: Comm = None,
 ) -> Info:
-    """Make a data file of tars: one path, a pattern as *.tar, or a series as train-{000..010}.tar. size, color: of
+    """Make a data file of tars: paths, patterns as *.tar, or series as train-{000..010}.tar. size, color: of
     images (default 64, grey). label: key of the label in .json; None: .cls has it. test: tars of the test part; None: a
     fraction is split off. regression: labels are values to predict. skip_broken: leave out damaged images. Collective
     over `comm`. Raises UsageError."""
-    sources = {"train": path} if test is None else {"train": path, "test": test}
+    sources = {"train": [*paths]} | ({} if test is None else {"test": [test]})
+    path = short(" ".join(paths), 200)
     tars = run_together(comm, partial(_tars, sources))
     ranks, rank = (1, 0) if comm is None else (comm.size, comm.rank)
     mine = run_together(comm, lambda: {at: _index(tars[at][1], label) for at in range(rank, len(tars), ranks)})
@@ -122,12 +124,13 @@ def prepare_tar(
     return write_samples(samples, output, recipe, skip_broken, comm)
 
 
-def _tars(sources: dict[str, str]) -> list[tuple[str, str]]:
-    """Return (group, path) of all tars; UsageError for a tar that is in both groups."""
-    tars = {group: list(tar_paths(each)) for group, each in sources.items()}
-    if twice := set(tars["train"]).intersection(tars.get("test", ())):
-        raise UsageError(f"{min(twice)} belongs to the training part and to --test; give it once")
-    return [(group, path) for group, paths in tars.items() for path in paths]
+def _tars(sources: dict[str, list[str]]) -> list[tuple[str, str]]:
+    """Return (group, path) of all tars; UsageError for a tar that is there twice."""
+    tars = [(group, tar) for group, paths in sources.items() for path in paths for tar in tar_paths(path)]
+    given = [tar for _, tar in tars]
+    if twice := sorted(tar for tar, count in collections.Counter(given).items() if count > 1):
+        raise UsageError(f"{twice[0]} is given twice; give each tar once, for training or for --test")
+    return tars
 
 
 def _index(tar: str, label: str | None) -> TarIndex:
