@@ -209,7 +209,9 @@ def test_a_folder_that_is_split(tmp_path, prepare):
         assert sorted(file["train/y"]) == [0] * 4 + [1] * 4 and list(file["test/y"]) == [1] * 3
         assert {name.decode().split("/")[0] for name in file["test/id"]} == {"val"}
     assert prepare.summary.endswith("; 1 file in train left out; train/empty/ is empty\n")
-    assert "is split already, into train/ and its test part" in prepare("images", folder, "--force", "--test-fraction", "0.2")
+    assert "is split already, into train/ and its test part" in prepare(
+        "images", folder, "--force", "--test-fraction", "0.2"
+    )
     write_folder(folder / "test", classes=("cow",), files=1)
     assert "test has the class 'cow', which" in prepare("images", folder, "--force")
     shutil.rmtree(folder / "test/cow")
