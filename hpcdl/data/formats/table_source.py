@@ -204,7 +204,7 @@ class Source:
             described = self.query(f"describe select * from read_parquet({files_of([path])})").fetchall()
             types = {each[0]: each[1] for each in described}
             for name in first | types if first else []:
-                mine, theirs = (shown(each.get(name, "missing")) for each in (types, first))
+                mine, theirs = (short(each.get(name, "missing")) for each in (types, first))
                 if mine != theirs:
                     problem = f"the column {shown(name)} is {mine} in {path}, but {theirs} in {self.paths[0]}"
                     raise UsageError(f"{self.path}: {problem}; all files must have the same columns")
