@@ -17,7 +17,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from hpcdl.data.format import Info, owner_columns, read_info
 from hpcdl.data.formats.sparse_file import PARTS, TYPES
 from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.hdf5 import dataset, open_file, slabs_of
-from hpcdl.data.shards import Index, is_folder, shard_paths
-from hpcdl.errors import blamed_on
+from hpcdl.data.shards import Index, ShardFolder, checksum, is_folder, shard_paths
+from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write, cache_folder, parse_json
 
 SETTLE_SECONDS = 4.0  # after a change, until a later change gets another time on any file system
@@ -151,6 +151,39 @@ def compute_digest(info: Info) -> str:
             for slab in slabs_of(column):
                 digest.add(name, column[slab].astype(kind, copy=False), labels=name.split("/")[1] != "x")
     return digest.finish(info.features, info.classes, info.scale, info.vocabulary)
+
+
+def damage(path: str) -> Iterator[str]:
+    """Yield a line for each damaged shard of a folder (its bytes are read, for their checksum), or for a damaged file
+    (its rows are read, for their digest)."""
+    damaged = False
+    try:
+        if is_folder(path):
+            with open_file(path) as folder:
+                shards = folder.index.shards
+                for number, shard in enumerate(shards):
+                    if problem := _damage_of_shard(folder, number, shard.checksum):
+                        damaged = True
+                        yield problem
+                if joined_digest(shard.digest for shard in shards) != folder.index.digest:
+                    yield f"the index of {path} is damaged: its digest is not that of its shards"
+        if not damaged:
+            info, stored = read_info(path), None if is_folder(path) else _stored(path)
+            if stored and compute_digest(info) != stored[1]:
+                yield f"{path} is damaged: it holds other rows than those whose digest prepare-data stored in it"
+    except UsageError as error:
+        yield str(error)
+
+
+def _damage_of_shard(folder: ShardFolder, number: int, written: str) -> str:
+    """Return what is wrong with the bytes of a shard, or "". written: its checksum."""
+    try:
+        path = folder.path(number)
+        with blamed_on(f"shard {path} cannot be read"):
+            good = checksum(path) == written
+    except UsageError as error:
+        return str(error)
+    return "" if good else f"shard {path} is damaged: its checksum is not that of its contents"
 
 
 def write_digest(file: h5py.File, digest: str) -> int:

@@ -187,7 +187,7 @@ class ShardFolder:
 
     @functools.cached_property
     def attrs(self) -> dict[str, Any]:
-        """The attributes of the first shard; of the index, in their place, those that shards have of their rows alone."""
+        """The attributes of the first shard, and in their place those of the index."""
         with self.lock:
             return dict(self.shard(0).attrs) | self.index.attributes
 
