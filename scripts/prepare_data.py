@@ -42,7 +42,6 @@ from hpcdl.machine.world import launch
 from hpcdl.planning.fitting import parse_bytes
 
 TABLES = ("csv", "table")
-ABOUT = ("force", "compress", "name", "scale", "origin", "shard_size")  # options of Output
 SAMPLES = ("images", "tar")
 PARALLEL = ("text", *SAMPLES)  # kinds whose work all ranks share
 KINDS = {  # by kind: the function that makes the file, and its source
@@ -215,8 +214,8 @@ def read(arguments, silent):
     sources = source if isinstance(source, list) else [source]
     if any(os.path.exists(each) and os.path.exists(out) and os.path.samefile(each, out) for each in sources):
         raise UsageError(f"{out} is the source itself; name another file to be made")
-    about = {key: given.pop(key) for key in ABOUT if key in given}
-    output = Output(out, **about)
+    names = ("force", "compress", "name", "scale", "origin", "shard_size")
+    output = Output(out, **{key: given.pop(key) for key in names if key in given})
     output.recipe = {"kind": kind, "source": source, **given}
     return given, output, source, kind
 

@@ -49,6 +49,7 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
 
 ROWS = ("packed", "documents")
+MOST_LISTED = 100  # sources that a recipe names one by one
 BY_LEVEL = dict(zip(LEVELS, ("chars", "bytes"), strict=True))
 
 
@@ -267,7 +268,9 @@ def _known_characters(corpus: Corpus, comm: Comm) -> np.ndarray:
 def _recipe(corpus: Corpus, encoder: Encoder) -> dict[str, Any]:
     """Return what decides the content of the shards: sources, with sizes and times, and the vocabulary."""
     stats = [(path, os.stat(path)) for path in corpus.files]
-    sources = [[path, about.st_size, about.st_mtime_ns] for path, about in stats]
+    sources: Any = [[path, about.st_size, about.st_mtime_ns] for path, about in stats]
+    if len(sources) > MOST_LISTED:
+        sources = {"files": len(sources), "digest": hashlib.sha256(repr(sources).encode()).hexdigest()}
     vocabulary = hashlib.sha256(repr(encoder.vocabulary.description).encode()).hexdigest()
     return {"kind": "text", "sources": sources, "vocabulary": vocabulary} | dataclasses.asdict(corpus.options)
 

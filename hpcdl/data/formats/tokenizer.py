@@ -22,10 +22,9 @@ import numpy as np
 
 from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.formats.documents import SPACE
-from hpcdl.data.formats.vocabulary import BYTES, TokenizerVocabulary, Vocabulary, load_tokenizer
+from hpcdl.data.formats.vocabulary import BYTES, END, TokenizerVocabulary, Vocabulary, load_tokenizer
 from hpcdl.errors import UsageError, blamed_on
 
-END = ("<|end|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 TRAINED = ("bpe", "wordpiece")
 LEAST_TOKENS = {"bpe": 257, "wordpiece": 3}  # all bytes and the end; end, unknown and a character
 BEYOND = 0x110000  # number of Unicode code points
@@ -82,9 +81,9 @@ class Tokenizer(Encoder):
         self.tokenizer, self.words = load_tokenizer(text), dict[str, tuple[int, ...]]()
         self.tokenizer.encode_special_tokens = True  # a document that names one does not hold one
         self.pattern = words_of(about)
-        self.vocabulary, self.name = TokenizerVocabulary(text), end_of(about)
-        self.kind = np.min_scalar_type(len(self.vocabulary) - 1)
-        self.end = np.array([self.tokenizer.token_to_id(self.name)], self.kind)
+        self.vocabulary = vocabulary = TokenizerVocabulary(text)
+        self.kind = np.min_scalar_type(len(vocabulary) - 1)
+        self.end = np.array([self.tokenizer.token_to_id(vocabulary.end)], self.kind)
 
     def encode(self, text: str) -> np.ndarray:
         if self.pattern is None:
@@ -115,12 +114,6 @@ def words_of(about: dict) -> re.Pattern | None:
     return WORDS[kind] if (gpt or bert) and not texts else None
 
 
-def end_of(about: dict) -> str:
-    """Return the name of the token that ends a document; "" if a tokenizer has none. about: its JSON."""
-    special = {each["content"] for each in about.get("added_tokens") or [] if each.get("special")}
-    return next((name for name in END if name in special), "")
-
-
 def vocabulary_text(spec: str) -> str:
     """Return the JSON of the tokenizer in FILE.json or in a data file, with an end of documents; UsageError."""
     if not spec.endswith(".json"):
@@ -131,13 +124,13 @@ def vocabulary_text(spec: str) -> str:
     with blamed_on(f"--tokenizer {spec} cannot be read"), open(spec, encoding="utf-8") as file:
         text = file.read()
     try:
-        TokenizerVocabulary(text)
+        vocabulary = TokenizerVocabulary(text)
         tokenizer = load_tokenizer(text)
     except UsageError as error:
         raise UsageError(f"--tokenizer {spec}: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    if not end_of(json.loads(text)):
+    if not vocabulary.end:
         tokenizer.add_special_tokens([END[0]])
     return str(tokenizer.to_str())
 

@@ -20,6 +20,7 @@ from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import parse_json
 
 BYTES = "bytes"
+END = ("<|end|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # names of a token that ends documents
 MOST_TOKENS = 1 << 24  # as there can be classes
 
 
@@ -101,6 +102,12 @@ class TokenizerVocabulary(Vocabulary):
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def end(self) -> str:
+        """The name of the token that ends a document; "" if there is none."""
+        special = {each["content"] for each in parse_json(self.text).get("added_tokens") or [] if each.get("special")}
+        return next((name for name in END if name in special), "")
 
     @cached_property
     def tokenizer(self) -> Any:
