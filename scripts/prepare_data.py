@@ -23,15 +23,15 @@ from functools import partial
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_documents import ROWS, prepare_documents
 from hpcdl.data.formats.prepare_idx import prepare_idx
-from hpcdl.data.formats.prepare_images import prepare_images
 from hpcdl.data.formats.prepare_libsvm import BASES, prepare_libsvm
 from hpcdl.data.formats.prepare_npz import prepare_npz
 from hpcdl.data.formats.prepare_table import prepare_table
-from hpcdl.data.formats.prepare_tar import prepare_tar
 from hpcdl.data.formats.prepare_text import LEVELS
 from hpcdl.data.formats.recipe import MISSING
 from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.placement import run_together
+from hpcdl.data.samples.prepare_images import prepare_images
+from hpcdl.data.samples.prepare_tar import prepare_tar
 from hpcdl.data.synthetic import prepare_synthetic
 from hpcdl.errors import UsageError, printable
 from hpcdl.formatting import counted
@@ -93,27 +93,26 @@ def parser():
         add("--origin", help="text on where the data come from, which the file keeps")
         if kind not in ("text", "synthetic"):
             add("--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)")
+        if kind in ("npz", "libsvm", *TABLES):
+            add("--regression", action="store_true", help="labels are values to predict, even if whole")
+            split_options(add)
         if kind in SAMPLES:
             size = "side of the images in pixels: the shorter side becomes SIZE, the longer one is cut (default: 64)"
             add("--size", type=int, help=size)
             add("--color", action="store_true", help="red, green and blue; default: grey")
             broken = "leave out files that are no images; OUT.h5.broken.txt lists them"
             add("--skip-broken", action="store_true", help=broken)
-        if kind in ("npz", "libsvm", "tar", *TABLES):
+            split_options(add)
+        if kind == "tar":
+            add("--label", metavar="KEY", help="key of the label in .json (default: the label is in .cls)")
             add("--regression", action="store_true", help="labels are values to predict, even if whole")
-        if kind in ("npz", "libsvm", *SAMPLES, *TABLES):
-            part = "test part of the rows, stratified by class; 0 or 1: one group only (default: 0.2)"
-            add("--test-fraction", type=float, help=part)
-            add("--seed", type=int, help="seed of the split (default: 0)")
+            add("--test", metavar="TARS", help="the test part, in tars of its own")
         if kind in TABLES:
             table_options(add)
         if kind == "libsvm":
             add("--test", metavar="FILE", help="the test part, in a file of its own")
             add("--zero-based", choices=[*BASES], help="yes if indices count from 0 (default: auto)")
             add("--features", type=int, metavar="N", help="number of features (default: by the largest index)")
-        if kind == "tar":
-            add("--label", metavar="KEY", help="key of the label in .json (default: the label is in .cls)")
-            add("--test", metavar="TARS", help="the test part, in tars of its own")
         if kind == "text":
             add("--length", type=int, help="tokens of a row (default: 64)")
             what = "bpe:N or wordpiece:N, trained for N tokens; FILE.json; DATA.h5; chars or bytes (default: chars)"
@@ -134,6 +133,13 @@ def parser():
             add("--test-fraction", type=float, help=part)
             add("--encoding", help="encoding of plain text (default: utf-8)")
     return parser
+
+
+def split_options(add):
+    """Add the options of a split into train and test."""
+    part = "test part of the rows, stratified by class; 0 or 1: one group only (default: 0.2)"
+    add("--test-fraction", type=float, help=part)
+    add("--seed", type=int, help="seed of the split (default: 0)")
 
 
 def table_options(add):

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.data import open_data
-from hpcdl.data.formats import image_decoder
-from hpcdl.data.formats.image_decoder import BrokenError, ImageDecoder
 from hpcdl.data.formats.prepare import Output
-from hpcdl.data.formats.prepare_images import prepare_images
 from hpcdl.data.formats.shard_writer import ShardWriter
+from hpcdl.data.samples import image_decoder
+from hpcdl.data.samples.image_decoder import BrokenError, ImageDecoder
+from hpcdl.data.samples.prepare_images import prepare_images
 from hpcdl.errors import UsageError
 
 Image = pytest.importorskip("PIL.Image")

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.data.formats.prepare import Output
-from hpcdl.data.formats.prepare_tar import prepare_tar
-from hpcdl.data.formats.tar_stream import tar_samples
+from hpcdl.data.samples.prepare_tar import prepare_tar
+from hpcdl.data.samples.tar_stream import tar_samples
 from hpcdl.errors import UsageError
 
 Image = pytest.importorskip("PIL.Image")

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.data.format import Info
-from hpcdl.data.formats.image_decoder import SIZE, BrokenError, ImageDecoder
 from hpcdl.data.formats.prepare import Output, split_by_group
-from hpcdl.data.formats.prepare_samples import Sample, Samples, rows_of_shard, write_samples
 from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.samples.image_decoder import SIZE, BrokenError, ImageDecoder
+from hpcdl.data.samples.prepare_samples import Sample, Samples, rows_of_shard, write_samples
 from hpcdl.errors import UsageError, blamed_on, reason
 from hpcdl.formatting import counted
 from hpcdl.random import Random

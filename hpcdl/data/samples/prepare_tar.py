@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.data.format import Info
-from hpcdl.data.formats.image_decoder import SIZE, SUFFIXES, ImageDecoder
 from hpcdl.data.formats.prepare import Output, class_numbers, split_by_group
-from hpcdl.data.formats.prepare_samples import Sample, Samples, rows_of_shard, write_samples
-from hpcdl.data.formats.tar_stream import tar_paths, tar_samples
 from hpcdl.data.hdf5 import short, shown
 from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.samples.image_decoder import SIZE, SUFFIXES, ImageDecoder
+from hpcdl.data.samples.prepare_samples import Sample, Samples, rows_of_shard, write_samples
+from hpcdl.data.samples.tar_stream import tar_paths, tar_samples
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import parse_json
 

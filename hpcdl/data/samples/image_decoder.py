@@ -45,13 +45,14 @@ class ImageDecoder:
 
     def __call__(self, file: "FilePath | bytes") -> np.ndarray:
         """Return the pixels of a file, given by its path or its content. Raises BrokenError."""
-        if not (len(file) if isinstance(file, bytes) else os.path.getsize(file)):
-            raise BrokenError("it is empty")
         try:
+            if not (len(file) if isinstance(file, bytes) else os.path.getsize(file)):
+                raise BrokenError("it is empty")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # on odd metadata
                 warnings.simplefilter("error", self.image.DecompressionBombWarning)
-                with self.image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=self.formats) as image:
+                source = io.BytesIO(file) if isinstance(file, bytes) else file
+                with self.image.open(source, formats=self.formats) as image:
                     return self._pixels(image)
         except (self.image.DecompressionBombWarning, self.image.DecompressionBombError):
             most = self.image.MAX_IMAGE_PIXELS

@@ -16,11 +16,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from hpcdl.data.format import Info
-from hpcdl.data.formats.image_decoder import BrokenError
 from hpcdl.data.formats.prepare import Groups, Output
 from hpcdl.data.formats.shard_writer import ShardWriter
 from hpcdl.data.hdf5 import dataset, open_file, slabs
 from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.samples.image_decoder import BrokenError
 from hpcdl.errors import UsageError, blamed_on, printable
 from hpcdl.files import atomic_write
 from hpcdl.formatting import counted
