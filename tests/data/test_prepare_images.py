@@ -155,7 +155,7 @@ def test_all_broken_files_are_refused_in_one_report(tmp_path, prepare):
     for name in reasons:
         (folder / name).unlink()
     prepare("images", folder, "--size", "4", "--force").close()
-    assert prepare.summary.endswith(" 2 classes\n") and not report.exists()
+    assert prepare.summary.endswith("; classes cat, dog\n") and not report.exists()
     report.write_text("my notes")
     assert "move it away" in prepare("images", folder, "--size", "4", "--force")
     assert report.read_text() == "my notes"
@@ -208,7 +208,7 @@ def test_a_folder_that_is_split(tmp_path, prepare):
     with prepare("images", folder, "--size", "4") as file:
         assert sorted(file["train/y"]) == [0] * 4 + [1] * 4 and list(file["test/y"]) == [1] * 3
         assert {name.decode().split("/")[0] for name in file["test/id"]} == {"val"}
-    assert prepare.summary.endswith("; 1 file in train left out; train/empty/ is empty\n")
+    assert prepare.summary.endswith("; 1 file in train left out; train/empty/ is empty; classes cat, dog\n")
     assert "is split already, into train/ and its test part" in prepare(
         "images", folder, "--force", "--test-fraction", "0.2"
     )

@@ -23,7 +23,7 @@ from hpcdl.data.formats.prepare import Output, split_by_group
 from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.data.placement import Comm, run_together
 from hpcdl.data.samples.image_decoder import SIZE, BrokenError, ImageDecoder
-from hpcdl.data.samples.prepare_samples import Sample, Samples, rows_of_shard, write_samples
+from hpcdl.data.samples.prepare_samples import SampleSet, SourceSample, rows_of_shard, write_samples
 from hpcdl.errors import UsageError, blamed_on, reason
 from hpcdl.formatting import counted
 from hpcdl.random import Random
@@ -67,13 +67,13 @@ def prepare_images(
     most = rows_of_shard(output, int(np.prod(decoder.shape)))
     starts = range(0, len(order), most)
 
-    def read(number: int) -> Iterator[Sample]:
+    def read(number: int) -> Iterator[SourceSample]:
         for at in range(starts[number], min(starts[number] + most, len(order))):
             row = int(order[at])
             decode = partial(_decode, decoder, os.path.join(folder, paths[row]))
-            yield Sample(group_of[at], row, os.fsencode(paths[row]), int(y[row]), decode)
+            yield SourceSample(group_of[at], row, os.fsencode(paths[row]), int(y[row]), decode)
 
-    samples = Samples(
+    samples = SampleSet(
         what=f"files of {folder}",
         lengths=[min(most, len(order) - start) for start in starts],
         read=read,

@@ -31,7 +31,7 @@ HEADER = "# prepare-data could not read these "  # of the report
 Broken: TypeAlias = tuple[int, bytes, str]  # row, name and reason
 
 
-class Sample(NamedTuple):
+class SourceSample(NamedTuple):
     """A sample. row: its number in the source. decode: returns x, or raises BrokenError."""
 
     group: str
@@ -41,13 +41,13 @@ class Sample(NamedTuple):
     decode: Callable[[], np.ndarray]
 
 
-class Samples(NamedTuple):
+class SampleSet(NamedTuple):
     """All samples of a source. what: their name in messages. lengths: samples of each shard. read: yields the samples
     of a shard. longest: bytes of the longest name. kind, shape: of x. names: of the classes."""
 
     what: str
     lengths: Sequence[int]
-    read: Callable[[int], Iterator[Sample]]
+    read: Callable[[int], Iterator[SourceSample]]
     longest: int
     shape: tuple[int, ...]
     kind: np.dtype
@@ -61,7 +61,7 @@ def rows_of_shard(output: Output, row_bytes: int) -> int:
     return max(1, (output.shard_size if output.folder else min(PART_BYTES, output.shard_size)) // row_bytes)
 
 
-def write_samples(samples: Samples, output: Output, recipe: dict, skip_broken: bool, comm: Comm) -> Info:
+def write_samples(samples: SampleSet, output: Output, recipe: dict, skip_broken: bool, comm: Comm) -> Info:
     """Write all samples; return the structure of the data set. recipe: of `ShardWriter`. Collective; UsageError."""
     writer = ShardWriter(output, recipe, len(samples.lengths), comm)
     mine = run_together(comm, partial(_write, samples, writer, writer.missing(), skip_broken))
@@ -73,12 +73,14 @@ def write_samples(samples: Samples, output: Output, recipe: dict, skip_broken: b
     report = output.path.with_name(f"{output.path.name}.broken.txt")
     work = partial(_report, report, samples.what, broken, skip_broken, sum(samples.lengths))
     run_together(comm, work, here=writer.rank == 0)
+    if names := samples.names:
+        output.summary.append(f"classes {', '.join(names[:20])}{' ...' * (len(names) > 20)}")
     if broken:
         output.summary.append(f"{counted(len(broken), 'broken file')} left out, listed in {report}")
     return writer.finish()
 
 
-def _write(samples: Samples, writer: ShardWriter, numbers: list[int], skip_broken: bool) -> dict[int, list[Broken]]:
+def _write(samples: SampleSet, writer: ShardWriter, numbers: list[int], skip_broken: bool) -> dict[int, list[Broken]]:
     """Write these shards; return the broken samples of each."""
     broken: dict[int, list[Broken]] = {}
     for number in numbers:
@@ -88,9 +90,9 @@ def _write(samples: Samples, writer: ShardWriter, numbers: list[int], skip_broke
     return broken
 
 
-def _decoded(samples: Samples, number: int) -> tuple[Groups, list[Broken]]:
+def _decoded(samples: SampleSet, number: int) -> tuple[Groups, list[Broken]]:
     """Return the rows of a shard, and its broken samples."""
-    found: dict[str, tuple[np.ndarray, list[Sample]]] = {}
+    found: dict[str, tuple[np.ndarray, list[SourceSample]]] = {}
     broken = []
     for sample in samples.read(number):
         try:
@@ -115,7 +117,7 @@ def _decoded(samples: Samples, number: int) -> tuple[Groups, list[Broken]]:
     return groups, broken
 
 
-def _left_out(samples: Samples, number: int, writer: ShardWriter) -> list[Broken]:
+def _left_out(samples: SampleSet, number: int, writer: ShardWriter) -> list[Broken]:
     """Return the broken samples of a finished shard: those that it lacks are decoded again."""
     path, there = writer.folder / f"{number:05d}.h5", set[int]()
     if path.exists():  # else all were broken

@@ -26,7 +26,7 @@ from hpcdl.data.formats.prepare import Output, class_numbers, split_by_group
 from hpcdl.data.hdf5 import short, shown
 from hpcdl.data.placement import Comm, run_together
 from hpcdl.data.samples.image_decoder import SIZE, SUFFIXES, ImageDecoder
-from hpcdl.data.samples.prepare_samples import Sample, Samples, rows_of_shard, write_samples
+from hpcdl.data.samples.prepare_samples import SampleSet, SourceSample, rows_of_shard, write_samples
 from hpcdl.data.samples.tar_stream import tar_paths, tar_samples
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import parse_json
@@ -96,18 +96,18 @@ def prepare_tar(
         for start in range(begin, stop, most)
     ]
 
-    def read(number: int) -> Iterator[Sample]:
+    def read(number: int) -> Iterator[SourceSample]:
         tar, row, stop = shards[number]
         part = itertools.islice(tar_samples(tars[tar][1], x_form.suffixes), row - first[tar], stop - first[tar])
         for key, files in part:
             content = b"".join(each for each in files.values() if each is not None)  # of one file: see `_index`
             group = "test" if rows.tested[row] else "train"
-            yield Sample(group, row, _bytes(key), rows.y[row].item(), partial(x_form.decode, content))
+            yield SourceSample(group, row, _bytes(key), rows.y[row].item(), partial(x_form.decode, content))
             row += 1
         if row < stop:
             raise UsageError(f"{tars[tar][1]} has changed since its labels were read; start again")
 
-    samples = Samples(
+    samples = SampleSet(
         what=f"samples of {path}",
         lengths=[stop - start for _, start, stop in shards],
         read=read,

@@ -19,7 +19,7 @@ SERIES = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)", re.DOTALL)
 BLOCK = 1 << 20
 
 
-class Stream:
+class ForwardFile:
     """A file that tarfile reads forwards. last: what it has read last."""
 
     def __init__(self, file: IO[bytes]):
@@ -40,7 +40,7 @@ def tar_members(path: str, wanted: Any) -> Iterator[tuple[str, bytes | None]]:
             opened: Any = gzip.open if file.read(2) == b"\x1f\x8b" else open
         source = opened(path, "rb")
     with source, blamed_on(f"{path} is no tar, or is cut off or damaged"):
-        stream = Stream(source)
+        stream = ForwardFile(source)
         with tarfile.TarFile.open(fileobj=stream, mode="r:", encoding="utf-8") as tar:  # type: ignore[call-overload]
             while (member := tar.next()) is not None:
                 tar.members.clear()  # else it keeps all
