@@ -46,9 +46,8 @@ def write_sources(folder):
     (folder / "parts").mkdir()
     with duckdb.connect() as db:
         for part in range(2):
-            rows = (
-                f"select i / 7 as size, chr(97 + (i % 3)::int) as kind from range({50 * part}, {50 * part + 50}) t(i)"
-            )
+            columns = "i / 7 as size, i % 5 as age, chr(97 + (i % 3)::int) as kind"
+            rows = f"select {columns} from range({50 * part}, {50 * part + 50}) t(i)"
             db.execute(f"copy ({rows}) to '{folder}/parts/part-{part}.parquet'")
 
 
@@ -58,7 +57,7 @@ def test_as_printed(environment, tmp_path):
     shown = [each for part in parts if part.startswith(("Images", "Tars", "Arrays")) for each in commands(part)]
     tables = next(part for part in parts if part.startswith("Tables"))
     shown += commands(tables[tables.index("The files of a pattern or a folder") :])
-    assert len(shown) == 10
+    assert len(shown) == 12
     for command, said in shown:
         done = shell(command, tmp_path, environment)
         assert done.returncode == 2 * ("error" in "".join(said)), f"{command}\n{done.stdout}{done.stderr}"

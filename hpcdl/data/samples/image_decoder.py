@@ -8,6 +8,7 @@ taken. Only raster formats are tried: for some of the others Pillow starts other
 
 import io
 import os
+import stat
 import warnings
 from typing import Any
 
@@ -46,6 +47,8 @@ class ImageDecoder:
     def __call__(self, file: "FilePath | bytes") -> np.ndarray:
         """Return the pixels of a file, given by its path or its content. Raises BrokenError."""
         try:
+            if not isinstance(file, bytes) and not stat.S_ISREG(os.stat(file).st_mode):
+                raise BrokenError("it is no regular file")  # to open a pipe would wait for its writer
             if not (len(file) if isinstance(file, bytes) else os.path.getsize(file)):
                 raise BrokenError("it is empty")
             with warnings.catch_warnings():

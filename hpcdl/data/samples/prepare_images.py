@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import stat
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,9 +21,9 @@ from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Output, split_by_group
 from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.data.placement import Comm, run_together
-from hpcdl.data.samples.image_decoder import SIZE, BrokenError, ImageDecoder
+from hpcdl.data.samples.image_decoder import SIZE, ImageDecoder
 from hpcdl.data.samples.prepare_samples import SampleSet, SourceSample, rows_of_shard, write_samples
-from hpcdl.errors import UsageError, blamed_on, reason
+from hpcdl.errors import UsageError, blamed_on
 from hpcdl.formatting import counted
 from hpcdl.random import Random
 
@@ -70,7 +69,7 @@ def prepare_images(
     def read(number: int) -> Iterator[SourceSample]:
         for at in range(starts[number], min(starts[number] + most, len(order))):
             row = int(order[at])
-            decode = partial(_decode, decoder, os.path.join(folder, paths[row]))
+            decode = partial(decoder, os.path.join(folder, paths[row]))
             yield SourceSample(group_of[at], row, os.fsencode(paths[row]), int(y[row]), decode)
 
     samples = SampleSet(
@@ -103,7 +102,7 @@ def find_images(folder: FilePath) -> ImageFolder:
             names, strays = _entries(os.path.join(folder, part))
             remarks += [f"{counted(len(strays), 'file')} in {part or 'no class'} left out"] * bool(strays)
             for name in names:
-                below = _files(str(folder), os.path.join(part, name))
+                below = files_below(str(folder), os.path.join(part, name))
                 paths[group] += below
                 labels[group] += [name] * len(below)
                 remarks += [f"{os.path.join(part, name)}/ is empty"] * (not below)
@@ -152,7 +151,7 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or name in LITTER
 
 
-def _files(folder: str, part: str) -> list[str]:
+def files_below(folder: str, part: str) -> list[str]:
     """Return the paths of the files below a part of the folder, relative to the folder, sorted. Links are followed."""
     found, visited, start = list[str](), set[str](), os.path.join(folder, "")
 
@@ -190,13 +189,3 @@ def _split(folder: FilePath, found: ImageFolder, test_fraction: float | None, se
             groups[group] = first + shuffle.permutation(len(paths))
             first += len(paths)
     return groups
-
-
-def _decode(decoder: ImageDecoder, path: str) -> np.ndarray:
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise BrokenError(reason(error)) from None
-    if not stat.S_ISREG(found.st_mode):  # to open a pipe would wait for its writer
-        raise BrokenError("it is no regular file")
-    return decoder(path)
