@@ -33,13 +33,12 @@ from hpcdl.data.placement import run_together
 from hpcdl.data.samples.prepare_images import prepare_images
 from hpcdl.data.samples.prepare_tar import prepare_tar
 from hpcdl.data.synthetic import prepare_synthetic
-from hpcdl.errors import UsageError, printable
+from hpcdl.errors import UsageError, parse_bytes, printable
 from hpcdl.formatting import counted
 from hpcdl.launch.help import OptionParser
 from hpcdl.launch.program import ended, quiet
 from hpcdl.launch.start import start_mpi
 from hpcdl.machine.world import launch
-from hpcdl.planning.fitting import parse_bytes
 
 TABLES = ("csv", "table")
 SAMPLES = ("images", "tar")
@@ -65,11 +64,6 @@ def number(text):
         raise ValueError from None
 
 
-def shard_size(text):
-    """Parse a number of bytes, as 64MiB. Raises UsageError."""
-    return parse_bytes(text, "--shard-size")
-
-
 def parser():
     """Return the parser of the command line; each KIND has its own options."""
     parser = OptionParser(prog="hpcdl prepare-data", description="Make an HDF5 data file for hpcdl.")
@@ -87,7 +81,7 @@ def parser():
         add("out", metavar="OUT.h5")
         add("--force", action="store_true", help="replace OUT.h5 if it exists")
         size = "bytes of a shard before compression, where OUT ends in / and is a folder (default: 256MiB)"
-        add("--shard-size", type=shard_size, metavar="SIZE", help=size)
+        add("--shard-size", type=partial(parse_bytes, option="--shard-size"), metavar="SIZE", help=size)
         add("--compress", action="store_true", help="smaller, but slower to read (gzip)")
         add("--name", help="name of the data set in reports (default: that of OUT.h5)")
         add("--origin", help="text on where the data come from, which the file keeps")

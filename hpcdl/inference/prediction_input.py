@@ -97,10 +97,11 @@ def prediction_rows(
 def text_rows(source: str, trained: TrainedModel, ranks: int) -> PredictionRows:
     """Return the rows of a plain text: its tokens, the last row up to the end of the text; a rest at the beginning is
     left out. The prediction of a row is the token that follows."""
-    length = math.prod(trained.features)
-    options = TextOptions(errors="surrogateescape" if trained.schema.vocabulary.description == BYTES else "strict")
+    length, vocabulary = math.prod(trained.features), trained.schema.vocabulary
+    assert vocabulary is not None
+    options = TextOptions(errors="surrogateescape" if vocabulary.description == BYTES else "strict")
     text = "".join(part.text for span in survey(source, options) for part in read(span, options))
-    tokens = trained.schema.vocabulary.encode(text)
+    tokens = vocabulary.encode(text)
     if len(tokens) < length:
         raise UsageError(
             f"{source} has {len(tokens)} tokens; the model was trained on rows of {length}: give more text"

@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcdl.data.format import Info
 from hpcdl.data.formats import documents
-from hpcdl.data.formats.documents import Span, TextOptions, find_sources, kind_of, survey
+from hpcdl.data.formats.documents import Part, Span, TextOptions, find_sources, kind_of, survey
 from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.formats.prepare_text import LEVELS, check_rows, prepare_text, rows_of, token_groups
 from hpcdl.data.formats.shard_writer import ShardWriter
@@ -68,7 +68,7 @@ class Corpus:
     def single(self) -> bool:
         return self.documents == 1
 
-    def parts(self, piece: list[Span]) -> Iterator[documents.Part]:
+    def parts(self, piece: list[Span]) -> Iterator[Part]:
         """Yield the parts of the documents of a piece."""
         for span in piece:
             yield from documents.read(span, self.options)
