@@ -1,4 +1,4 @@
-"""Make a data file from IDX, NPZ, CSV, libsvm or text: hpcdl prepare-data idx fashion-mnist/ fashion.h5
+"""Make a data file from IDX, NPZ, CSV, libsvm, text, images or tars: hpcdl prepare-data idx fashion-mnist/ fashion.h5
 
     prepare-data idx FOLDER OUT.h5      MNIST's format, gzipped or not
     prepare-data npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test; or a folder of x.npy, y.npy, ...
