@@ -26,7 +26,7 @@ from hpcdl.runs.options import not_negative, option
 
 
 @dataclass
-class DataOptions:
+class ShowOptions:
     """Options of data: the action, and the data set."""
 
     action: Literal["show", "verify"] = option(..., "show or verify")
@@ -41,7 +41,7 @@ class DataOptions:
 def main(arguments=None):
     """Show or verify a data set; exit with 1 if it is damaged."""
     with one_process("data"):
-        options = parse(DataOptions, "data", __doc__, arguments)
+        options = parse(ShowOptions, "data", __doc__, arguments)
         path = find_data_file(options.data)
         good = verify(str(path)) if options.action == "verify" else show(path, options)
         sys.exit(0 if good else 1)

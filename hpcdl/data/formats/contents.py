@@ -125,8 +125,9 @@ def _ranges(file: DataFile, info: Info, group: str) -> dict[str, Any]:
         return {"range": {"min": float(spread.low.min()), "mean": middle, "max": float(spread.high.max())}}
     columns = []
     for k, column in enumerate(recipe.columns):
-        known = {"missing": missing[k]} if k in texts or marks is not None else {}
-        about = {"name": column.name, "kind": _kind(column)} | known
+        about: dict[str, Any] = {"name": column.name, "kind": _kind(column)}
+        if k in texts or marks is not None:
+            about["missing"] = missing[k]
         if k in texts:
             assert column.values is not None
             counts = dict(zip(column.values, spread.sums[starts[k] : starts[k + 1]].astype(int).tolist(), strict=True))
