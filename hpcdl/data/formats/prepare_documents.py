@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcdl.data.format import Info
 from hpcdl.data.formats import documents
-from hpcdl.data.formats.documents import Part, DocumentSpan, TextOptions, find_sources, kind_of, survey
+from hpcdl.data.formats.documents import DocumentSpan, Part, TextOptions, find_sources, kind_of, survey
 from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.formats.prepare_text import LEVELS, check_rows, prepare_text, rows_of, token_groups
 from hpcdl.data.formats.shard_writer import ShardWriter
