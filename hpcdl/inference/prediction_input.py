@@ -37,6 +37,7 @@ from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.data.formats.table_source import Source, is_number
 from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.hdf5 import check_x, check_y, largest_input
+from hpcdl.data.mixture import test_source
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.data.samples.image_rows import image_files, image_rows
 from hpcdl.errors import UsageError, blamed_on
@@ -49,6 +50,7 @@ def prediction_rows(
 ) -> PredictionRows:
     """Return the rows of `source` in the form of a model. Raises UsageError. group: rows, test or train; "": see above.
     ranks: number of ranks that share the blocks. delimiter: of a csv; default: that of the training data."""
+    source = test_source(source)
     if source in KNOWN:
         return file_rows(source, trained, group, ranks)
     if is_plugin(source) and not os.path.exists(source):

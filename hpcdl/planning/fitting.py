@@ -98,12 +98,14 @@ def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool
     share = case.share(0, grid.shares)
     ends = sorted({0, (stages - 1) * grid.apart})  # ranks of the first and the last stage
     item = case.dtype.itemsize
+    scale = 2 / item if half else 1  # of activations
     stays = {}
     for zero in reversed(range(1 + 3 * (copies * context > 1))):  # from the least memory on
         cut = grid._replace(zero=zero)  # with layers gathered for a step of one row
-        each = [state_bytes(*dry_run_step(case, rank, cut, 1), item, half) for rank in ends]
-        if max(each) > room:
-            break
+        runs = [dry_run_step(case, rank, cut, 1) for rank in ends]
+        each = [state_bytes(*run, item, half) for run in runs]
+        if max(a + scale * run[0].peak["activations"] for a, run in zip(each, runs, strict=True)) > room:
+            break  # more rows need no less
         stays[zero] = each
     before: dict[tuple[int, int], float] = {}  # the largest rank's without recomputation
     for recompute in (False, True):
@@ -111,10 +113,14 @@ def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool
             shown = min(m, stages + 2)
             cut = grid._replace(microbatches=shown, recompute=recompute)
             rows = -(-share // m) * shown
-            passing = [dry_run_step(case, rank, cut, rows)[0].peak["activations"] for rank in ends]
+            passing = []
+            for i, rank in enumerate(ends):
+                passing.append(scale * dry_run_step(case, rank, cut, rows)[0].peak["activations"])
+                if passing[i] + min(each[i] for each in stays.values()) > room:
+                    break
             fitting = []
-            for zero, each in stays.items():
-                sums = [a + b * (2 / item if half else 1) for a, b in zip(each, passing, strict=True)]
+            for zero, each in stays.items() if len(passing) == len(ends) else ():
+                sums = [a + b for a, b in zip(each, passing, strict=True)]
                 if max(sums) <= room:
                     fitting.append(zero)
                     if max(sums) < before.get((m, zero), math.inf):  # else recomputation saves nothing
