@@ -27,7 +27,9 @@ class PredictOptions:
     """Options of predict: the rows, the model, and where predictions go."""
 
     run: str = option(..., "folder of a run or of an ensemble, or a checkpoint file")
-    source: str = option(..., "rows to predict: csv, Parquet, Arrow, npz, idx, libsvm, HDF5, package.module:function")
+    source: str = option(
+        ..., "rows to predict: csv, Parquet, Arrow, npz, idx, libsvm, HDF5, images, package.module:name"
+    )
     out: str = option("", "file to write: NAME.csv, or NAME.npz; without one, lines of csv are printed")
     probabilities: bool = option(False, "write the probabilities of all classes, not of the likeliest")
     samples: bool = option(False, "a run of train-sgld: predict by the mean over all samples, not by one model")

@@ -1,16 +1,18 @@
-"""Make a data file from IDX, NPZ, CSV, libsvm or text: hpcdl prepare-data idx fashion-mnist/ fashion.h5
+"""Make a data file from IDX, NPZ, CSV, libsvm, text, images or tars: hpcdl prepare-data idx fashion-mnist/ fashion.h5
 
     prepare-data idx FOLDER OUT.h5      MNIST's format, gzipped or not
-    prepare-data npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test
+    prepare-data npz FILE OUT.h5        arrays x and y, and perhaps x_test and y_test; or a folder of x.npy, y.npy, ...
     prepare-data csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
     prepare-data table FILE OUT.h5      the same: csv, tsv (.gz, .zst, 'part*.csv'), JSON, Parquet, Arrow (Feather)
+    prepare-data images FOLDER OUT.h5   images, whose classes are sub-folders: --size, --color, --skip-broken
+    prepare-data tar TARS... OUT.h5     WebDataset's tars, as 'a-{000..010}.tar' or '*.tar.gz': the same, --label KEY
     prepare-data text SOURCE... OUT.h5  text as rows of tokens: --tokenizer bpe:8192, --length, --rows documents, ...
     prepare-data libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
     prepare-data synthetic SPEC OUT.h5  random sparse rows: rcv1, small, or rcv1:rows=1000,seed=1
 
 `hpcdl prepare-data KIND --help` lists the options. The result is what `--data OUT.h5` of every program that trains
 reads; the format is in docs/data.md. OUT/, with a / at its end, becomes a folder of such files (shards). One process is
-enough, without MPI; under mpiexec all ranks share the work of text."""
+enough, without MPI; under mpiexec all ranks share the work of text, images and tar."""
 
 import argparse
 import os
@@ -28,6 +30,8 @@ from hpcdl.data.formats.prepare_text import LEVELS
 from hpcdl.data.formats.recipe import MISSING
 from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.placement import run_together
+from hpcdl.data.samples.prepare_images import prepare_images
+from hpcdl.data.samples.prepare_tar import prepare_tar
 from hpcdl.data.synthetic import prepare_synthetic
 from hpcdl.errors import UsageError, parse_bytes, printable
 from hpcdl.formatting import counted
@@ -37,12 +41,15 @@ from hpcdl.launch.start import start_mpi
 from hpcdl.machine.world import launch
 
 TABLES = ("csv", "table")
-PARALLEL = ("text",)  # kinds whose work all ranks share
+SAMPLES = ("images", "tar")
+PARALLEL = ("text", *SAMPLES)  # kinds whose work all ranks share
 KINDS = {  # by kind: the function that makes the file, and its source
     "idx": (prepare_idx, "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not"),
-    "npz": (prepare_npz, "numpy's npz with x, y (or x_train, y_train), and perhaps x_test, y_test"),
+    "npz": (prepare_npz, "x, y (or x_train, y_train), and perhaps x_test, y_test, in one npz or a folder of .npy"),
     "csv": (prepare_table, "a table of numbers and texts, one row per example"),
-    "table": (prepare_table, "the same as csv, tsv, JSON, Parquet or Arrow (Feather)"),
+    "table": (prepare_table, "the same as csv, tsv, JSON, Parquet or Arrow (Feather); or a folder of one kind of them"),
+    "images": (prepare_images, "a folder of images, whose sub-folders are the classes"),
+    "tar": (prepare_tar, "tars in WebDataset's layout: images or arrays (.npy), with .cls or .json"),
     "text": (prepare_documents, "texts, as rows of tokens, each with the token that follows"),
     "libsvm": (prepare_libsvm, "libsvm's text (svmlight's), gzipped or not: sparse rows"),
     "synthetic": (prepare_synthetic, "a spec, as rcv1:rows=1000,seed=1: random sparse rows"),
@@ -67,6 +74,8 @@ def parser():
         if kind == "text":
             what = "files, folders or patterns: plain text, JSON lines, Parquet; the first two also .gz and .zst"
             add("source", metavar="SOURCE", nargs="+", help=what)
+        elif kind == "tar":
+            add("source", metavar="TARS", nargs="+", help="tars, patterns (*) or series as 'train-{000..010}.tar'")
         else:
             add("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
         add("out", metavar="OUT.h5")
@@ -80,9 +89,18 @@ def parser():
             add("--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)")
         if kind in ("npz", "libsvm", *TABLES):
             add("--regression", action="store_true", help="labels are values to predict, even if whole")
-            part = "test part of the rows, stratified by class; 0 or 1: one group only (default: 0.2)"
-            add("--test-fraction", type=float, help=part)
-            add("--seed", type=int, help="seed of the split (default: 0)")
+            split_options(add)
+        if kind in SAMPLES:
+            size = "side of the images in pixels: the shorter side becomes SIZE, the longer one is cut (default: 64)"
+            add("--size", type=int, help=size)
+            add("--color", action="store_true", help="red, green and blue; default: grey")
+            broken = "leave out files that are no images; OUT.h5.broken.txt lists them"
+            add("--skip-broken", action="store_true", help=broken)
+            split_options(add)
+        if kind == "tar":
+            add("--label", metavar="KEY", help="key of the label in .json (default: the label is in .cls)")
+            add("--regression", action="store_true", help="labels are values to predict, even if whole")
+            add("--test", metavar="TARS", help="the test part, in tars of its own")
         if kind in TABLES:
             table_options(add)
         if kind == "libsvm":
@@ -109,6 +127,13 @@ def parser():
             add("--test-fraction", type=float, help=part)
             add("--encoding", help="encoding of plain text (default: utf-8)")
     return parser
+
+
+def split_options(add):
+    """Add the options of a split into train and test."""
+    part = "test part of the rows, stratified by class; 0 or 1: one group only (default: 0.2)"
+    add("--test-fraction", type=float, help=part)
+    add("--seed", type=int, help="seed of the split (default: 0)")
 
 
 def table_options(add):

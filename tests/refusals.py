@@ -231,6 +231,8 @@ REFUSALS = [
         npz in out.h5 --scale 0 => the scale must be a number other than 0
         npz in nowhere/out.h5 => the folder nowhere does not exist
         npz in out.h5 --label 3 => unrecognized arguments: --label 3
+        images run out.h5 --size x => argument --size: invalid int value: 'x'
+        tar few.tar out.h5 => 'few.tar' does not exist
         idx in out.h5 --test-fraction 0.1 => unrecognized arguments: --test-fraction 0.1
     """),
     ("report", 1, "", """

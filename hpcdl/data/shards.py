@@ -194,12 +194,13 @@ class ShardFolder:
     def check(self) -> None:
         """Open each shard once; UsageError if one is not as the index says, or differs from the first in its schema."""
         first: dict[str, Any] = {}
+        joined = [JoinedSet(self, name) for name in self.index.columns]
         for number, shard in enumerate(self.index.shards):
             with self.lock, blamed_on(f"shard {Path(self.filename, shard.file)} is damaged"):
                 file = self.shard(number)
-                for name in self.index.columns:
-                    if name.split("/")[0] in shard.rows:
-                        JoinedSet(self, name).part(number)
+                for each in joined:
+                    if number in each.counts:
+                        each.part(number)
                 mine = {name: np.asarray(file.attrs[name]) for name in SCHEMA if name in file.attrs}
                 mine |= {name: self.find(file, name)[...] for name in file if name not in GROUPS}  # as a tokenizer
                 first = first or mine
@@ -247,6 +248,7 @@ class JoinedSet:
         having = [(k, shard) for k, shard in enumerate(folder.index.shards) if group in shard.rows]
         self.numbers = [number for number, _ in having]
         self.lengths = [getattr(shard, counted).get(group, 0) for _, shard in having]
+        self.counts = dict(zip(self.numbers, self.lengths, strict=True))
         self.bounds = np.cumsum([0, *self.lengths])
         self.rows = np.cumsum([0, *(shard.rows[group] for _, shard in having)])  # first row of each shard
         # The starts of a shard count from its own first element; the first one of each later shard is left out.
@@ -268,7 +270,7 @@ class JoinedSet:
 
     def part(self, number: int) -> Any:
         """Return the data set of shard `number`, for use under the lock."""
-        return self.folder.part(number, self.name, self.form, self.lengths[self.numbers.index(number)] + self.starts)
+        return self.folder.part(number, self.name, self.form, self.counts[number] + self.starts)
 
     def place(self, row: int) -> tuple[str, int]:
         """Return the path of the shard that holds a row, and the row's number in it."""

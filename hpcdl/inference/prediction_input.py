@@ -6,6 +6,7 @@
     npz                      the array x, or x_test, x_train; or a sparse matrix of scipy's
     libsvm                   sparse rows as text, whose features are numbered as in the training data
     idx                      one file of MNIST's format, gzipped or not
+    images                   an image file, or all images below a folder, for a model of images
     package.module:function  its result, x alone or data as for --data
 
 Each source comes in blocks; a rank parses only the blocks that it predicts."""
@@ -38,6 +39,7 @@ from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.hdf5 import check_x, check_y, largest_input
 from hpcdl.data.mixture import test_source
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
+from hpcdl.data.samples.image_rows import image_files, image_rows
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.plugins import is_plugin
@@ -62,7 +64,8 @@ def prediction_rows(
         if split is None:
             raise UsageError(f"{source} has no {group} rows")
         return split_rows(split, data, source, trained, ranks)
-    form = format_of(source)
+    images = image_files(source)
+    form = "images" if images else format_of(source)
     if form == "hdf5":
         return file_rows(source, trained, group, ranks)
     if group:
@@ -84,6 +87,8 @@ def prediction_rows(
         rows = libsvm_rows(source, base, math.prod(trained.features), f"{trained.name} was trained on")
     elif form in ("idx", "gzip"):
         rows = idx_rows(source)
+    elif form == "images":
+        rows = image_rows(source, images, trained.features, trained.schema.scale, ranks)
     else:
         table = TableRows(source, model_recipe(source, trained, delimiter))
         features = (len(table.recipe.features),)
@@ -94,10 +99,11 @@ def prediction_rows(
 def text_rows(source: str, trained: TrainedModel, ranks: int) -> PredictionRows:
     """Return the rows of a plain text: its tokens, the last row up to the end of the text; a rest at the beginning is
     left out. The prediction of a row is the token that follows."""
-    length = math.prod(trained.features)
-    options = TextOptions(errors="surrogateescape" if trained.schema.vocabulary.description == BYTES else "strict")
+    length, vocabulary = math.prod(trained.features), trained.schema.vocabulary
+    assert vocabulary is not None
+    options = TextOptions(errors="surrogateescape" if vocabulary.description == BYTES else "strict")
     text = "".join(part.text for span in survey(source, options) for part in read(span, options))
-    tokens = trained.schema.vocabulary.encode(text)
+    tokens = vocabulary.encode(text)
     if len(tokens) < length:
         raise UsageError(
             f"{source} has {len(tokens)} tokens; the model was trained on rows of {length}: give more text"

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hpcdl.data import hdf5, open_data
-from hpcdl.data.formats import table_source
+from hpcdl.data.formats import prepare as formats_prepare
+from hpcdl.data.formats import prepare_npz, table_source
 
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
 
@@ -183,6 +184,41 @@ def test_bad_npz(tmp_path, prepare):
     for fraction, message in [("-0.1", "between 0 and 1"), ("nan", "between 0 and 1"), ("0.01", "would have no rows")]:
         assert message in prepare("npz", path, f"--test-fraction={fraction}")
     assert {entry.name for entry in tmp_path.iterdir()} == {"in.npz"}
+
+
+@pytest.mark.parametrize("own_test", [True, False])
+def test_a_folder_of_arrays_is_mapped(tmp_path, images, prepare, monkeypatch, own_test):
+    """It gives the file that an archive of the same arrays gives, and is read slab by slab."""
+    names = ("x", "y", "x_test", "y_test") if own_test else ("x", "y")
+    arrays = dict(zip(names, images(), strict=False))
+    np.savez(tmp_path / "in.npz", **arrays)
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    (folder / "notes.txt").write_text("ignored")
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 300)  # 10 rows
+    sizes, select = [], prepare_npz.select_rows
+
+    def selected(x, rows, kind):
+        assert isinstance(x, np.memmap)
+        for part in select(x, rows, kind):
+            sizes.append(len(part))
+            yield part
+
+    with prepare("npz", tmp_path / "in.npz", out="archive.h5") as archive, monkeypatch.context() as patch:
+        patch.setattr(prepare_npz, "select_rows", selected)
+        patch.setattr(formats_prepare, "select_rows", selected)
+        with prepare("npz", folder, out="folder.h5") as mapped:
+            assert mapped.attrs["digest"].split()[0] == archive.attrs["digest"].split()[0]
+            assert sum(sizes) == len(mapped["train/x"]) + len(mapped["test/x"]) and max(sizes) == 10
+    content = (folder / "x.npy").read_bytes()
+    (folder / "x.npy").write_bytes(content[:-1])
+    assert "x.npy cannot be read: mmap length is greater than file size" in prepare("npz", folder)
+    np.save(folder / "x.npy", np.array([None] * 100))
+    assert "x.npy cannot be read" in prepare("npz", folder)
+    (folder / "x.npy").unlink()
+    assert f"{folder} has no array x or x_train; it has " in prepare("npz", folder)
 
 
 # --- csv

@@ -586,3 +586,56 @@ def test_the_digest_is_that_of_the_rows(tmp_path, prepare):
             digests.add(file.attrs["digest"].split()[0])
             assert ("id" in file["train"]) == ("--id" in options)
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_a_folder_of_tables_is_one_table(tmp_path, prepare, kind):
+    """Its rows are those of its files in sorted order; files of other columns are refused by name."""
+    folder, source = tmp_path / "in", tmp_path / f"whole.{kind}"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()  # as Spark leaves
+    (folder / f".part.{kind}.crc").touch()
+    options = "--header" if kind == "csv" else "--test-fraction=0.2"
+    cuts = [(1, 4), (4, 20), (20, 31)]
+
+    def write(path, begin, end, change=lambda rows: None):
+        rows = [list(row) for row in [PEOPLE[0], *PEOPLE[begin:end]]]
+        change(rows)
+        if kind != "jsonl":
+            return WRITE[kind](path, rows)
+        lines = [
+            json.dumps(dict(zip(rows[0], [row[0], int(row[1]), row[2], float(row[3]), row[4]], strict=True)))
+            for row in rows[1:]
+        ]
+        path.write_text("\n".join(lines))
+        return path
+
+    write(source, 1, 31)
+    for number, cut in enumerate(cuts):
+        write(folder / f"part-{number}.{kind}", *cut)
+    with prepare("table", source, options, out="one.h5") as one, prepare("table", folder, options) as many:
+        assert one.attrs["digest"].split()[0] == many.attrs["digest"].split()[0]
+        assert one["train/row"][:].tolist() == many["train/row"][:].tolist()
+    if kind != "jsonl":
+        write(folder / f"part-3.{kind}", 1, 4, lambda rows: rows[0].__setitem__(1, "years"))
+        said = prepare("table", folder, options, "--force")
+        assert f"part-3.{kind}" in said and "all files must have the same columns" in said
+    (folder / "other.tsv").touch()
+    kinds = " and ".join(sorted((f".{kind}", ".tsv")))
+    assert f"the folder {folder} has {kinds} files; give files of one kind" in prepare("table", folder, "--force")
+    for path in folder.iterdir():
+        path.unlink()
+    assert f"the folder {folder} has no .parquet, .csv, .tsv or .json files" in prepare("table", folder, "--force")
+
+
+def test_parquet_files_of_other_types_are_refused(tmp_path, prepare):
+    """DuckDB would cast them to the types of the first file: 2.5 became 3."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with duckdb.connect() as db:
+        for name, value in (("a", "1"), ("b", "2.5::double")):
+            db.execute(f"copy (select {value} as size, 'x' as kind) to '{folder}/{name}.parquet'")
+    problem = f"the column 'size' is DOUBLE in {folder}/b.parquet, but INTEGER in {folder}/a.parquet"
+    assert problem in prepare("table", folder)
+    (folder / "b.parquet").write_bytes((folder / "a.parquet").read_bytes()[:-9])
+    assert "b.parquet" in prepare("table", folder)

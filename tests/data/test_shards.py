@@ -17,6 +17,7 @@ from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.hdf5 import dataset, open_file
 from hpcdl.data.placement import FileRows
 from hpcdl.errors import UsageError
+from hpcdl.scripts import prepare_data
 
 TRAIN, TEST, SHARD = 101, 23, 400  # rows, and bytes of a shard
 KINDS = ("dense", "sparse", "text")
@@ -275,3 +276,71 @@ def test_a_shard_that_is_damaged_later_is_named_while_rows_are_read(made):
     with pytest.raises(UsageError, match="which is missing"):
         data.read(70, 75)
     data.close()
+
+
+def columns(path):
+    """Every data set of a data file or a folder, whole."""
+    with open_file(path) as file:
+        names = getattr(getattr(file, "index", None), "columns", None)
+        if names is None:
+            names = []
+            file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        return {name: dataset(file, name)[...] for name in names}
+
+
+@pytest.mark.parametrize("kind", ["npz", "sparse", "csv", "text", "libsvm", "synthetic"])
+def test_prepare_data_cuts_what_it_would_write_into_one_file(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    random, options = np.random.default_rng(2), []
+    x, y = random.integers(0, 4, (90, 6)) * (random.random((90, 6)) < 0.6), np.arange(90) % 3
+    if kind == "npz":
+        np.savez("source", x=x.reshape(90, 2, 3), y=y)
+    elif kind == "sparse":
+        rows, kind = CSR.of(x), "npz"
+        parts = {name: getattr(rows, name) for name in ("data", "indices", "indptr", "shape")}
+        np.savez("source", format=b"csr", y=y, **parts)
+    elif kind == "csv":
+        lines = [f"{a},{'' if a == 2 else b},{'xyz'[c]},{e},{f % 2}" for a, b, c, _, e, f in np.minimum(x, 2)]
+        (tmp_path / "source.npz").write_text("\n".join(["a,b,c,id,y", *lines]))
+        options = ["--id", "id", "--group", "a"]
+    elif kind == "text":
+        (tmp_path / "source.npz").write_text("".join(random.choice([*"abcde"], 2000)))
+    elif kind == "libsvm":
+        lines = (" ".join(f"{k + 1}:{v}" for k, v in enumerate(row) if v) for row in x)
+        (tmp_path / "source.npz").write_text("\n".join(f"{label} {line}" for label, line in zip(y, lines, strict=True)))
+    source = "small:rows=100,test=20" if kind == "synthetic" else "source.npz"
+    for out in ("one.h5", "many/"):
+        prepare_data.main([kind, source, out, "--shard-size", "700", "--name", "rows", *options])
+    one, many = columns("one.h5"), columns("many")
+    assert one.keys() == many.keys() and len(shards.shard_paths("many")) > 1
+    assert all(np.array_equal(one[name], many[name]) and one[name].dtype == many[name].dtype for name in one)
+    infos = [read_info(path) for path in ("one.h5", "many")]
+    assert infos[0].schema.describe() == infos[1].schema.describe() and infos[0].rows == infos[1].rows
+
+
+def test_any_change_of_the_index_is_one_line_or_changes_nothing(made):
+    """Values of the index are replaced at random: the rows are what they were, or a line says what is wrong."""
+    _, many = made()
+    path, random = many / "index.json", np.random.default_rng(3)
+    text, plain = path.read_text(), columns(many)
+    values = [None, -1, 0, 1, 10**30, 1.5, "", "x", "../00001.h5", "00002.h5", [], {}, ["<f8", [2]], "<f8", True, [[]]]
+    refused = 0
+    for _ in range(50):
+        index = json.loads(text)
+        at = index
+        while True:
+            keys = list(at) if isinstance(at, dict) else range(len(at))
+            key = keys[random.integers(len(keys))]
+            if isinstance(at[key], dict | list) and at[key] and random.random() < 0.8:
+                at = at[key]
+                continue
+            at[key] = values[random.integers(len(values))]
+            break
+        path.write_text(json.dumps(index))
+        try:
+            read_info(many)
+            assert all(np.array_equal(plain[name], each) for name, each in columns(many).items())
+        except UsageError as error:
+            assert "\n" not in str(error) and "many" in str(error)
+            refused += 1
+    assert 5 < refused < 50

@@ -47,7 +47,7 @@ class TextOptions:
     errors: str = "strict"
 
 
-class Span(NamedTuple):
+class DocumentSpan(NamedTuple):
     """Documents of one source that follow one another. start, stop: bytes of the unpacked file, of Parquet row groups;
     stop None: to the end. line: number of lines before them. bytes: of the file, unpacked."""
 
@@ -108,14 +108,14 @@ def kind_of(path: str) -> str:
     return "json" if name.endswith(JSON_LINES) else "parquet" if name.endswith(".parquet") else "plain"
 
 
-def survey(path: str, options: TextOptions) -> list[Span]:
+def survey(path: str, options: TextOptions) -> list[DocumentSpan]:
     """Return the spans of a source, with `first` counted from 0 in this source. Raises UsageError."""
     kind = kind_of(path)
     with blamed_on(f"{path} cannot be read"):
         if kind == "parquet":
             return _survey_parquet(path, options.field)
         if kind == "plain" and options.separator is None:
-            return [Span(path, 0, None, 0, 0, 1, _size(path))]
+            return [DocumentSpan(path, 0, None, 0, 0, 1, _size(path))]
         is_document = _separates(path, options) if kind == "plain" else None
         return list(_survey_lines(path, is_document))
 
@@ -128,7 +128,7 @@ def _size(path: str) -> int:
         return sum(map(len, iter(lambda: file.read(PART), b"")))
 
 
-def _survey_lines(path: str, separates: Callable[[bytes], bool] | None) -> Iterator[Span]:
+def _survey_lines(path: str, separates: Callable[[bytes], bool] | None) -> Iterator[DocumentSpan]:
     """Yield the spans of a file of lines. separates: True for a line between documents; None: a line is a document."""
     cuttable = not path.lower().endswith(PACKED)
     start, first, first_line, at, documents, lines = 0, 0, 0, 0, 0, 0
@@ -138,14 +138,14 @@ def _survey_lines(path: str, separates: Callable[[bytes], bool] | None) -> Itera
             if whole:
                 between = not line.strip() if separates is None else separates(line)
                 if cuttable and at - start >= PIECE and (between or separates is None) and documents > first:
-                    yield Span(path, start, at, first, first_line, documents - first, at - start)
+                    yield DocumentSpan(path, start, at, first, first_line, documents - first, at - start)
                     start, first, first_line = at, documents, lines
                 documents += not between and not inside
                 inside = separates is not None and not between
             whole = line.endswith(b"\n")
             at, lines = at + len(line), lines + whole
     if documents > first:
-        yield Span(path, start, None if first == 0 else at, first, first_line, documents - first, at - start)
+        yield DocumentSpan(path, start, None if first == 0 else at, first, first_line, documents - first, at - start)
 
 
 def _separates(path: str, options: TextOptions) -> Callable[[bytes], bool]:
@@ -206,7 +206,7 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
 
-def read(span: Span, options: TextOptions) -> Iterator[Part]:
+def read(span: DocumentSpan, options: TextOptions) -> Iterator[Part]:
     """Yield the documents of a span in parts. Raises UsageError, which names the file and the line."""
     kind = kind_of(span.path)
     with blamed_on(f"{span.path} cannot be read"):
@@ -218,7 +218,7 @@ def read(span: Span, options: TextOptions) -> Iterator[Part]:
                 yield Part(number, text, True)
 
 
-def _read_plain(span: Span, options: TextOptions) -> Iterator[Part]:
+def _read_plain(span: DocumentSpan, options: TextOptions) -> Iterator[Part]:
     separates = None if options.separator is None else _separates(span.path, options)
     try:
         decoder = codecs.getincrementaldecoder(options.encoding)(options.errors)
@@ -276,7 +276,7 @@ def safe(text: str) -> int:
     return len(text)
 
 
-def _read_json(span: Span, field: str) -> Iterator[str]:
+def _read_json(span: DocumentSpan, field: str) -> Iterator[str]:
     at, number, left = span.start, span.line, span.documents
     with open_bytes(span.path, span.start) as file:
         while left and (line := file.readline(LONGEST)):
@@ -320,8 +320,8 @@ def _parquet(path: str, field: str) -> Any:
     return file
 
 
-def _survey_parquet(path: str, field: str) -> list[Span]:
-    spans: list[Span] = []
+def _survey_parquet(path: str, field: str) -> list[DocumentSpan]:
+    spans: list[DocumentSpan] = []
     file = _parquet(path, field)
     with contextlib.closing(file):
         about, start, first, documents, size = file.metadata, 0, 0, 0, 0
@@ -331,12 +331,12 @@ def _survey_parquet(path: str, field: str) -> list[Span]:
             size += sum(each.total_uncompressed_size for each in columns if each.path_in_schema == field)
             documents += row_group.num_rows
             if size >= PIECE or group == about.num_row_groups - 1:
-                spans += [Span(path, start, group + 1, first, first, documents, size)] if documents else []
+                spans += [DocumentSpan(path, start, group + 1, first, first, documents, size)] if documents else []
                 start, first, documents, size = group + 1, first + documents, 0, 0
     return spans
 
 
-def _read_parquet(span: Span, field: str) -> Iterator[str]:
+def _read_parquet(span: DocumentSpan, field: str) -> Iterator[str]:
     file, row = _parquet(span.path, field), span.first
     assert span.stop is not None
     with contextlib.closing(file):

@@ -220,7 +220,11 @@ def split_by_group(y: np.ndarray, classes: int, fraction: float | None, seed: in
     train = np.delete(np.arange(len(y)), test)
     shuffle = Random(seed)("shuffle")
     train, test = shuffle.permutation(train), shuffle.permutation(test)
-    return ({"train": train} if fraction < 1 else {}) | ({"test": test} if fraction > 0 else {})
+    groups = ({"train": train} if fraction < 1 else {}) | ({"test": test} if fraction > 0 else {})
+    for group, rows in groups.items():
+        if not len(rows):
+            raise UsageError(f"the group {group} would have no rows; choose another test fraction")
+    return groups
 
 
 def split(x: Any, y: np.ndarray, classes: int, kind: np.dtype, fraction: float | None, seed: int) -> Groups:

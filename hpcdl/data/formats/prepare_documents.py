@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcdl.data.format import Info
 from hpcdl.data.formats import documents
-from hpcdl.data.formats.documents import Span, TextOptions, find_sources, kind_of, survey
+from hpcdl.data.formats.documents import DocumentSpan, Part, TextOptions, find_sources, kind_of, survey
 from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.formats.prepare_text import LEVELS, check_rows, prepare_text, rows_of, token_groups
 from hpcdl.data.formats.shard_writer import ShardWriter
@@ -59,7 +59,7 @@ class Corpus:
 
     options: TextOptions
     files: list[str]
-    pieces: list[list[Span]]
+    pieces: list[list[DocumentSpan]]
     documents: int
     first_test: int
     bytes: int
@@ -68,7 +68,7 @@ class Corpus:
     def single(self) -> bool:
         return self.documents == 1
 
-    def parts(self, piece: list[Span]) -> Iterator[documents.Part]:
+    def parts(self, piece: list[DocumentSpan]) -> Iterator[Part]:
         """Yield the parts of the documents of a piece."""
         for span in piece:
             yield from documents.read(span, self.options)
@@ -123,7 +123,7 @@ def prepare_documents(
 
     def write() -> None:
         for number in writer.missing():
-            shard = Shard(corpus, encoder, length, rows)
+            shard = TokenShard(corpus, encoder, length, rows)
             with (
                 tempfile.TemporaryFile(dir=output.path.parent) as train,
                 tempfile.TemporaryFile(dir=output.path.parent) as test,
@@ -181,7 +181,7 @@ def grouped(items: Iterable[Any], size_of: Any, size: int) -> Iterator[list[Any]
         yield group
 
 
-def _bytes(piece: list[Span]) -> int:
+def _bytes(piece: list[DocumentSpan]) -> int:
     return sum(span.bytes for span in piece)
 
 
@@ -191,7 +191,7 @@ def _plan(sources: Sequence[FilePath], options: TextOptions, test_fraction: floa
     files = run_together(comm, lambda: find_sources(sources))
     mine = run_together(comm, lambda: {at: survey(files[at], options) for at in range(rank, len(files), size)})
     found = mine if comm is None else {at: spans for each in comm.allgather(mine) for at, spans in each.items()}
-    spans, total = list[Span](), 0
+    spans, total = list[DocumentSpan](), 0
     for at in range(len(files)):
         spans += [span._replace(first=span.first + total) for span in found[at]]
         total += sum(span.documents for span in found[at])
@@ -315,14 +315,14 @@ class Stream:
         )
 
 
-class Shard:
+class TokenShard:
     """The rows of a shard. counts: bytes and tokens by group, tokens left out, and documents shorter than a row."""
 
     def __init__(self, corpus: Corpus, encoder: Encoder, length: int, rows: str):
         self.corpus, self.encoder, self.length, self.by_document = corpus, encoder, length, rows == "documents"
         self.counts: Counter[str] = Counter()
 
-    def groups(self, pieces: list[list[Span]], files: dict[str, Any]) -> Groups:
+    def groups(self, pieces: list[list[DocumentSpan]], files: dict[str, Any]) -> Groups:
         """Return the groups of pieces of several documents. files: temporary ones, for the rows of train and test."""
         streams = {name: Stream(file, self.length, self.encoder.kind) for name, file in files.items()}
         end, by_document = self.encoder.end, self.by_document

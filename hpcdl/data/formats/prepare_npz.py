@@ -1,5 +1,8 @@
 """npz archives of numpy.savez, numpy.savez_compressed and scipy.sparse.save_npz, as a data file or as rows to predict.
-An archive of scipy holds a sparse matrix (data, indices, indptr, shape) in place of x; a data file needs y, too."""
+An archive of scipy holds a sparse matrix (data, indices, indptr, shape) in place of x; a data file needs y, too.
+
+A folder of x.npy, y.npy, x_test.npy, y_test.npy stands for an archive of these arrays. They are mapped into memory, and
+read slab by slab: x may be larger than the memory."""
 
 import os
 from functools import partial
@@ -15,14 +18,18 @@ from hpcdl.data.formats.sparse_file import sparse_rows
 from hpcdl.data.hdf5 import FilePath, check_memory, short, shown
 from hpcdl.errors import UsageError, blamed_on
 
+ARRAYS = ("x", "y", "x_train", "y_train", "x_test", "y_test")
 SPARSE = {"data", "indices", "indptr", "shape", "format"}  # what scipy.sparse.save_npz writes
 
 
 def prepare_npz(
     path: FilePath, output: Output, *, regression: bool = False, test_fraction: float | None = None, seed: int = 0
 ) -> Info:
-    """Make a data file of x, y (or x_train, y_train), and x_test, y_test if present (else a test fraction of 0.2)."""
-    arrays = load_npz(path)
+    """Make a data file of x, y (or x_train, y_train), and x_test, y_test if present (else a test fraction of 0.2).
+    path: of an archive, or of a folder of arrays."""
+    with blamed_on(f"{shown(path, 200)} cannot be read"):  # a name may be too long
+        folder = os.path.isdir(path)
+    arrays = map_arrays(path) if folder else load_npz(path)
     if set(arrays) >= SPARSE:  # rows in their own type, with scale 1
         matrix = sparse_matrix(path, arrays)
         if "y" not in arrays:
@@ -90,13 +97,25 @@ def load_npz(path: FilePath) -> dict[str, np.ndarray]:
     with blamed_on(f"{path} cannot be read as npz"):
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
-            raise UsageError(f"{path} holds one array; give an archive with arrays x and y (numpy.savez)")
+            raise UsageError(f"{path} holds one array; give an archive, or a folder, with arrays x and y")
         with archive:
             check_memory(sum(each.file_size for each in archive.zip.infolist()), f"{path}: its arrays")
             arrays = {name: archive[name] for name in archive.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # numpy returns other members as bytes
             raise UsageError(f"{path}: {shown(name)} is no array of numpy's")
+    return arrays
+
+
+def map_arrays(folder: FilePath) -> dict[str, np.ndarray]:
+    """Return the arrays of a folder by name, mapped into memory. Raises UsageError."""
+    arrays = {}
+    for name in ARRAYS:
+        if os.path.exists(path := os.path.join(folder, f"{name}.npy")):
+            with blamed_on(f"{path} cannot be read"):
+                arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+            if not isinstance(arrays[name], np.ndarray):
+                raise UsageError(f"{path} is an archive; unpack it")
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""Tables, read by DuckDB: csv and tsv (also compressed, or several files of one pattern), JSON, Parquet, Arrow.
+"""Tables, read by DuckDB: csv and tsv (also compressed), JSON, Parquet, Arrow; several files of a pattern or a folder.
 
 DuckDB copies the source, in its order, into a table of its own: beyond MEMORY bytes this goes to a temporary file. The
 kinds of columns are found over all rows; rows come in blocks, so that ranks can share a table. A column is read as
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hpcdl.data.formats.recognition import ARROW
+from hpcdl.data.formats.recognition import ARROW, TABLES
 from hpcdl.data.hdf5 import FilePath, short, shown
 from hpcdl.errors import UsageError, blamed_on, line, printable
 
@@ -83,6 +83,22 @@ KINDS = {  # of DuckDB's types
     "text": r"VARCHAR|ENUM\(.*\)|UUID",
     "time": r"DATE|TIME(STAMP)?(_S|_MS|_NS)?( WITH TIME ZONE)?|INTERVAL",
 }
+
+
+def paths_of(path: str) -> list[str]:
+    """Return the files of a table, sorted: those of a pattern, or all tables in a folder, which must be of one kind."""
+    if not os.path.isdir(path):
+        return (sorted(glob.glob(path)) if not os.path.exists(path) else []) or [path]
+    found: dict[str, list[str]] = {}
+    with blamed_on(f"{path} cannot be read"):
+        for name in sorted(os.listdir(path)):
+            ending = os.path.splitext(name.lower().removesuffix(".gz").removesuffix(".zst"))[1]
+            if ending in (*TABLES, ".parquet") and name[0] not in "._":  # Spark's notes begin with these
+                found.setdefault(ending, []).append(os.path.join(path, name))
+    if len(found) != 1:
+        what = " and ".join(sorted(found)) if found else "no .parquet, .csv, .tsv or .json"
+        raise UsageError(f"the folder {path} has {what} files; give files of one kind, as '{path.rstrip('/')}/*.csv'")
+    return next(iter(found.values()))
 
 
 def files_of(paths: list[str]) -> str:
@@ -159,8 +175,7 @@ class Source:
         self.path, self.decimal, self._engine_error = str(path), decimal, duckdb.Error
         config: Any = {"threads": threads, "memory_limit": MEMORY, "temp_directory": tempfile.gettempdir()}
         self.db = duckdb.connect(config=config)
-        paths = sorted(glob.glob(self.path)) if not os.path.exists(self.path) else []
-        self.paths = paths or [self.path]
+        self.paths = paths_of(self.path)
         with blamed_on(f"{path} cannot be read"), open(self.paths[0], "rb") as file:
             start = file.read(8)
         stem = self.paths[0].lower().removesuffix(".gz").removesuffix(".zst")
@@ -169,6 +184,7 @@ class Source:
             self._open_arrow(start)
         elif start.startswith(b"PAR"):
             self._relation = f"read_parquet({files_of(self.paths)})"
+            self._refuse_other_types()
         elif stem.endswith((".json", ".jsonl", ".ndjson")):
             self._relation = f"read_json({files_of(self.paths)}, convert_strings_to_integers=false, sample_size=-1)"
         else:
@@ -180,6 +196,19 @@ class Source:
             self.first = [*self.names]
             self._mix()
         self.width, self.derived = len(self.names), list[str]()  # derived: their SQL
+
+    def _refuse_other_types(self) -> None:
+        """Raise UsageError if the Parquet files have different columns: DuckDB would cast to the types of the first."""
+        first: dict[str, str] = {}
+        for path in self.paths if len(self.paths) > 1 else []:
+            described = self.query(f"describe select * from read_parquet({files_of([path])})").fetchall()
+            types = {each[0]: each[1] for each in described}
+            for name in first | types if first else []:
+                mine, theirs = (short(each.get(name, "missing")) for each in (types, first))
+                if mine != theirs:
+                    problem = f"the column {shown(name)} is {mine} in {path}, but {theirs} in {self.paths[0]}"
+                    raise UsageError(f"{self.path}: {problem}; all files must have the same columns")
+            first = first or types
 
     def _mix(self) -> None:
         """Take columns that JSON gives as numbers and texts mixed for texts, and type them MIXED."""
@@ -257,10 +286,19 @@ class Source:
             self._copied = True
             columns = [f"c{column}" for column in range(self.width)] or ["c0"]
             if self.csv:
+                self._refuse_other_headers()
                 self._copy_csv(columns)
                 self._find_decimal()
             else:
                 self.query(f"create table rows as select * from {self._relation} as source({', '.join(columns)})")
+
+    def _refuse_other_headers(self) -> None:
+        """Raise UsageError if the files of a csv begin with different lines of names."""
+        for path in self.paths[1:] if self.header else []:
+            _, names = next(self._records(path), (0, []))
+            if [name.strip() for name in names] != self.first:
+                begins = f"begins with {shown(names)}, but {self.paths[0]} with {shown(self.first)}"
+                raise UsageError(f"{path} {begins}; all files must have the same columns")
 
     def _copy_csv(self, columns: list[str]) -> None:
         try:

@@ -107,7 +107,7 @@ class Tokenizer(Encoder):
 def words_of(about: dict) -> re.Pattern | None:
     """Return the pattern of words that no token of a tokenizer crosses; None: unknown. about: its JSON."""
     words, normal = about.get("pre_tokenizer") or {}, about.get("normalizer")
-    kind = words.get("type")
+    kind = str(words.get("type"))
     gpt = kind == "ByteLevel" and not words.get("add_prefix_space") and words.get("use_regex", True) and normal is None
     bert = kind == "BertPreTokenizer" and (normal is None or normal.get("type") == "BertNormalizer")
     texts = any(not each.get("special") for each in about.get("added_tokens") or [])
