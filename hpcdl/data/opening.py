@@ -153,6 +153,7 @@ class _DataFile:
 
     def __init__(self, info: Info, placement: str, comm: Comm, options: DataOptions):
         self.comm, self.options, self.placement, self.path = comm, options, placement, info.path
+        self.text = info.vocabulary is not None
         self.cache = row_cache.find(info.path, options.dtype, comm) if placement == "shared" else None
         self.augment = make_augment(options.augment, info.features, options.seed)
 
@@ -198,6 +199,9 @@ class _DataFile:
         """Return train/NAME, an integer for each row of the file. UsageError if the file has no such column."""
         with open_file(self.path) as file:
             if name not in owner_columns(file):
+                if name == "document" and self.text:
+                    todo = "make the file by prepare-data text --rows documents, or leave the column out"
+                    raise UsageError(f"{self.path} has packed rows, which may hold parts of several documents: {todo}")
                 others = ", ".join(owner_columns(file)) or "none"
                 what = f"{self.path} has no whole number for each row in train/{name}"
                 raise UsageError(f"{what}; columns with one: {others}")

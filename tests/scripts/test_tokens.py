@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from in_process import ends
@@ -124,6 +125,22 @@ def test_other_tokens_are_refused(folder):
         assert status == 2 and "a tokenizer is the JSON of the library tokenizers" in said
 
 
+def test_documents_are_held_out_whole(folder):
+    """By document, if the rows are cut at documents; packed rows are refused."""
+    out = Output(folder / "d.h5", force=True)
+    prepare_documents(folder / "in", out, tokenizer=str(folder / "a.h5"), length=LENGTH, rows="documents")
+    data = open_data(str(out.path), validation=0.2, validation_by="document")
+    with h5py.File(out.path) as file:
+        numbers = file["train/document"][()]
+    held = set(numbers[data.validation.numbers])
+    assert held and not held & set(np.delete(numbers, data.validation.numbers)) and len(set(numbers)) == 18
+    data.close()
+    status, said = ends(
+        "train_allreduce", ["--data", str(folder / "a.h5"), "--validation", "0.1", "--validation-by", "document"]
+    )
+    assert status == 2 and "a.h5 has packed rows, which may hold parts of several documents: make the file by" in said
+
+
 def test_training_needs_no_library(folder):
     """A missing library is named when text is encoded or decoded, and only then."""
     program = "import sys; sys.modules['tokenizers'] = None; from hpcdl.scripts.{} import main; main(sys.argv[1:])"
@@ -141,8 +158,6 @@ def test_training_needs_no_library(folder):
 
 
 def test_damaged_tokenizers_are_one_line(folder):
-    import h5py
-
     for change, message in (
         (np.frombuffer(b"{}", np.uint8), "the data set tokenizer: a tokenizer is the JSON"),
         (np.arange(3.0), "the data set tokenizer: it is float64 of shape (3,)"),
