@@ -24,7 +24,7 @@ import numpy as np
 
 from hpcdl.chunks import chunk, zigzag
 from hpcdl.kernels import attention
-from hpcdl.kernels.device import Array, device_of
+from hpcdl.kernels.device import Array, Device
 from hpcdl.models.pool import Pool
 
 
@@ -70,12 +70,12 @@ class ContextGroup:
         """Return this rank's tokens of a sequence of `length` tokens in all, in their order."""
         return zigzag(length, self.size, self.rank)
 
-    def own_tokens(self, x: Array, axis: int = 1) -> Array:
-        """Return this rank's tokens of x, along this axis, contiguous."""
+    def own_tokens(self, x: Array, axis: int, device: Device) -> Array:
+        """Return this rank's tokens of x, an array of this device, along this axis, contiguous."""
         if self.size == 1:
             return x
         before = (slice(None),) * axis
-        return device_of(x).xp.concatenate([x[(*before, part)] for part in self.tokens(x.shape[axis])], axis=axis)
+        return device.xp.concatenate([x[(*before, part)] for part in self.tokens(x.shape[axis])], axis=axis)
 
     def check_heads(self, heads: int) -> None:
         """Raise UsageError if the ranks cannot share so many heads of keys."""

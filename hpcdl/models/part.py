@@ -174,13 +174,14 @@ class ModelPart(Layered):
         if self.context.size == 1:
             return batch.x
         axis, features = sequence_of(self.model)
-        return self.context.own_tokens(batch.x.reshape(len(batch.x), *features), axis)
+        return self.context.own_tokens(batch.x.reshape(len(batch.x), *features), axis, self.device)
 
     def targets(self, batch: Any) -> Array:
         targets = self.model.targets(batch)
         if self.context.size == 1 or not self.model.sequences:  # a module of PyTorch has a target for each row
             return targets
-        return self.context.own_tokens(targets.reshape(len(batch.y), self.model.features)).reshape(-1)
+        by_row = targets.reshape(len(batch.y), self.model.features)
+        return self.context.own_tokens(by_row, 1, self.device).reshape(-1)
 
     def last_rows(self, z: Array) -> Array:
         return self.model.last_rows(z)

@@ -8,10 +8,11 @@ The attention is that of one rank, with heads / C heads; C divides the heads of 
 numbers of q, and 2u of k and v.
 
     values sent by a rank, of its T tokens      (C-1)/C T (w + 2u) for q, k and v, (C-1)/C T w for the output;
-                                                backward as many
-    messages                                    2 (C-1) forward, 2 (C-1) backward (pairwise)
+                                                backward as many, and (C-1)/C T w for the output once more
+    messages                                    2 (C-1) forward, 3 (C-1) backward (pairwise)
 
-That is 1/C of the ring's for each rank, up to a factor, but the messages cannot hide behind computing. (Jacobs et al.,
+That is 1/C of the ring's for each rank, up to a factor, but the messages cannot hide behind computing. The output by
+heads is not kept beside that by tokens: backward makes it of the latter, so that a rank holds 1/C. (Jacobs et al.,
 "DeepSpeed Ulysses: system optimizations for enabling training of extreme long sequence transformer models", 2023)"""
 
 from collections.abc import Iterator
@@ -33,21 +34,23 @@ class Ulysses(TokenGroup):
             raise UsageError(uneven_heads(heads, self.size))
 
     def attention(self, qkv: Array, length: int, heads: int, size: int, pool: Any) -> tuple[Array, tuple[Array, ...]]:
-        """Return a, and (q, k, v, lse and output of whole sequences) for backward; collective. qkv goes to the pool."""
+        """Return a, and (q, k, v and lse of whole sequences) for backward; collective. qkv goes to the pool."""
         shared = (qkv.shape[1] - heads * size) // 2
         whole = self.to_heads(qkv, shared, length, pool)
         pool.give(qkv)
         output, saved = super().attention(whole, self.size * length, heads // self.size, size, pool)
-        return self.to_tokens(output, shared, length, pool), (*saved, output)
+        a = self.to_tokens(output, shared, length, pool)
+        pool.give(output)
+        return a, saved
 
     def attention_backward(
         self, saved: tuple[Array, ...], a: Array, da: Array, length: int, size: int, pool: Any
     ) -> Array:
         """Return the gradient by qkv, in a new array of the pool; collective."""
-        whole, lse, output = saved
-        shared = (whole.shape[1] * self.size - a.shape[1]) // 2
-        gradient = self.to_heads(da, shared, length, pool)
-        by_heads = super().attention_backward((whole, lse), output, gradient, self.size * length, size, pool)
+        shared = (saved[0].shape[1] * self.size - a.shape[1]) // 2
+        output, gradient = (self.to_heads(each, shared, length, pool) for each in (a, da))
+        by_heads = super().attention_backward(saved, output, gradient, self.size * length, size, pool)
+        pool.give(output)
         pool.give(gradient)
         dqkv = self.to_tokens(by_heads, shared, length, pool)
         pool.give(by_heads)

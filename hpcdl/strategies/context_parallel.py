@@ -10,7 +10,7 @@ as long; parameters, gradient and optimizer state are whole on each rank, or cut
 
     sent by a rank and micro-batch for each attention layer of T tokens on a rank, w numbers of q, 2u of k and v
         ring         (C-1) 6 T u                       in 3 (C-1) messages, behind computing
-        ulysses      (C-1)/C 2 T (2 w + 2 u)           in 4 (C-1) messages, not hidden
+        ulysses      (C-1)/C T (5 w + 4 u)             in 5 (C-1) messages, not hidden
     and an all-reduce of the gradient for each step, or as ZeRO does
 
 (Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", 2023; Jacobs et al.,

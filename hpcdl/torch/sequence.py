@@ -141,7 +141,8 @@ def check_tokens(model: Any, context: Any) -> None:
     with context.comm.traffic.uncounted():
         context.comm.broadcast(vector)  # a module of one's own may start with other values on each rank
         x = model.device.array(x.astype(model.dtype))
-        found = output([layer.within(context) for layer in layers], context.own_tokens(x, model.sequence_axis))
+        own = context.own_tokens(x, model.sequence_axis, model.device)
+        found = output([layer.within(context) for layer in layers], own)
         if context.rank == 0:
             whole = output(layers, x)
             one, several = (model.device.host(each) for each in (whole, found))

@@ -40,7 +40,7 @@ def test_auto_takes_what_was_faster(cut, world):
 
 def test_messages_and_bytes(cut, ring, comm):
     """Of each attention and micro-batch: the ring sends keys and values size - 1 times, backward also their gradients;
-    Ulysses exchanges qkv and the output, and backward their gradients."""
+    Ulysses exchanges qkv and the output, and backward the output and their gradients."""
     size, rows = comm.size, cut.micro_batches(2)
     values = [n * LENGTH // size * WIDTH for n in rows for _ in range(LAYERS)]
     found = {}
@@ -53,9 +53,9 @@ def test_messages_and_bytes(cut, ring, comm):
     push, exchange = found["ring"]["push"], found["ulysses"]["all_to_all"]
     assert push.messages == 3 * (size - 1) * len(values)
     assert push.bytes == 8 * (size - 1) * sum(6 * each for each in values)
-    assert exchange.calls == (4 * len(values) if size > 1 else 0)
-    # of each attention, rows of 3 / size of its values, of 1 / size for the output, and both again backward
-    exchanged = [8 * n * each // size for each in values for n in (3, 1, 3, 1)]
+    assert exchange.calls == (5 * len(values) if size > 1 else 0)
+    # of each attention, rows of 3 / size of its values, of 1 / size for the output; backward both, and the output
+    exchanged = [8 * n * each // size for each in values for n in (3, 1, 3, 1, 1)]
     assert exchange.bytes == sum(row * all_to_all_rows(size, row) for row in exchanged)
 
 
