@@ -13,7 +13,7 @@ SECTIONS = {
         train-local-sgd train-coordinate-descent train-hogwild train-federated train-model-parallel train-pipeline
         train-tensor-parallel train-context-parallel train-fully-sharded train-grid train-dqn train-gorila train-apex
         train-kmeans train- search""",
-    "data and results": "prepare- evaluate predict compare report runs watch export-metrics checkpoint",
+    "data and results": "prepare- data evaluate predict compare report runs watch export-metrics checkpoint",
     "benchmarks": "bench-",
     "the machine": "doctor hardware gpu-check plan supervise postmortem",
 }

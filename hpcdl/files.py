@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO
 import platformdirs
 
 from hpcdl import drill
+
+CRC_BYTES = 8 << 20  # of a file that are read at a time
 
 
 def temporary_name(path: Path) -> Path:
@@ -91,13 +94,18 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # makes the rename durable
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in a folder durable. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 @contextlib.contextmanager
@@ -138,6 +146,16 @@ class Sink(io.FileIO):
         """Raise the kept OSError, if any."""
         if self.error is not None:
             raise self.error
+
+
+def crc_of(path: Path, first: int = 0) -> int:
+    """Return the CRC-32 of a file from byte `first` on. Raises OSError."""
+    crc, buffer = 0, memoryview(bytearray(CRC_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        file.seek(first)
+        while count := file.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+    return crc
 
 
 def cache_folder() -> Path:

@@ -97,6 +97,12 @@ REFUSALS = [
         train-allreduce --out /proc/nothing => --out /proc/nothing cannot be written: No such file or directory
         --config line.yaml --out c => --config line.yaml: there is no option 'line' (did you mean
     """),
+    ("data", 1, "", """
+        show nowhere.h5 => data file 'nowhere.h5' does not exist
+        verify . => data '.' is a folder without index.json; give an HDF5 file or a folder of shards
+        look digits => ... expected one of 'show', 'verify', not look
+        show digits --rows -1 => --rows must not be negative, and is -1
+    """),
     ("doctor", 1, "", """
         --nonsense => unrecognized arguments: --nonsense
         --json rows.txt => --json rows.txt: the name should end in .json

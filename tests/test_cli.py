@@ -23,7 +23,7 @@ def test_every_script_is_listed_with_what_it_does(capsys, monkeypatch):
     names = [path.stem.replace("_", "-") for path in SCRIPTS.glob("[a-z]*.py")]
     assert len(names) >= 4
     for name in names:
-        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        (line,) = [line for line in lines if line.startswith("  ") and line.split()[:1] == [name]]
         assert line.endswith(f"  {programs()[name].sentence}")
     columns = {line.index(programs()[line.split()[0]].sentence[:10]) for line in lines if line.startswith("  ")}
     assert len(columns) == 1

@@ -33,7 +33,7 @@ import h5py
 import numpy as np
 
 from hpcdl.data.hdf5 import NewFile
-from hpcdl.files import Sink, atomic_path, parse_json
+from hpcdl.files import Sink, atomic_path, crc_of, parse_json
 from hpcdl.kernels.device import Array, device_of
 
 if TYPE_CHECKING:
@@ -216,16 +216,6 @@ def problem_of(folder: Path, piece: WrittenShard, contents: bool = True) -> str:
     except OSError as error:
         return f"its piece {path} cannot be read: {error.strerror}"
     return ""
-
-
-def crc_of(path: Path, first: int = 0) -> int:
-    """Return the CRC-32 of a file from byte `first` on."""
-    crc, buffer = 0, memoryview(bytearray(SLAB))
-    with open(path, "rb", buffering=0) as file:
-        file.seek(first)
-        while count := file.readinto(buffer):
-            crc = zlib.crc32(buffer[:count], crc)
-    return crc
 
 
 # -- the pieces of a checkpoint --------------------------------------------------------------------------------------

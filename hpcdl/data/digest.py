@@ -17,6 +17,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ import h5py
 import numpy as np
 
 from hpcdl.csr import CSR
-from hpcdl.data.format import Info, owner_columns
+from hpcdl.data.format import Info, owner_columns, read_info
 from hpcdl.data.formats.sparse_file import PARTS, TYPES
 from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.hdf5 import dataset, open_file, slabs_of
-from hpcdl.errors import blamed_on
+from hpcdl.data.shards import Index, ShardFolder, checksum, is_folder, shard_paths
+from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write, cache_folder, parse_json
 
 SETTLE_SECONDS = 4.0  # after a change, until a later change gets another time on any file system
@@ -58,7 +60,7 @@ class Digest:
     def finish(
         self, features: tuple[int, ...], classes: int, scale: float, vocabulary: Vocabulary | None = None
     ) -> str:
-        header = [list(features), int(classes), float(scale), vocabulary and vocabulary.characters]
+        header = [list(features), int(classes), float(scale), vocabulary and vocabulary.description]
         columns = {name: [kind.str, shape, each.hexdigest()] for name, (kind, shape, each) in self.columns.items()}
         return blake(json.dumps([header, columns], sort_keys=True).encode()).hexdigest()
 
@@ -81,8 +83,12 @@ def columns_of(x: "CSR | np.ndarray", features: tuple[int, ...]) -> dict[str, np
 
 
 def file_digest(info: Info) -> str:
-    """Return the digest of a data file: from its attribute, the cache, or a pass over the file."""
-    path = info.path
+    """Return the digest of a data file, or of a folder of shards: from attributes, the cache, or a pass over files."""
+    paths = shard_paths(info.path)
+    return joined_digest(map(_digest_of, paths)) if paths else _digest_of(info.path, info)
+
+
+def _digest_of(path: str, info: Info | None = None) -> str:
     with blamed_on(f"data file {path} cannot be read"):
         before = os.stat(path)
     stored = _stored(path)
@@ -94,7 +100,7 @@ def file_digest(info: Info) -> str:
         cached = parse_json(entry.read_text())
         if cached["file"] == key and isinstance(cached["digest"], str):
             return cached["digest"]
-    digest = compute_digest(info)
+    digest = compute_digest(info or read_info(path))
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
         same = _unchanged(path, os.stat(path)) == key
         if same and time.time() - max(before.st_mtime, before.st_ctime) > SETTLE_SECONDS:
@@ -102,6 +108,11 @@ def file_digest(info: Info) -> str:
             with atomic_write(entry) as file:
                 file.write(json.dumps({"file": key, "digest": digest}).encode())
     return digest
+
+
+def joined_digest(digests: Iterable[str]) -> str:
+    """Return the digest of a folder of shards, from the digests of its shards in order."""
+    return blake("".join(digests).encode()).hexdigest()
 
 
 def _stored(path: str) -> re.Match | None:
@@ -115,7 +126,11 @@ def _unchanged(path: str, now: os.stat_result) -> list:
 
 
 def file_signature(path: str) -> str:
-    """Return a file's size and stored digest as a text, to compare hosts' files of one path; no rows are read."""
+    """Return a file's size and stored digest as a text, to compare hosts' files of one path; no rows are read. Of a
+    folder: the number of shards and their digest, by its index."""
+    if is_folder(path):
+        index = Index.read(path)
+        return f"{len(index.shards)} shards, digest {index.digest}"
     with blamed_on(f"data file {path} cannot be read"):
         size = os.stat(path).st_size
     stored = _stored(path)
@@ -123,6 +138,9 @@ def file_signature(path: str) -> str:
 
 
 def compute_digest(info: Info) -> str:
+    """Return the digest of a data file, or of a folder of shards, computed from all rows."""
+    if paths := shard_paths(info.path):
+        return joined_digest(compute_digest(read_info(path)) for path in paths)
     digest = Digest()
     with open_file(info.path) as file:
         xs = [f"x/{part}" for part in PARTS] if info.sparse else ["x"]
@@ -133,6 +151,39 @@ def compute_digest(info: Info) -> str:
             for slab in slabs_of(column):
                 digest.add(name, column[slab].astype(kind, copy=False), labels=name.split("/")[1] != "x")
     return digest.finish(info.features, info.classes, info.scale, info.vocabulary)
+
+
+def damage(path: str) -> Iterator[str]:
+    """Yield a line for each damaged shard of a folder (its bytes are read, for their checksum), or for a damaged file
+    (its rows are read, for their digest)."""
+    damaged = False
+    try:
+        if is_folder(path):
+            with open_file(path) as folder:
+                shards = folder.index.shards
+                for number, shard in enumerate(shards):
+                    if problem := _damage_of_shard(folder, number, shard.checksum):
+                        damaged = True
+                        yield problem
+                if joined_digest(shard.digest for shard in shards) != folder.index.digest:
+                    yield f"the index of {path} is damaged: its digest is not that of its shards"
+        if not damaged:
+            info, stored = read_info(path), None if is_folder(path) else _stored(path)
+            if stored and compute_digest(info) != stored[1]:
+                yield f"{path} is damaged: it holds other rows than those whose digest prepare-data stored in it"
+    except UsageError as error:
+        yield str(error)
+
+
+def _damage_of_shard(folder: ShardFolder, number: int, written: str) -> str:
+    """Return what is wrong with the bytes of a shard, or "". written: its checksum."""
+    try:
+        path = folder.path(number)
+        with blamed_on(f"shard {path} cannot be read"):
+            good = checksum(path) == written
+    except UsageError as error:
+        return str(error)
+    return "" if good else f"shard {path} is damaged: its checksum is not that of its contents"
 
 
 def write_digest(file: h5py.File, digest: str) -> int:

@@ -13,12 +13,11 @@ without marks (of an older version) keeps its fills; so does a file made by --li
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
-import h5py
 import numpy as np
 
 from hpcdl.data.format import Info
 from hpcdl.data.formats.recipe import Recipe, recipe_in
-from hpcdl.data.hdf5 import dataset, follow_links, open_file, short, slabs, slabs_of
+from hpcdl.data.hdf5 import DataFile, dataset, follow_links, open_file, short, slabs, slabs_of
 from hpcdl.errors import UsageError
 
 FILLED = "filled"  # in a group: the marks
@@ -49,7 +48,7 @@ def averages(which: str, parts: Callable[[], Iterable[np.ndarray]], width: int, 
 
 def marks(raw: np.ndarray, rows: np.ndarray, recipe: Recipe) -> np.ndarray:
     """Return the marks of the rows numbered `rows`. raw (all rows, columns of the recipe): NaN for a missing number."""
-    numbers = _number_columns(recipe)
+    numbers = number_columns(recipe)
     result = np.empty((len(rows), -(-len(numbers) // 8)), np.uint8)
     for slab in slabs(len(rows), 8 * raw.shape[1]):
         result[slab] = np.packbits(np.isnan(raw[rows[slab]][:, numbers]), axis=1)
@@ -60,7 +59,7 @@ def unfilled_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield the number columns of train/x slab by slab: (slice of rows, float64 with NaN in marked cells)."""
     with open_file(info.path) as file:
         x, marks = dataset(file, "train/x"), FillMarks(file, info, "train")
-        for slab in slabs_of(x):
+        for slab in slabs_of(x, across=True):
             values = x[slab][:, marks.places].astype(np.float64)
             values[marks.mask(slab)] = np.nan
             yield slab, values
@@ -69,11 +68,11 @@ def unfilled_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
 def with_recomputed_fills(info: Info, known: Callable[[], Iterable[np.ndarray]], rows: int) -> Info:
     """Return `info` with the fills that the rows of known() give; unchanged without marks, or with fills of --like.
     known() yields parts of `unfilled_slabs`, `rows` rows in all. UsageError for a column without (finite) values."""
-    recipe = recipe_in(info) if _has_marks(info) else None
+    recipe = recipe_in(info) if has_marks(info) else None
     if recipe is None or recipe.like:
         return info
-    fills = averages(recipe.missing, known, len(_number_columns(recipe)), rows)
-    for number, fill in zip(_number_columns(recipe), fills.tolist(), strict=True):
+    fills = averages(recipe.missing, known, len(number_columns(recipe)), rows)
+    for number, fill in zip(number_columns(recipe), fills.tolist(), strict=True):
         if not np.isfinite(fill):
             name = short(recipe.columns[number].name)
             what = "infinite" if np.isinf(fill) else "unknown: none of them has a value"
@@ -88,7 +87,7 @@ def with_model_fills(info: Info, other: dict | None) -> Info:
     """Return `info` with the fills of the recipe `other`; unchanged without marks, or if more than fills differs."""
     if not other or not info.schema.recipe or other.get("columns") == info.schema.recipe.get("columns"):
         return info
-    mine = recipe_in(info) if _has_marks(info) else None
+    mine = recipe_in(info) if has_marks(info) else None
     if mine is None:
         return info
     theirs = Recipe.read(other, "the recipe of the data that the model was trained on")
@@ -102,11 +101,11 @@ def with_model_fills(info: Info, other: dict | None) -> Info:
 class FillMarks:
     """The marks of a group of a file. places: for each number column, the number of its feature."""
 
-    def __init__(self, file: h5py.File, info: Info, group: str):
+    def __init__(self, file: DataFile, info: Info, group: str):
         recipe = recipe_in(info)
         assert recipe is not None  # the file has marks
         starts = np.cumsum([0, *(len(column.features) for column in recipe.columns)])
-        self.places, self.bits = starts[_number_columns(recipe)], dataset(file, f"{group}/{FILLED}")
+        self.places, self.bits = starts[number_columns(recipe)], dataset(file, f"{group}/{FILLED}")
         shape, self.fills = (info.rows[group], -(-len(self.places) // 8)), np.array(info.fills)
         if self.bits.dtype != np.uint8 or self.bits.shape != shape:
             form = f"{self.bits.dtype} of shape {self.bits.shape}"
@@ -122,11 +121,13 @@ class FillMarks:
         x[row, self.places[number]] = self.fills[number]
 
 
-def _number_columns(recipe: Recipe) -> list[int]:
+def number_columns(recipe: Recipe) -> list[int]:
+    """Return the places of the columns of numbers among all columns."""
     return [number for number, column in enumerate(recipe.columns) if column.values is None]
 
 
-def _has_marks(info: Info) -> bool:
+def has_marks(info: Info) -> bool:
+    """True if each group of a table marks the numbers that were filled in."""
     if info.schema.recipe is None or info.sparse:
         return False
     with open_file(info.path) as file:
@@ -135,7 +136,7 @@ def _has_marks(info: Info) -> bool:
 
 def _with_fills(info: Info, recipe: Recipe, fills: tuple[float, ...]) -> Info:
     """Return `info` with these fills. Integer rows are then read as floats, for fills may be fractions."""
-    numbers = _number_columns(recipe)
+    numbers = number_columns(recipe)
     if fills == tuple(recipe.columns[number].fill for number in numbers):
         return info
     assert info.schema.recipe is not None

@@ -12,7 +12,9 @@ A file has at least one of the groups; a file to train on has `train`. A text ha
 classes - 1 (hpcdl/data/formats/prepare_text.py):
 
     train/x  (n, length)        unsigned integers        vocabulary  characters of the tokens (formats/vocabulary.py)
-    train/y  (n,)               the token that follows   scale       1"""
+    train/y  (n,)               the token that follows   scale       1
+    train/document  (n,)        number of the document   bytes_per_token  JSON: by group, of the source
+    tokenizer  (bytes,)         JSON, instead of the attribute vocabulary"""
 
 import contextlib
 import dataclasses
@@ -26,16 +28,17 @@ import h5py
 import numpy as np
 
 from hpcdl.data.formats.sparse_file import open_rows
-from hpcdl.data.formats.vocabulary import Vocabulary
-from hpcdl.data.hdf5 import FilePath, check_memory, dataset, open_file, shown, slabs_of
+from hpcdl.data.formats.vocabulary import TokenizerVocabulary, Vocabulary
+from hpcdl.data.hdf5 import DataFile, FilePath, check_memory, dataset, follow_links, open_file, shown, slabs_of
 from hpcdl.data.schema import Schema
+from hpcdl.data.shards import GROUPS, INDEX, ShardFolder, is_folder
 from hpcdl.errors import UsageError, blamed_on, unknown
-from hpcdl.files import parse_json
+from hpcdl.files import finite, parse_json
 
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
 MOST_CLASSES = 1 << 24  # more are a mistake: models and label counts have an entry per class
 TABLE = "table"  # the attribute with a table's recipe
-GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
+TOKENIZER, TOKEN_BYTES = "tokenizer", "bytes_per_token"  # a data set, and an attribute, of texts
 NOTES = frozenset(("row", "id", "filled"))  # source rows and fill marks: neither in the digest nor for a partition
 
 
@@ -75,8 +78,10 @@ def find_data_file(name_or_path: str) -> Path:
         mode = path.stat().st_mode if path.exists() else 0
     if stat.S_ISREG(mode):
         return path
+    if stat.S_ISDIR(mode) and not is_folder(path):
+        raise UsageError(f"data {text!r} is a folder without {INDEX}; give an HDF5 file or a folder of shards")
     if stat.S_ISDIR(mode):
-        raise UsageError(f"data {text!r} is a folder; give an HDF5 file (prepare-data makes one)")
+        return path
     if mode:
         raise UsageError(f"data {text!r} is no file that can be read twice; give an HDF5 file (prepare-data makes one)")
     if os.sep in text or path.suffix:
@@ -87,6 +92,8 @@ def find_data_file(name_or_path: str) -> Path:
 def read_info(path: FilePath) -> Info:
     """Return the structure of a data file; UsageError if it is no data file. The values of rows are not checked."""
     with open_file(path) as file:
+        if isinstance(file, ShardFolder):
+            file.check()
         names = set(map(str, file))  # links are followed by `dataset`
         present = [group for group in GROUPS if group in names]
         if not present:
@@ -108,7 +115,7 @@ def read_info(path: FilePath) -> Info:
             shapes = " and ".join(map(str, sorted(outputs)))
             why = "a class is one number, and all rows have one shape"
             raise UsageError(f"{path}: y has rows of shape {shapes}; {why}")
-        vocabulary = _vocabulary(path, file, groups, classes, scale) if "vocabulary" in file.attrs else None
+        vocabulary = _vocabulary(path, file, groups, classes, scale)
         name = _text(path, "name", file.attrs["name"]) if "name" in file.attrs else Path(path).stem
         rows = {group: len(groups[group][0]) if group in groups else 0 for group in GROUPS}
         kinds = {group: x.dtype for group, (x, _) in groups.items()}
@@ -121,11 +128,11 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
     return read_info(find_data_file(name_or_path)).vocabulary
 
 
-def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py.Dataset | None]:
+def _check_group(path: FilePath, file: DataFile, group: str) -> tuple[Any, h5py.Dataset | None]:
     """Return x (maybe a SparseSet) and y (None for `rows`) of a group; UsageError for wrong types or shapes."""
     x = open_rows(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")
-    both = [(x, "x")] * isinstance(x, h5py.Dataset) + ([] if y is None else [(y, "y")])
+    both = [(x, "x")] * (not hasattr(x, "nnz")) + ([] if y is None else [(y, "y")])
     for each, name in both:
         if each.dtype.kind not in "iuf":
             where = f"{path}: {group}/{name}"
@@ -139,14 +146,14 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
     if len(x) == 0:
         raise UsageError(f"{path}: {group} has no rows")
     for each, name in both:
-        if not each.id.get_storage_size():  # a damaged file may claim any shape
+        if isinstance(each, h5py.Dataset) and not each.id.get_storage_size():  # a damaged file may claim any shape
             raise UsageError(f"{path}: {group}/{name} has shape {each.shape}, but nothing was ever written into it")
     if y is not None:
         check_memory(8 * math.prod(y.shape), f"{path}: {group} has {len(y)} rows, whose labels")
     return x, y
 
 
-def owner_columns(file: h5py.File) -> list[str]:
+def owner_columns(file: DataFile) -> list[str]:
     """Return the names of the columns that a partition may use: those of integers in `train`, beside x and y."""
     shape, names = dataset(file, "train/y").shape[:1], []
     for name in sorted(set(map(str, file["train"])) - {"x", "y"} - NOTES):
@@ -156,7 +163,7 @@ def owner_columns(file: h5py.File) -> list[str]:
     return names
 
 
-def row_notes(file: h5py.File, group: str, rows: int) -> dict[str, h5py.Dataset]:
+def row_notes(file: DataFile, group: str, rows: int) -> dict[str, h5py.Dataset]:
     """Return the valid columns of notes on rows by name: `row`, numbers in the source; `id`, texts or integers."""
     columns = {}
     for name, kinds in (("row", "iu"), ("id", "iuSO")):
@@ -167,7 +174,7 @@ def row_notes(file: h5py.File, group: str, rows: int) -> dict[str, h5py.Dataset]
     return columns
 
 
-def _scale(path: FilePath, file: h5py.File) -> float:
+def _scale(path: FilePath, file: DataFile) -> float:
     value = file.attrs.get("scale", 1.0)
     scale = float(value) if isinstance(value, (int, float, np.integer, np.floating)) else math.nan
     if not math.isfinite(scale) or scale == 0:
@@ -175,7 +182,7 @@ def _scale(path: FilePath, file: h5py.File) -> float:
     return scale
 
 
-def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int:
+def _classes(path: FilePath, file: DataFile, labels: list[h5py.Dataset]) -> int:
     whole = bool(labels) and all(y.dtype.kind in "iu" for y in labels)
     if "classes" in file.attrs:
         classes = file.attrs["classes"]
@@ -193,13 +200,24 @@ def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int
     return int(classes)
 
 
-def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, scale: float) -> Vocabulary:
-    value = file.attrs["vocabulary"]
+def _vocabulary(path: FilePath, file: DataFile, groups: dict, classes: int, scale: float) -> Vocabulary | None:
+    with_tokenizer = follow_links(file, TOKENIZER) is not None
+    where = f"the data set {TOKENIZER}" if with_tokenizer else "the attribute vocabulary"
     try:
-        each = [_text(path, "vocabulary", one) for one in value] if np.ndim(value) else None
-        vocabulary = Vocabulary(_text(path, "vocabulary", value) if each is None else each)
+        if with_tokenizer:
+            stored = dataset(file, TOKENIZER)
+            if stored.dtype != np.uint8 or len(stored.shape) != 1:
+                raise UsageError(f"it is {stored.dtype} of shape {stored.shape}; it must be JSON as bytes")
+            check_memory(stored.nbytes, f"{path}: {TOKENIZER}")
+            vocabulary: Vocabulary = TokenizerVocabulary(_text(path, TOKENIZER, stored[...].tobytes()))
+        elif "vocabulary" in file.attrs:
+            value = file.attrs["vocabulary"]
+            each = [_text(path, "vocabulary", one) for one in value] if np.ndim(value) else None
+            vocabulary = Vocabulary(_text(path, "vocabulary", value) if each is None else each)
+        else:
+            return None
     except UsageError as error:
-        raise UsageError(f"{path}: the attribute vocabulary: {error}") from None
+        raise UsageError(f"{path}: {where}: {error}") from None
     for group, (x, _) in groups.items():
         if x.dtype.kind != "u" or x.ndim != 2:
             where = f"{path}: {group}/x is {x.dtype} of shape {x.shape}"
@@ -210,7 +228,7 @@ def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, sca
     return vocabulary
 
 
-def _schema(path: FilePath, file: h5py.File, classes: int, scale: float, vocabulary: Vocabulary | None) -> Schema:
+def _schema(path: FilePath, file: DataFile, classes: int, scale: float, vocabulary: Vocabulary | None) -> Schema:
     names: tuple[str, ...] | None = None
     recipe: Any = None
     if "labels" in file.attrs and classes:
@@ -226,7 +244,15 @@ def _schema(path: FilePath, file: h5py.File, classes: int, scale: float, vocabul
     base = file.attrs.get("base")
     if base is not None and not (isinstance(base, (int, np.integer)) and base in (0, 1)):
         raise UsageError(f"{path}: the attribute base is {shown(base)}; it must be 0 or 1, the first feature's number")
-    return Schema(scale, names, vocabulary, recipe, None if base is None else int(base))
+    token_bytes: Any = None
+    if TOKEN_BYTES in file.attrs and vocabulary is not None:
+        with contextlib.suppress(ValueError):
+            token_bytes = parse_json(_text(path, TOKEN_BYTES, file.attrs[TOKEN_BYTES]))
+        if isinstance(file, ShardFolder):  # a shard has its own
+            token_bytes = (file.index.about.get("schema") or {}).get("token_bytes", token_bytes)
+        if not isinstance(token_bytes, dict) or not all((finite(each) or 0) > 0 for each in token_bytes.values()):
+            raise UsageError(f"{path}: the attribute {TOKEN_BYTES} must be JSON, a positive number by group")
+    return Schema(scale, names, vocabulary, recipe, None if base is None else int(base), token_bytes)
 
 
 def _text(path: FilePath, name: str, value: object) -> str:

@@ -3,6 +3,7 @@ Files are written under a temporary name, synced and renamed: a file with its fi
 
 import contextlib
 import errno
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import h5py
 import numpy as np
 
 from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.shards import GROUPS, JoinedSet, ShardFolder, is_folder
 from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond
 from hpcdl.files import Sink, atomic_path
 from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
+DataFile: TypeAlias = h5py.File | ShardFolder
 SLAB_BYTES = 8 << 20  # read or written at a time
 LINK_LIMIT = 8  # soft links in a chain; a loop has more
 MESSAGE_LENGTH = 60  # characters of foreign text that a message shows
@@ -35,8 +38,16 @@ def short(text: str, most: int = MESSAGE_LENGTH) -> str:
 
 
 @contextlib.contextmanager
-def open_file(path: FilePath) -> Iterator[h5py.File]:
-    """Open a data file for reading; errors of HDF5, in the body too, become UsageErrors."""
+def open_file(path: FilePath) -> Iterator[Any]:
+    """Open a data file, or a folder of shards, for reading; errors of HDF5, in the body too, become UsageErrors."""
+    if is_folder(path):
+        with blamed_on(f"data folder {path} cannot be read"):
+            folder = ShardFolder(str(path), open_file, dataset)
+            try:
+                yield folder
+            finally:
+                folder.close()
+        return
     with blamed_on(f"data file {path} cannot be read"):
         try:
             # No lock: data files appear whole under their name and never change, and some file systems have no locks.
@@ -52,10 +63,12 @@ def open_file(path: FilePath) -> Iterator[h5py.File]:
             raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
 
 
-def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return the data set of this name, as "train/x". UsageError if it is missing or its elements lie outside the file:
-    a foreign data file could otherwise turn the bytes of other files into features."""
+def dataset(file: DataFile, name: str) -> Any:
+    """Return the data set of this name, as "train/x"; of a folder of shards a `JoinedSet`. UsageError if it is missing
+    or its elements lie outside the file: a foreign file could otherwise turn the bytes of other files into features."""
     item = follow_links(file, name)
+    if isinstance(item, JoinedSet):
+        return item
     if not isinstance(item, h5py.Dataset):
         raise UsageError(f"{file.filename} has no data set {name}; a data file holds x and y in train and in test")
     where = f"{file.filename}: {name}"
@@ -67,8 +80,11 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
     return item
 
 
-def follow_links(file: h5py.File, name: str) -> Any:
+def follow_links(file: DataFile, name: str) -> Any:
     """Return the object at a path in the file, or None; soft links are checked, for they may lead out of the file."""
+    if isinstance(file, ShardFolder):
+        found = file.item(name)
+        return follow_links(file.shard(0), name) if found is None and name.split("/")[0] not in GROUPS else found
     parts, links = name.split("/"), 0
     at: Any = file
     while parts:
@@ -114,6 +130,17 @@ def check_x(
         raise UsageError(f"{where} has numbers up to {float(x.max()):g}, which the scale makes infinite")
 
 
+def check_slab(
+    x: np.ndarray, source: Any, where: str, first: int, vocabulary: Vocabulary | None = None, most: float = math.inf
+) -> None:
+    """As `check_x`, for the rows from `first` on of the data set `source`; of a folder, the message names the shard."""
+    last = first + len(x)
+    for name, at, part in (
+        source.pieces(first, last) if isinstance(source, JoinedSet) else [(where, first, slice(None))]
+    ):
+        check_x(x[part], name, range(at, at + last - first), vocabulary, most)
+
+
 def largest(kind: np.dtype) -> float:
     return float(np.finfo(kind).max) if kind.kind == "f" else float(np.iinfo(kind).max)
 
@@ -142,10 +169,14 @@ def slabs(rows: int, row_bytes: int, multiple: int = 1) -> Iterator[slice]:
         yield slice(start, min(start + length, rows))
 
 
-def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
-    """Yield the slabs in which to read an HDF5 data set. They hold whole chunks, so that none is decompressed twice."""
-    row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
-    return slabs(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else 1)
+def slabs_of(dataset: Any, across: bool = False) -> Iterator[slice]:
+    """Yield the slabs in which to read a data set of HDF5, or of a folder. They hold whole chunks, so that none is
+    decompressed twice, and rows of one shard. across: slabs of the one file with these rows, for sums equal to the bit.
+    """
+    row_bytes, chunks, ends = dataset.dtype.itemsize * math.prod(dataset.shape[1:]), dataset.chunks, (0, len(dataset))
+    for first, last in itertools.pairwise(ends if across else getattr(dataset, "bounds", ends)):
+        for slab in slabs(int(last - first), row_bytes, chunks[0] if chunks else 1):
+            yield slice(int(first) + slab.start, int(first) + slab.stop)
 
 
 class NewFile(h5py.File):

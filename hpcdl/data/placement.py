@@ -10,11 +10,11 @@ y. Memory keeps the file's own type (a byte per pixel), but has no float16, and 
 become int64, targets the model's type."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import h5py
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, START
@@ -24,7 +24,7 @@ from hpcdl.data.digest import file_signature
 from hpcdl.data.fills import FillMarks
 from hpcdl.data.format import Info, row_notes
 from hpcdl.data.formats.sparse_file import largest_lengths, open_rows, slab_elements
-from hpcdl.data.hdf5 import check_memory, check_x, check_y, dataset, largest_input, open_file, slabs_of
+from hpcdl.data.hdf5 import DataFile, check_memory, check_slab, check_y, dataset, largest_input, open_file, slabs_of
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels.gather import gather, gather_images
@@ -103,7 +103,7 @@ def read_only_view(x: Any) -> Any:
 class FileX:
     """x of a group of an open file; `read` checks what it reads."""
 
-    def __init__(self, file: h5py.File, info: Info, group: str, dtype: np.dtype):
+    def __init__(self, file: DataFile, info: Info, group: str, dtype: np.dtype):
         self.x, self.marks = open_rows(file, f"{group}/x"), FillMarks(file, info, group) if info.fills else None
         self.where, self.vocabulary, self.sparse = f"{info.path}: {group}/x", info.vocabulary, info.sparse
         self.most = largest_input(info.scale, dtype)
@@ -116,7 +116,7 @@ class FileX:
             self.x.read_direct(x.reshape(-1, *self.x.shape[1:]), part)
             if self.marks is not None:
                 self.marks.refill(part, x)
-            check_x(x, self.where, range(part.start, part.stop), self.vocabulary, self.most)
+            check_slab(x, self.x, self.where, part.start, self.vocabulary, self.most)
 
 
 class FileRows:
@@ -138,12 +138,13 @@ class FileRows:
             row = self.kind.itemsize + COLUMN.itemsize
             self.block, elements = self.x.block(row)
         else:
-            self.block, row, elements = next(iter(slabs_of(self.x))).stop, self.width * self.kind.itemsize, 0
-        self.starts = np.append(np.arange(0, len(self.x), self.block), len(self.x))  # of blocks, and the end
-        self.elements, self.block_bytes = (
-            elements,
-            row * (elements if self.sparse else self.block),
-        )  # of a block, at most
+            self.block = max(slab.stop - slab.start for slab in slabs_of(self.x))
+            row, elements = self.width * self.kind.itemsize, 0
+        shards = itertools.pairwise(getattr(self.x, "bounds", (0, len(self.x))))
+        starts = [np.arange(first, last, self.block) for first, last in shards]
+        self.starts = np.append(np.concatenate(starts), len(self.x))  # of blocks, none of two shards, and the end
+        # Of a block, at most:
+        self.elements, self.block_bytes = elements, row * (elements if self.sparse else self.block)
         check_memory(2 * self.block_bytes, f"{self.source.where}: two blocks of {self.block} rows")
 
     def __len__(self) -> int:
@@ -163,10 +164,10 @@ class FileRows:
     def gather(self, index: np.ndarray, x: Any, y: np.ndarray) -> None:
         """Set x to scale * rows[index], standardized, and y to their labels; each needed block is read once."""
         by, parts, form = np.argsort(index, kind="stable"), [], self.form._replace(dtype=x.dtype, y_dtype=y.dtype)
-        blocks, starts = np.unique(index[by] // self.block, return_index=True)
-        for block, where in zip(blocks, np.split(by, starts[1:]), strict=True):
+        _, places = np.unique(np.searchsorted(self.starts, index[by], side="right"), return_index=True)
+        for where in np.split(by, places[1:]):
             first = int(index[where[0]])
-            rows = self.read(first, min(int(index[where[-1]]) + 1, (int(block) + 1) * self.block))
+            rows = self.read(first, int(index[where[-1]]) + 1)
             part_x, part_y = form.empty(len(where))
             rows.gather(index[where] - first, part_x, part_y)
             y[where] = part_y

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcdl.data.shards import file_that_changes
+
 if TYPE_CHECKING:
     from hpcdl.data.placement import Arena, Comm
 
@@ -38,9 +40,9 @@ cached: dict[tuple | None, CachedRows] = {}
 
 
 def key_of(path: str, dtype: np.dtype, fills: tuple[float, ...] = ()) -> tuple | None:
-    """Return the cache key of a file; None if the file cannot be examined."""
+    """Return the cache key of a file, or of a folder by its index; None if the file cannot be examined."""
     try:
-        now = os.stat(path)
+        now = os.stat(file_that_changes(path))
     except OSError:
         return None
     return os.path.realpath(path), now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, dtype.name, fills

@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcdl.data.fills import FillMarks
 from hpcdl.data.format import Info
-from hpcdl.data.hdf5 import check_x, dataset, open_file, slabs, slabs_of
+from hpcdl.data.hdf5 import check_slab, dataset, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
 
 TARGET = ("target_mean", "target_deviation")  # names of the statistics of targets
@@ -75,12 +75,12 @@ def file_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield train/x of a data file slab by slab: (slice of rows, their features); UsageError: NaN or infinity."""
     with open_file(info.path) as file:
         source, marks = dataset(file, "train/x"), FillMarks(file, info, "train") if info.fills else None
-        for slab in slabs_of(source):
+        for slab in slabs_of(source, across=True):
             x = source[slab].reshape(slab.stop - slab.start, -1)
             if marks is not None:
                 x = x.astype(np.float64, copy=False)
                 marks.refill(slab, x)
-            check_x(x, f"{info.path}: train/x", range(slab.start, slab.stop))
+            check_slab(x, source, f"{info.path}: train/x", slab.start)
             yield slab, x
 
 

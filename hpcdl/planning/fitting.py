@@ -13,7 +13,6 @@ first and last stage hold most."""
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -27,9 +26,6 @@ from hpcdl.planning.memory import MASTER, data, resident
 from hpcdl.strategies.description import Cut
 from hpcdl.strategies.workload import Workload
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 LARGEST = 4096  # ranks
 
 
@@ -59,14 +55,6 @@ class Fit(NamedTuple):
         grid = ",".join(f"{axis}={n}" for axis, n in each if n > 1 or axis not in ("context", "expert"))
         more = f" --stage {self.stage}" if self.stage else ""
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
-
-
-def parse_bytes(text: str) -> int:
-    """Parse 32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text."""
-    found = SIZE.fullmatch(text.strip())
-    if not found or found[2] not in UNITS or not float(found[1]):
-        raise UsageError(f"--fit {text}: write a number of bytes, as 32GiB, 80GB or 500MiB")
-    return int(float(found[1]) * UNITS[found[2]])
 
 
 def shapes(ranks: int, cut: bool = False, owners: Sequence[int] = (1,)) -> list[tuple[int, int, int, int, int]]:

@@ -5,6 +5,7 @@ Options that are not given are inferred. Integers in 0..255 are pixels: bytes wi
 regression. Labels other than 0, 1, 2, ... are numbered in sorted order, and the file keeps their names."""
 
 import contextlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +17,12 @@ import numpy as np
 from hpcdl.csr import CSR
 from hpcdl.data.digest import Digest, set_digest_time, write_digest
 from hpcdl.data.fills import FILLED
-from hpcdl.data.format import NOTES, TABLE, Info, read_info
+from hpcdl.data.format import NOTES, TABLE, TOKEN_BYTES, TOKENIZER, Info, read_info
 from hpcdl.data.formats.sparse_file import SparseWriter, check_elements
-from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.formats.vocabulary import TokenizerVocabulary, Vocabulary
 from hpcdl.data.hdf5 import FilePath, NewFile, check_x, check_y, new_file, shown, slabs
 from hpcdl.data.partition import hold_out
+from hpcdl.data.shards import SHARD_SIZE, refuse_replacing
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import check_writable
 from hpcdl.random import Random
@@ -28,6 +30,7 @@ from hpcdl.random import Random
 CHUNK_BYTES = 256 << 10  # of a compressed data set
 GZIP = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 TEST_FRACTION = 0.2  # of the rows, by default
+MOST_RECIPE = 32 << 10  # characters: HDF5 keeps attributes below 64 KiB
 MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
 # "train", "test", "rows": shape of x, slabs of x in order (CSR: sparse rows), y (None: no labels; a function is called
 # after the last slab), other columns.
@@ -37,7 +40,8 @@ Groups: TypeAlias = dict[str, Group]
 
 
 class Output:
-    """The data file to write, with its attributes. summary: phrases for the line that prepare-data prints."""
+    """The data file, or folder of shards, to write, with its attributes. summary: phrases for prepare-data's line.
+    recipe: source and options, as JSON data, which the file keeps."""
 
     def __init__(
         self,
@@ -48,29 +52,45 @@ class Output:
         name: str | None = None,
         scale: float | None = None,
         origin: str | None = None,
+        shard_size: int = SHARD_SIZE,
     ):
-        """Raise UsageError if the file exists, without `force`, or if its folder does not exist."""
+        """Raise UsageError if the file exists, without `force`, or if its folder does not exist. A path that ends in /
+        is a folder of shards, of about `shard_size` bytes each before compression."""
         self.path, self.compress, self.scale, self.origin = Path(path), compress, scale, origin
+        self.folder, self.shard_size, self.recipe = str(path).endswith("/"), shard_size, dict[str, Any]()
         self.name, self.summary = name or self.path.stem, list[str]()
         for what, text in (("name", self.name), ("origin", origin or "")):
             check_text(text, f"the {what}")
         with self.blamed():  # a name may be too long
             exists, folder, file = self.path.exists(), self.path.is_dir(), self.path.is_file()
-        if exists and not file:
+        if self.folder and folder:
+            refuse_replacing(self.path, force)
+        elif exists and self.folder:
+            raise UsageError(f"{self.path} is no folder; name another folder of shards, or a file, as data.h5")
+        elif exists and not file:
             raise UsageError(f"{path} is {'a folder' if folder else 'no file'}; name the file to be made, as data.h5")
-        if exists and not force:
+        elif exists and not force:
             raise UsageError(f"{path} exists already; choose another name, or --force to replace it")
         if not self.path.parent.is_dir():
             raise UsageError(f"the folder {self.path.parent} does not exist; make it first")
         if not os.access(self.path.parent, os.W_OK):
             raise UsageError(f"the folder {self.path.parent} cannot be written to")
         with self.blamed():  # as on a read-only file system
-            check_writable(self.path)
+            check_writable(self.path.with_name(f"{self.path.name}.parts") if self.folder else self.path)
         if scale is not None and not (math.isfinite(scale) and scale != 0):
             raise UsageError(f"the scale must be a number other than 0, not {scale}")
 
-    def write(
+    def write(self, groups: Groups, *arguments: Any, **about: Any) -> Info:
+        """Write the file or the folder of shards; return its structure. Arguments and errors: of `write_file`."""
+        if not self.folder:
+            return self.write_file(self.path, groups, *arguments, **about)
+        from hpcdl.data.formats.shard_writer import write_shards  # here: it imports this file
+
+        return write_shards(self, groups, *arguments, **about)
+
+    def write_file(
         self,
+        path: Path,
         groups: Groups,
         kind: np.dtype,
         scale: float,
@@ -80,13 +100,15 @@ class Output:
         table: str | None = None,
         base: int | None = None,
         sparse: bool = False,
+        token_bytes: dict[str, float] | None = None,
     ) -> Info:
-        """Write the file; return its structure. names: of the classes; None: their numbers. table: the recipe as JSON
-        (recipe.py). base: index of the first feature in libsvm's text. sparse: slabs of x are CSR. UsageError."""
+        """Write one file; return its structure. names: of the classes; None: their numbers. table: the recipe as JSON
+        (recipe.py). base: index of the first feature in libsvm's text. sparse: slabs of x are CSR. token_bytes: of
+        a text, as of Schema. UsageError."""
         for label in names or ():
             check_text(label, "a label")
         digest, scale = Digest(), scale if self.scale is None else self.scale
-        with self.blamed(), new_file(self.path) as file:
+        with self.blamed(), new_file(path) as file:
             for group, (shape, parts, y, columns) in groups.items():
                 if 0 in shape:
                     raise UsageError(f"the group {group} would have no rows; choose another test fraction")
@@ -103,12 +125,21 @@ class Output:
             file.attrs["name"], file.attrs["classes"] = self.name, classes
             file.attrs["scale"] = scale
             optional: dict[str, Any] = {"labels": names, TABLE: table, "base": base, "source": self.origin or None}
-            optional["vocabulary"] = vocabulary and vocabulary.characters
+            optional["recipe"] = self._recipe_text()
+            optional[TOKEN_BYTES] = token_bytes and json.dumps(token_bytes)
+            if isinstance(vocabulary, TokenizerVocabulary):
+                file[TOKENIZER] = np.frombuffer(vocabulary.text.encode(), np.uint8)
+            else:
+                optional["vocabulary"] = vocabulary and vocabulary.characters
             file.attrs.update({name: value for name, value in optional.items() if value is not None})
             features = next(iter(groups.values()))[0][1:]
             seconds = write_digest(file, digest.finish(features, classes, scale, vocabulary))
-        set_digest_time(self.path, seconds)
-        return read_info(self.path)
+        set_digest_time(path, seconds)
+        return read_info(path)
+
+    def _recipe_text(self) -> str | None:
+        text = json.dumps(self.recipe, default=str)
+        return text if self.recipe and len(text) < MOST_RECIPE else None
 
     def _write_y(self, file: NewFile, digest: Digest, group: str, y: np.ndarray, classes: int) -> None:
         check_y(y, classes, f"{group}/y")

@@ -4,6 +4,7 @@ import os
 import stat
 
 from hpcdl.data.hdf5 import shown
+from hpcdl.data.shards import is_folder
 from hpcdl.errors import UsageError, blamed_on
 
 ARROW = (b"PAR1", b"PARE", b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")  # Parquet, Arrow, Feather, a stream of Arrow
@@ -12,9 +13,12 @@ LIBSVM = (".svm", ".libsvm", ".svmlight")
 
 
 def format_of(path: str) -> str:
-    """Return hdf5, npz, libsvm, table, idx, gzip or unknown (csv or libsvm's text); UsageError for no regular file."""
+    """Return hdf5 (also of shards), npz, libsvm, table, idx, gzip or unknown (csv or libsvm's text). UsageError: it is
+    neither a regular file nor a folder of shards."""
     with blamed_on(f"{shown(path, 200)} cannot be read"):
         mode = os.stat(path).st_mode
+        if is_folder(path):
+            return "hdf5"
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "no file that can be read twice"
             raise UsageError(f"{path} is {what}; give a file: csv, Parquet, Arrow, npz, idx, libsvm or HDF5")

@@ -7,6 +7,7 @@
 
 A file is checked as it is read, in slabs of about SLAB_BYTES: row starts ascend, a row's columns exist and ascend."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,18 +17,20 @@ import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
 from hpcdl.data import hdf5
-from hpcdl.data.hdf5 import check_x, dataset, follow_links, shown
+from hpcdl.data.hdf5 import DataFile, check_x, dataset, follow_links, shown
+from hpcdl.data.shards import JoinedGroup, JoinedSet
 from hpcdl.errors import UsageError
 
 PARTS = ("data", "indices", "indptr")
 TYPES = {"indices": COLUMN, "indptr": START}  # in memory, for any integers in the file
+GROUP_TYPES = (h5py.Group, JoinedGroup)
 CHUNK = 1 << 16  # elements of an HDF5 chunk: data, indices and indptr grow while they are written
 
 
 class SparseSet:
     """Sparse rows in a file, with the interface of an h5py data set: dtype (of data), shape (rows, features), nnz."""
 
-    def __init__(self, file: h5py.File, name: str):
+    def __init__(self, file: DataFile, name: str):
         """Check the structure, not the elements; UsageError if it is invalid."""
         self.where = f"{file.filename}: {name}"
         columns = {part: dataset(file, f"{name}/{part}") for part in PARTS}
@@ -40,11 +43,16 @@ class SparseSet:
         if not len(self.indptr):
             raise UsageError(f"{self.where}/indptr has shape (0,); it must be (rows + 1,): where rows begin and end")
         self.nnz, rows = len(self.data), len(self.indptr) - 1
+        self.bounds = [0, rows]  # of the rows of shards
+        if isinstance(self.indptr, JoinedSet):
+            self.bounds[1:] = (self.indptr.bounds[1:] - 1).tolist()
         if len(self.indices) != self.nnz:
             lengths = f"{self.nnz} elements, but {len(self.indices)} columns in indices"
             raise UsageError(f"{self.where} has {lengths}; each element must have one column")
         for part, column in columns.items():
-            if len(column) and not column.id.get_storage_size():  # a damaged file may claim any shape
+            if (
+                isinstance(column, h5py.Dataset) and len(column) and not column.id.get_storage_size()
+            ):  # a damaged file may claim any shape
                 raise UsageError(f"{self.where}/{part} has shape {column.shape}, but nothing was ever written into it")
         features = follow_links(file, name).attrs.get("features")
         if not isinstance(features, (int, np.integer)) or not 1 <= features <= MOST_FEATURES:
@@ -58,23 +66,32 @@ class SparseSet:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def place(self, row: int) -> tuple[str, int]:
+        """Return the name of these rows for a message, and the number of a row: of a folder, those of the shard."""
+        if not isinstance(self.indptr, JoinedSet):
+            return self.where, row
+        path, row = self.indptr.place(row)
+        return f"{path}: {self.indptr.name.removesuffix('/indptr')}", row
+
     def starts(self, first: int, last: int) -> np.ndarray:
         """Return the starts of rows first to last - 1 and the end of the last row, int64; UsageError if invalid."""
         starts = np.empty(last - first + 1, START)
         self.indptr.read_direct(starts, np.s_[first : last + 1])
         falls = np.diff(starts) < 0
         if falls.any() or starts[0] < 0 or starts[-1] > self.nnz:
-            row = first + int(np.argmax(falls)) if falls.any() else first
-            raise UsageError(f"{self.where}/indptr does not rise from 0 to {self.nnz}: look at row {row}")
+            where, row = self.place(first + int(np.argmax(falls)) if falls.any() else first)
+            raise UsageError(f"{where}/indptr does not rise from 0 to {self.nnz}: look at row {row}")
         return starts
 
     def spans(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (slice of rows, their `starts`) for all rows, with SLAB_BYTES of starts at a time."""
-        for part in hdf5.slabs(len(self), START.itemsize):
-            yield part, self.starts(part.start, part.stop)
+        """Yield (slice of rows of one shard, their `starts`) for all rows, with SLAB_BYTES of starts at a time."""
+        for first, last in itertools.pairwise(self.bounds):
+            for part in hdf5.slabs(last - first, START.itemsize):
+                rows = slice(first + part.start, first + part.stop)
+                yield rows, self.starts(rows.start, rows.stop)
 
     def slabs(self, most: int) -> Iterator[slice]:
-        """Yield slices that together are all rows, each of at most `most` elements, or of one row with more."""
+        """Yield slices that together are all rows, of one shard each and of at most `most` elements, or a row."""
         for part, starts in self.spans():
             at = 0
             while at < part.stop - part.start:
@@ -94,8 +111,9 @@ class SparseSet:
         if begin < end:
             self.data.read_direct(into.data[part], np.s_[begin:end])
             self.indices.read_direct(into.indices[part], np.s_[begin:end])
-        check_columns(into.indices[part], starts - begin, self.shape[1], self.where, first)
-        check_elements(into.data[part], starts - begin, self.where, first, most)
+        where, first = self.place(first)
+        check_columns(into.indices[part], starts - begin, self.shape[1], where, first)
+        check_elements(into.data[part], starts - begin, where, first, most)
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Return the number of elements of each of the sorted `rows`."""
@@ -117,17 +135,18 @@ class SparseSet:
         row = max(1, row_most * self.nnz // max(1, len(self)))
         block = max(1, min(len(self), hdf5.SLAB_BYTES // row))
         while True:
-            slabs = hdf5.slabs(len(self), START.itemsize, block)
-            starts = (self.starts(slab.start, slab.stop) for slab in slabs)
+            shards = itertools.pairwise(self.bounds)
+            slabs = ((a, slab) for a, b in shards for slab in hdf5.slabs(b - a, START.itemsize, block))
+            starts = (self.starts(first + slab.start, first + slab.stop) for first, slab in slabs)
             most = max((int(np.diff(np.append(each[:-1:block], each[-1])).max()) for each in starts), default=0)
             if block == 1 or most * row_most <= 2 * hdf5.SLAB_BYTES:
                 return block, most
             block = max(1, block // 2)
 
 
-def open_rows(file: h5py.File, name: str) -> Any:
+def open_rows(file: DataFile, name: str) -> Any:
     """Return the rows called `name` (as "train/x"): a data set of HDF5, or a SparseSet if they are sparse."""
-    return SparseSet(file, name) if isinstance(follow_links(file, name), h5py.Group) else dataset(file, name)
+    return SparseSet(file, name) if isinstance(follow_links(file, name), GROUP_TYPES) else dataset(file, name)
 
 
 def largest_lengths(lengths: np.ndarray, count: int) -> np.ndarray:
