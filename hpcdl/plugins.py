@@ -38,7 +38,7 @@ def is_plugin(text: str) -> bool:
 
 
 def is_mixture(text: str) -> bool:
-    """True if a text names a mixture of data sets, as mix:A=0.7,B=0.3 (hpcdl/data/mixture.py)."""
+    """True if a text names a mixture of data sets, as mix:A=0.7,B=0.3 (hpcdl/data/order/mixture.py)."""
     return text.startswith(MIXTURE)
 
 

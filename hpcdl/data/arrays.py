@@ -14,9 +14,9 @@ from hpcdl.data.dataset import Data
 from hpcdl.data.digest import rows_digest
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
 from hpcdl.data.hdf5 import check_x, check_y, largest_input, shown, slabs
+from hpcdl.data.order.readers import MemoryReader, training_numbers
+from hpcdl.data.order.sampler import order_name
 from hpcdl.data.placement import Comm, MemoryRows, memory_type, run_together
-from hpcdl.data.readers import MemoryReader, training_numbers
-from hpcdl.data.sampler import order_name
 from hpcdl.data.schema import Schema
 from hpcdl.data.standard import training_statistics, without_rows
 from hpcdl.errors import UsageError

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike
 
 from hpcdl.chunks import chunks
 from hpcdl.data.batch import Batch, DeviceBuffers, RowForm
-from hpcdl.data.cursor import Cursor
 from hpcdl.data.digest import blake
+from hpcdl.data.order.cursor import Cursor
+from hpcdl.data.order.prefetch import prefetch
+from hpcdl.data.order.readers import MemoryReader, Reader, training_numbers
+from hpcdl.data.order.sampler import Share, order_name, steps_per_epoch
 from hpcdl.data.placement import FileRows, MemoryRows
-from hpcdl.data.prefetch import prefetch
-from hpcdl.data.readers import MemoryReader, Reader, training_numbers
-from hpcdl.data.sampler import Share, order_name, steps_per_epoch
 from hpcdl.data.scale_warning import feature_scales
 from hpcdl.data.schema import Schema
 from hpcdl.data.standard import Standard, unit_of_targets
@@ -76,7 +76,7 @@ class Data:
     schema       class names, scale, ... (schema.py)      vocabulary  of a text, else None"""
 
     source = ""
-    mixture: Any = None  # a Mixture (mixture.py), if the rows are of several sources
+    mixture: Any = None  # a Mixture (order/mixture.py), if the rows are of several sources
     _reader: Any = None  # a Reader; None if other ranks read the rows
     device: Device
 

@@ -20,7 +20,9 @@ from hpcdl.data.fills import unfilled_slabs, with_recomputed_fills
 from hpcdl.data.format import KNOWN, Info, find_data_file, owner_columns, read_info
 from hpcdl.data.formats.sparse_file import open_rows
 from hpcdl.data.hdf5 import dataset, open_file
-from hpcdl.data.mixture import mixed, parse_mixture
+from hpcdl.data.order.mixture import mixed, parse_mixture
+from hpcdl.data.order.readers import LocalExamples, MemoryReader, StreamReader, rows_before, training_numbers
+from hpcdl.data.order.sampler import order_name
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import (
     Arena,
@@ -34,8 +36,6 @@ from hpcdl.data.placement import (
     refuse_other_files,
     run_together,
 )
-from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before, training_numbers
-from hpcdl.data.sampler import order_name
 from hpcdl.data.standard import file_slabs, training_statistics, without_rows
 from hpcdl.errors import UsageError, unknown
 from hpcdl.plugins import is_mixture, is_plugin
@@ -60,7 +60,7 @@ def open_data(
     validation_by: str = "",
 ) -> Data:
     """Open a known data set (`digits`, `text`), an HDF5 file, the arrays that a user's function returns (arrays.py), or
-    a mixture of data sets, `mix:A=0.7,B=0.3` (mixture.py).
+    a mixture of data sets, `mix:A=0.7,B=0.3` (order/mixture.py).
 
     Collective over `comm` (of mpi4py, or None). A bad file or option is a UsageError, the same on every rank.
 
@@ -77,7 +77,7 @@ def open_data(
     keep        placement shared: the rows of the file stay in memory for later calls (row_cache.py)
     data_seed   of the held-out rows and of a user's function, so that several runs share these; None: seed
 
-    shuffle_window  placement streamed: blocks among which rows are shuffled, and that are in memory (sampler.py)
+    shuffle_window  placement streamed: blocks among which rows are shuffled, and that are in memory (order/sampler.py)
     validation_by   column of the file (`document`, say): rows with the same value are held out together, or none"""
     placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
     if placement not in placements:

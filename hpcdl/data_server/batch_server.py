@@ -24,7 +24,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.framing import Inbox
 from hpcdl.comm.requests import Request
 from hpcdl.data import Data
-from hpcdl.data.cursor import next_position
+from hpcdl.data.order.cursor import next_position
 from hpcdl.data_server.data_messages import ANSWER, REQUEST, SPLITS, BatchFormat, Operation, Outbox, header_answer
 from hpcdl.errors import UsageError, refuse_beyond
 from hpcdl.memory import available

@@ -17,8 +17,8 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.data import Batch, Data
 from hpcdl.data.batch import DeviceBuffers
-from hpcdl.data.cursor import next_position
-from hpcdl.data.mixture import Mixture
+from hpcdl.data.order.cursor import next_position
+from hpcdl.data.order.mixture import Mixture
 from hpcdl.data.schema import Schema
 from hpcdl.data_server.data_messages import ANSWER, REQUEST, SPLITS, BatchFormat, Operation
 from hpcdl.errors import UsageError
@@ -178,7 +178,7 @@ class RemoteSplit:
 
 
 class RemoteCursor:
-    """Batches of a server with random access, with the interface of `hpcdl.data.cursor.Cursor`."""
+    """Batches of a server with random access, with the interface of `hpcdl.data.order.cursor.Cursor`."""
 
     requested: tuple[int, int] | None
     pending: Any  # Request | None

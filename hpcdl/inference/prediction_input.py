@@ -37,7 +37,7 @@ from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.data.formats.table_source import Source, is_number
 from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.hdf5 import check_x, check_y, largest_input
-from hpcdl.data.mixture import test_source
+from hpcdl.data.order.mixture import test_source
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.data.samples.image_rows import image_files, image_rows
 from hpcdl.errors import UsageError, blamed_on

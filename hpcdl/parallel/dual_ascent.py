@@ -10,7 +10,7 @@ from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch, Data
-from hpcdl.data.sampler import local_order
+from hpcdl.data.order.sampler import local_order
 from hpcdl.errors import UsageError
 from hpcdl.kernels import coordinate_descent as kernels
 from hpcdl.kernels.bind import prepare

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import auto
 from hpcdl.comm.progress import exempt
-from hpcdl.data.mixture import counts_of
+from hpcdl.data.order.mixture import counts_of
 from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
 from hpcdl.models.mixture import counted_choices

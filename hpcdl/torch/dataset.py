@@ -26,8 +26,8 @@ from hpcdl.chunks import chunks
 from hpcdl.data.data_options import DataOptions, held_out_rows, model_type
 from hpcdl.data.dataset import Data
 from hpcdl.data.digest import Digest
-from hpcdl.data.readers import MemoryReader, training_numbers
-from hpcdl.data.sampler import order_name
+from hpcdl.data.order.readers import MemoryReader, training_numbers
+from hpcdl.data.order.sampler import order_name
 from hpcdl.data.schema import Schema
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.plugins import plugin_errors

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from batches import assert_same, copied
 
-from hpcdl.data import from_arrays, hdf5, open_data, sampler
+from hpcdl.data import from_arrays, hdf5, open_data
+from hpcdl.data.order import sampler
 from hpcdl.data.placement import FileRows
 from hpcdl.errors import UsageError
 

@@ -8,7 +8,7 @@ from batches import assert_same, assert_same_rows, copied
 from sparse_files import make_sparse, write_sparse
 
 from hpcdl.data import hdf5, open_data
-from hpcdl.data.mixture import Mixture, apportioned, parse_mixture
+from hpcdl.data.order.mixture import Mixture, apportioned, parse_mixture
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 

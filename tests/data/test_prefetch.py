@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpcdl.data.prefetch import prefetch
+from hpcdl.data.order.prefetch import prefetch
 
 
 def alive():

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcdl.data.sampler import WindowOrder, global_order, local_order, local_share, steps_per_epoch
+from hpcdl.data.order.sampler import WindowOrder, global_order, local_order, local_share, steps_per_epoch
 
 CASES = [(100, 10), (100, 7), (101, 64), (5, 1), (5, 8), (1, 1), (97, 3)]
 

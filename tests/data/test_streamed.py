@@ -11,8 +11,8 @@ from sparse_files import make_sparse, write_sparse
 
 from hpcdl.data import hdf5, open_data
 from hpcdl.data.batch import BatchBuffers
+from hpcdl.data.order.readers import BlockMemory, StreamReader
 from hpcdl.data.placement import FileRows, MemoryRows
-from hpcdl.data.readers import BlockMemory, StreamReader
 from hpcdl.errors import UsageError
 
 

@@ -119,3 +119,18 @@ def test_a_run_that_another_strategy_may_go_on_with_says_so_once(tmp_path, monke
         train_allreduce.main(["--resume", "a", "--steps", "3"])
         train_allreduce.main(["--resume", "a", "--steps", "4"])  # now it is of this strategy
     assert warned(capsys) == ["train-allreduce: goes on from a run of train-sequential (step 2)"]
+
+
+def test_a_run_from_before_windows_goes_on_in_its_order(config):
+    path = config(AllReduceOptions, placement="streamed")[1]
+    run = path.removesuffix("/config.yaml")
+    assert parse(AllReduceOptions, "train-allreduce", "", ["--resume", run]).shuffle_window == 8
+    with open(path) as file:
+        lines = [line for line in file if not line.startswith(("shuffle_window", "validation_by"))]
+    with open(path, "w") as file:
+        file.writelines(lines)
+    assert parse(AllReduceOptions, "train-allreduce", "", ["--resume", run]).shuffle_window == 1
+    assert (
+        parse(AllReduceOptions, "train-allreduce", "", ["--resume", run, "--shuffle-window", "2"]).shuffle_window == 2
+    )
+    assert parse(AllReduceOptions, "train-allreduce", "", ["--config", path]).shuffle_window == 8

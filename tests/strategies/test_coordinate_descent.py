@@ -9,7 +9,7 @@ from paths import agree
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
-from hpcdl.data.sampler import local_order
+from hpcdl.data.order.sampler import local_order
 from hpcdl.kernels.linear import HINGE, LOGISTIC
 from hpcdl.models import make_model
 from hpcdl.models.linear_form import LinearForm, linear_form

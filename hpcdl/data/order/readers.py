@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from hpcdl.chunks import chunk
-from hpcdl.data import sampler
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.batch import Batch, BatchBuffers
 from hpcdl.data.hdf5 import check_memory
+from hpcdl.data.order import sampler
+from hpcdl.data.order.prefetch import prefetch
+from hpcdl.data.order.sampler import Share
 from hpcdl.data.partition import partition
 from hpcdl.data.placement import FileRows, MemoryRows
-from hpcdl.data.prefetch import prefetch
-from hpcdl.data.sampler import Share
 from hpcdl.kernels.shuffle import ready
 
 # take(first, last, x, y, moves=None) gathers the rows from first to last - 1 of the orders of all epochs, one after the
@@ -316,6 +316,7 @@ class _Reading:
         block, position = int(order.blocks[place[1]]), self.memory.position({*needed})
         start, stop = map(int, reader.rows.starts[block : block + 2])
         reader.rows.read(start, stop, self.memory.arrays(position, stop - start))
+        assert not reader.rows.sparse or len(self.memory.x.data) == len(self.memory.rows.x.data)  # it has not grown
         out = reader.held_out[slice(*np.searchsorted(reader.held_out, (start, stop)))]
         training, visit = np.delete(np.arange(stop - start), out - start), order.rows(place[1])
         source = position * self.memory.stride + training[visit]

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Generator, Iterable
 
 from hpcdl.data.batch import Batch, DeviceBuffers
-from hpcdl.data.prefetch import prefetch
-from hpcdl.data.readers import Reader
-from hpcdl.data.sampler import Share
+from hpcdl.data.order.prefetch import prefetch
+from hpcdl.data.order.readers import Reader
+from hpcdl.data.order.sampler import Share
 from hpcdl.errors import UsageError
 
 

@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hpcdl.csr import CSR
-from hpcdl.data import sampler
 from hpcdl.data.augment import Moves
 from hpcdl.data.batch import Batch, BatchBuffers
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import blake
-from hpcdl.data.readers import most_rows
-from hpcdl.data.sampler import Share
+from hpcdl.data.order import sampler
+from hpcdl.data.order.readers import most_rows
+from hpcdl.data.order.sampler import Share
 from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError, parse_finite
 from hpcdl.plugins import MIXTURE, is_mixture, is_plugin
