@@ -7,8 +7,8 @@
 
 Best first: without recomputation (which costs a third more computing), then the smallest idle share of the pipeline,
 (p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent) and of a sequence, the lowest
-stage of ZeRO, the fewest ranks that share experts, the fewest stages, the fewest micro-batches. The schedule is 1F1B: a
-stage has at most p micro-batches in flight, so p + 2 micro-batches show its maximum. The ranks of the first replica's
+stage of ZeRO, the fewest ranks that share experts, the fewest stages, the fewest micro-batches. The schedule is 1F1B:
+stage s has at most p - s micro-batches in flight, so p - s + 2 show its maximum. The ranks of the first replica's
 first and last stage hold most."""
 
 import itertools
@@ -110,11 +110,10 @@ def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool
     before: dict[tuple[int, int], float] = {}  # the largest rank's without recomputation
     for recompute in (False, True):
         for m in reversed(microbatch_counts(share) if stays else []):  # from the least memory on
-            shown = min(m, stages + 2)
-            cut = grid._replace(microbatches=shown, recompute=recompute)
-            rows = -(-share // m) * shown
             passing = []
             for i, rank in enumerate(ends):
+                shown = min(m, stages - rank // grid.apart + 2)
+                cut, rows = grid._replace(microbatches=shown, recompute=recompute), -(-share // m) * shown
                 passing.append(scale * dry_run_step(case, rank, cut, rows)[0].peak["activations"])
                 if passing[i] + min(each[i] for each in stays.values()) > room:
                     break
