@@ -27,10 +27,10 @@ import numpy as np
 from corpus import write_corpus
 
 from hpcdl import cli
-from hpcdl.data.order import sampler
 from hpcdl.data.format import read_info
-from hpcdl.data.placement import FileRows
+from hpcdl.data.order import sampler
 from hpcdl.data.order.sampler import WindowOrder
+from hpcdl.data.placement import FileRows
 
 MEMORY = 1 << 30
 LINE = "--model gpt:layers=2,width=64,heads=4,context=64 --optimizer adamw --lr 0.002 --batch-size 32 --seed 1"
