@@ -3,11 +3,15 @@
 import contextlib
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 LONGEST_LINE = 1200  # characters of a printed line; longer ones lose their middle
 LONGEST_REASON = 300  # characters of a library's error message: some contain all unread data
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 class UsageError(Exception):
@@ -102,6 +106,14 @@ def parse_finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError
     return value
+
+
+def parse_bytes(text: str, option: str = "--fit") -> int:
+    """Parse 32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text of this option."""
+    found = SIZE.fullmatch(text.strip())
+    if not found or found[2] not in UNITS or not float(found[1]):
+        raise UsageError(f"{option} {text}: write a number of bytes, as 32GiB, 80GB or 500MiB")
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 PARSERS: dict[Any, Callable[[str], Any]] = {int: parse_integer}  # callers check floats, as they know the range

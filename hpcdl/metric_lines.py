@@ -9,13 +9,15 @@ from typing import Any
 
 DIGITS = 308  # integers with more digits exceed all floats, and count as missing
 SCORES = ("test_", "validation_")  # prefixes of names that only an evaluation has
-USUAL_SCORES = ("loss", "accuracy", "rmse", "return")  # which runs have without --scores
+TEXT_SCORES = ("perplexity", "bits_per_byte")
+USUAL_SCORES = ("loss", "accuracy", "rmse", "return", *TEXT_SCORES)  # which runs have without --scores
 PAIR = ("precision", "recall", "f1")  # of class 1 of two classes
 AREAS = ("roc_auc", "average_precision")  # under curves
 OF_PROBABILITIES = (*AREAS, "log_loss", "brier_score", "calibration_error")
 CLASS_SCORES = ("accuracy", "balanced_accuracy", *PAIR, *(f"macro_{name}" for name in PAIR), *OF_PROBABILITIES)
 VALUE_SCORES = ("rmse", "mae", "r2")  # of several outputs: rmse_NAME for each
-SMALLER = ("loss", "log_loss", "brier_score", "calibration_error", "rmse", "mae")  # scores of which less is better
+# Scores of which less is better.
+SMALLER = ("loss", "log_loss", "brier_score", "calibration_error", "rmse", "mae", *TEXT_SCORES)
 
 DECODE = json.JSONDecoder().raw_decode  # json.loads takes half as long again, as it first detects the encoding
 

@@ -21,6 +21,7 @@ from typing import Any
 from hpcdl.errors import UsageError, reason
 
 TORCH = "torch:"  # prefix of PyTorch names
+MIXTURE = "mix:"
 NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)((?:,.*)?)", re.DOTALL)
 OPTIONS = ("data", "source", "model", "env", "allreduce", "algorithms", "roofline")  # options that may name code
 STARTED = ("launcher", "trust")  # options whose whole value counts as a name of code
@@ -33,7 +34,12 @@ def of_torch(spec: str) -> bool:
 
 def is_plugin(text: str) -> bool:
     """True if a text has the form package.module:name or package.module:name,setting=value,..."""
-    return NAMED.fullmatch(text) is not None
+    return NAMED.fullmatch(text) is not None and not is_mixture(text)
+
+
+def is_mixture(text: str) -> bool:
+    """True if a text names a mixture of data sets, as mix:A=0.7,B=0.3 (hpcdl/data/mixture.py)."""
+    return text.startswith(MIXTURE)
 
 
 def names_in(option: str, text: str) -> list[str]:

@@ -79,6 +79,42 @@ def clear(into, row, column, rows, size, factors, many):
     cuda.syncthreads()
 
 
+def exponentials(s, lanes, keys, ahead, many, top, norm, factor):
+    """s[r, c] <- exp(s[r, c] - top[r]) for the keys c < ahead + r of query r, zero for others; the state of the online
+    softmax goes on: top the largest score so far, norm the sum of exponentials, factor that of the sums before.
+    many: 0 for the first tile, before which top and norm hold nothing. `lanes` neighbouring threads share a query."""
+    thread, zero = cuda.threadIdx.x, s.dtype.type(0)
+    r = thread // lanes
+    count = least(keys, ahead + r)
+    highest = -math.inf
+    for c in range(thread % lanes, count, lanes):
+        if s[r, c] > highest:
+            highest = float(s[r, c])
+    highest = group_max(highest, lanes)
+    if many and top[r] > highest:
+        highest = float(top[r])
+    total, shift = 0.0, s.dtype.type(highest)
+    for c in range(thread % lanes, TILE, lanes):
+        p = exp(s[r, c] - shift) if c < count else zero
+        s[r, c] = p
+        total += float(p)
+    total = group_sum(total, lanes)
+    if thread % lanes == 0:
+        factor[r] = exp(top[r] - shift) if many else zero
+        norm[r] = s.dtype.type(total) + (norm[r] * factor[r] if many else zero)
+        top[r] = shift
+    cuda.syncthreads()
+
+
+def normalize(a, lse, row, head, rows, size, top, norm, factor):
+    """Divide the block of `a` by norm, and write lse = top + log(norm)."""
+    for r in range(cuda.threadIdx.x, rows, THREADS):
+        lse[row + r, head] = top[r] + lse.dtype.type(math.log(float(norm[r])))
+        factor[r] = lse.dtype.type(1) / norm[r]
+    cuda.syncthreads()
+    clear(a, row, head * size, rows, size, factor, 1)
+
+
 @cuda_kernel("T[:, ::1], int64, int64, T, T[:, ::1], T[:, ::1]")
 def forward_tiles(qkv, length, size, scale, a, lse):
     """Write a and lse; a block takes one tile of queries of one head at a time."""
@@ -87,7 +123,7 @@ def forward_tiles(qkv, length, size, scale, a, lse):
     top = cuda.shared.array(TILE, T)  # noqa: F821
     norm = cuda.shared.array(TILE, T)  # noqa: F821
     factor = cuda.shared.array(TILE, T)  # noqa: F821
-    thread, width, tiles = cuda.threadIdx.x, a.shape[1], (length + TILE - 1) // TILE
+    width, tiles = a.shape[1], (length + TILE - 1) // TILE
     heads, lanes, shared = width // size, THREADS // TILE, (qkv.shape[1] - width) // 2
     for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
         row, head, i0 = block // tiles // heads * length, block // tiles % heads, block % tiles * TILE
@@ -97,54 +133,32 @@ def forward_tiles(qkv, length, size, scale, a, lse):
         for j0 in range(0, i0 + 1, TILE):
             keys = least(TILE, length - j0)
             scores(qkv, row + i0, at, queries, qkv, row + j0, key, keys, size, scale, parts, s)
-            r = thread // lanes  # `lanes` neighbouring threads for a query
-            count = least(keys, i0 + r - j0 + 1)
-            highest = -math.inf
-            for c in range(thread % lanes, count, lanes):
-                if s[r, c] > highest:
-                    highest = float(s[r, c])
-            highest = group_max(highest, lanes)
-            total = 0.0
-            if j0 > 0 and top[r] > highest:
-                highest = float(top[r])
-            shift = T(highest)  # noqa: F821
-            for c in range(thread % lanes, TILE, lanes):
-                p = exp(s[r, c] - shift) if c < count else T(0)  # noqa: F821
-                s[r, c] = p
-                total += float(p)
-            total = group_sum(total, lanes)
-            if thread % lanes == 0:
-                factor[r] = exp(top[r] - shift) if j0 > 0 else T(0)  # noqa: F821
-                norm[r] = T(total) + (norm[r] * factor[r] if j0 > 0 else T(0))  # noqa: F821
-                top[r] = shift
-            cuda.syncthreads()
+            exponentials(s, lanes, keys, i0 - j0 + 1, j0 > 0, top, norm, factor)
             if j0 > 0:
                 clear(a, row + i0, at, queries, size, factor, 1)
             add_product(s, 1, qkv, row + j0, key + shared, keys, size, T(1), a, row + i0, at, queries, parts)  # noqa: F821
             cuda.syncthreads()
-        if thread < queries:
-            lse[row + i0 + thread, head] = top[thread] + T(math.log(float(norm[thread])))  # noqa: F821
-            factor[thread] = T(1) / norm[thread]  # noqa: F821
-        cuda.syncthreads()
-        clear(a, row + i0, at, queries, size, factor, 1)
+        normalize(a, lse, row + i0, head, queries, size, top, norm, factor)
 
 
-def tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, key, size, scale, along, parts, s, ds):
-    """s <- p, ds <- its gradient's product with p, for a tile; along[r]: D of its queries. at, key: columns of q and k
-    in qkv."""
-    head, shared = at // size, (qkv.shape[1] - a.shape[1]) // 2
-    scores(qkv, row + i0, at, queries, qkv, row + j0, key, keys, size, scale, parts, s)
-    scores(da, row + i0, at, queries, qkv, row + j0, key + shared, keys, size, scale / scale, parts, ds)
+def tile_backward(
+    qkv, kv, a, da, lse, start, at, queries, row, key, shared, keys, ahead, size, scale, along, parts, s, ds
+):
+    """s <- p, ds <- its gradient's product with p, for a tile of queries from row `start`, of keys from `row`.
+    along[r]: D of its queries. at: column of q, a and da; key, key + shared: columns of k and v in kv. Query r sees the
+    keys c < ahead + r."""
+    scores(qkv, start, at, queries, kv, row, key, keys, size, scale, parts, s)
+    scores(da, start, at, queries, kv, row, key + shared, keys, size, scale / scale, parts, ds)
     for r in range(cuda.threadIdx.x, queries, THREADS):
         total = s.dtype.type(0)
         for d in range(size):
-            total += a[row + i0 + r, at + d] * da[row + i0 + r, at + d]
+            total += a[start + r, at + d] * da[start + r, at + d]
         along[r] = total
     cuda.syncthreads()
     for n in range(cuda.threadIdx.x, TILE * TILE, THREADS):
         r, c = n // TILE, n % TILE
-        if r < queries and c < keys and j0 + c <= i0 + r:
-            p = exp(s[r, c] - lse[row + i0 + r, head])
+        if r < queries and c < keys and c < ahead + r:
+            p = exp(s[r, c] - lse[start + r, at // size])
             s[r, c], ds[r, c] = p, p * (ds[r, c] - along[r])
         else:
             s[r, c] = ds[r, c] = 0
@@ -168,9 +182,11 @@ def query_tiles(qkv, a, da, lse, length, size, scale, dqkv):
         queries, key = least(TILE, length - i0), width + at % shared
         clear(dqkv, row + i0, at, queries, size, along, 0)
         for j0 in range(0, i0 + 1, TILE):
-            keys = least(TILE, length - j0)
-            tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, key, size, scale, along, parts, s, ds)
-            add_product(ds, 1, qkv, row + j0, key, keys, size, scale, dqkv, row + i0, at, queries, parts)
+            keys, ahead, q, k = least(TILE, length - j0), i0 - j0 + 1, row + i0, row + j0
+            tile_backward(
+                qkv, qkv, a, da, lse, q, at, queries, k, key, shared, keys, ahead, size, scale, along, parts, s, ds
+            )
+            add_product(ds, 1, qkv, k, key, keys, size, scale, dqkv, q, at, queries, parts)
             cuda.syncthreads()
 
 
@@ -191,10 +207,12 @@ def key_tiles(qkv, a, da, lse, length, size, scale, dqkv):
         clear(dqkv, row + j0, key + shared, keys, size, along, 0)
         for at in range(first, width, shared):
             for i0 in range(j0, length, TILE):
-                queries = least(TILE, length - i0)
-                tile_backward(qkv, a, da, lse, row, i0, j0, queries, keys, at, key, size, scale, along, parts, s, ds)
-                add_product(ds, 0, qkv, row + i0, at, queries, size, scale, dqkv, row + j0, key, keys, parts)
-                add_product(s, 0, da, row + i0, at, queries, size, T(1), dqkv, row + j0, key + shared, keys, parts)  # noqa: F821
+                queries, ahead, q, k = least(TILE, length - i0), i0 - j0 + 1, row + i0, row + j0
+                tile_backward(
+                    qkv, qkv, a, da, lse, q, at, queries, k, key, shared, keys, ahead, size, scale, along, parts, s, ds
+                )
+                add_product(ds, 0, qkv, q, at, queries, size, scale, dqkv, k, key, keys, parts)
+                add_product(s, 0, da, q, at, queries, size, T(1), dqkv, k, key + shared, keys, parts)  # noqa: F821
                 cuda.syncthreads()
 
 

@@ -6,12 +6,20 @@
 As in gpu_attention.py, results grow in the arrays themselves, in rows that no other block has. The first state of the
 online softmax is (lse, 1, a)."""
 
-import math
-
 from hpcdl.kernels import block_attention
-from hpcdl.kernels.elementary import exp
-from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, group_max, group_sum
-from hpcdl.kernels.gpu_attention import DEEP, TILE, WIDE, add_product, clear, least, scores
+from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel
+from hpcdl.kernels.gpu_attention import (
+    DEEP,
+    TILE,
+    WIDE,
+    add_product,
+    clear,
+    exponentials,
+    least,
+    normalize,
+    scores,
+    tile_backward,
+)
 
 
 @cuda_kernel("T[:, ::1], T[:, ::1], int64, int64, int64, int64, T, T[:, ::1], T[:, ::1]")
@@ -35,53 +43,11 @@ def join_tiles(qkv, kv, length, first, keys, size, scale, a, lse):
         for j0 in range(0, keys, TILE):
             inside = least(TILE, keys - j0)
             scores(qkv, start, at, queries, kv, row + j0, key, inside, size, scale, parts, s)
-            r = thread // lanes  # `lanes` neighbouring threads for a query
-            highest = -math.inf
-            for c in range(thread % lanes, inside, lanes):
-                if s[r, c] > highest:
-                    highest = float(s[r, c])
-            highest = group_max(highest, lanes)
-            if top[r] > highest:
-                highest = float(top[r])
-            total, shift = 0.0, T(highest)  # noqa: F821
-            for c in range(thread % lanes, TILE, lanes):
-                p = exp(s[r, c] - shift) if c < inside else T(0)  # noqa: F821
-                s[r, c] = p
-                total += float(p)
-            total = group_sum(total, lanes)
-            if thread % lanes == 0:
-                factor[r] = exp(top[r] - shift)
-                norm[r] = T(total) + norm[r] * factor[r]  # noqa: F821
-                top[r] = shift
-            cuda.syncthreads()
+            exponentials(s, lanes, inside, inside, 1, top, norm, factor)
             clear(a, start, at, queries, size, factor, 1)
             add_product(s, 1, kv, row + j0, shared + key, inside, size, T(1), a, start, at, queries, parts)  # noqa: F821
             cuda.syncthreads()
-        if thread < queries:
-            lse[start + thread, head] = top[thread] + T(math.log(float(norm[thread])))  # noqa: F821
-            factor[thread] = T(1) / norm[thread]  # noqa: F821
-        cuda.syncthreads()
-        clear(a, start, at, queries, size, factor, 1)
-
-
-def tile_backward(qkv, kv, a, da, lse, start, at, queries, row, key, keys, size, scale, along, parts, s, ds):
-    """s <- p, ds <- its gradient's product with p, for a tile of queries from row `start`, of keys from `row`."""
-    scores(qkv, start, at, queries, kv, row, key, keys, size, scale, parts, s)
-    scores(da, start, at, queries, kv, row, kv.shape[1] // 2 + key, keys, size, scale / scale, parts, ds)
-    for r in range(cuda.threadIdx.x, queries, THREADS):
-        total = s.dtype.type(0)
-        for d in range(size):
-            total += a[start + r, at + d] * da[start + r, at + d]
-        along[r] = total
-    cuda.syncthreads()
-    for n in range(cuda.threadIdx.x, TILE * TILE, THREADS):
-        r, c = n // TILE, n % TILE
-        if r < queries and c < keys:
-            p = exp(s[r, c] - lse[start + r, at // size])
-            s[r, c], ds[r, c] = p, p * (ds[r, c] - along[r])
-        else:
-            s[r, c] = ds[r, c] = 0
-    cuda.syncthreads()
+        normalize(a, lse, start, head, queries, size, top, norm, factor)
 
 
 BACKWARD = "T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], T[:, ::1], int64, int64, int64, int64, T, T[:, ::1], T[:, ::1]"
@@ -98,13 +64,13 @@ def query_tiles(qkv, kv, a, da, lse, length, first, keys, size, scale, dqkv, dkv
     tiles = (count + TILE - 1) // TILE
     for block in range(cuda.blockIdx.x, qkv.shape[0] // length * heads * tiles, cuda.gridDim.x):
         row, at, i0 = block // tiles // heads * length, block // tiles % heads * size, block % tiles * TILE
-        queries, start, key = least(TILE, count - i0), row + first + i0, at % shared
+        queries, q, key = least(TILE, count - i0), row + first + i0, at % shared
         for j0 in range(0, keys, TILE):
-            inside = least(TILE, keys - j0)
+            inside, k = least(TILE, keys - j0), row + j0
             tile_backward(
-                qkv, kv, a, da, lse, start, at, queries, row + j0, key, inside, size, scale, along, parts, s, ds
+                qkv, kv, a, da, lse, q, at, queries, k, key, shared, inside, inside, size, scale, along, parts, s, ds
             )
-            add_product(ds, 1, kv, row + j0, key, inside, size, scale, dqkv, start, at, queries, parts)
+            add_product(ds, 1, kv, k, key, inside, size, scale, dqkv, q, at, queries, parts)
             cuda.syncthreads()
 
 
@@ -122,12 +88,30 @@ def key_tiles(qkv, kv, a, da, lse, length, first, keys, size, scale, dqkv, dkv):
         inside = least(TILE, keys - j0)
         for at in range(key, a.shape[1], shared):
             for i0 in range(0, count, TILE):
-                queries, start = least(TILE, count - i0), row + first + i0
+                queries, q, k = least(TILE, count - i0), row + first + i0, row + j0
                 tile_backward(
-                    qkv, kv, a, da, lse, start, at, queries, row + j0, key, inside, size, scale, along, parts, s, ds
+                    qkv,
+                    kv,
+                    a,
+                    da,
+                    lse,
+                    q,
+                    at,
+                    queries,
+                    k,
+                    key,
+                    shared,
+                    inside,
+                    inside,
+                    size,
+                    scale,
+                    along,
+                    parts,
+                    s,
+                    ds,
                 )
-                add_product(ds, 0, qkv, start, at, queries, size, scale, dkv, row + j0, key, inside, parts)
-                add_product(s, 0, da, start, at, queries, size, T(1), dkv, row + j0, shared + key, inside, parts)  # noqa: F821
+                add_product(ds, 0, qkv, q, at, queries, size, scale, dkv, k, key, inside, parts)
+                add_product(s, 0, da, q, at, queries, size, T(1), dkv, k, shared + key, inside, parts)  # noqa: F821
                 cuda.syncthreads()
 
 

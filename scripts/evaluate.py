@@ -51,7 +51,7 @@ class EvaluateOptions:
     force: bool = option(False, "replace existing files")
     model: str = option("", "if the run's model is your own and was moved: its package.module:Class now")
     sample: int = option(0, "instead of scoring, write a text of so many tokens; for a gpt")
-    prompt: str = option("", "beginning of the text; by default the text follows token 0")
+    prompt: str = option("", "beginning of the text; by default the text follows token 0, or the end of a document")
     temperature: float = option(0.8, "of the text: 1 draws by the model's probabilities, 0 takes the likeliest token")
     seed: int = option(0, "seed of the text, or of the episodes")
     episodes: int = option(0, "a run that has learned to act: episodes of its greedy policy; 0: 100")
@@ -130,7 +130,7 @@ def score(world, options, trained, model, samples):
         else:
             measures = ValueMeasures(trained.output_names, near)
         counts = predict_all(world, trained, model, rows, file, options.probabilities, measures, losses=True)
-        return report(trained, rows.name, options.split, counts, measures) if world.rank == 0 else None
+        return report(trained, rows, options.split, counts, measures) if world.rank == 0 else None
 
     near = None if trained.classes else around(world, rows)
     point = scored(model) if samples is not None else None
@@ -160,7 +160,7 @@ def together(world, options, trust):
     how = {"file": options.predict, "every": options.probabilities, "around": near}
     counts = ensemble_scores.predict_all(world, ensemble, rows, **how)
     if world.rank == 0:
-        found = ensemble_scores.evaluation_of(ensemble, name, options.split, counts)
+        found = ensemble_scores.evaluation_of(ensemble, next(iter(rows.values())), options.split, counts)
         what = f"{options.run}, {counted(len(ensemble.members), 'member')}"
         print(f"{what}, on {counted(found['rows'], 'row')} of {name}:")
         diversity = "  ".join(f"{each} {found[each]:.6g}" for each in ("disagreement", "spread") if each in found)
@@ -225,7 +225,7 @@ def write(world, options, trained, model, prompt):
         if world.rank == 0:
             drawn = Random(options.seed)("sample")
             made = model.generate(trained.parameters, prompt, options.sample, drawn, options.temperature)
-            print(trained.schema.vocabulary.decode([*prompt, *made]))
+            print(trained.schema.vocabulary.decode([*prompt, *made] if options.prompt else made))
 
 
 def begun(prompt: str, model, trained) -> list[int]:
@@ -234,7 +234,8 @@ def begun(prompt: str, model, trained) -> list[int]:
         raise UsageError("--sample needs a model that writes text, as gpt; this run's model does not")
     if trained.schema.vocabulary is None:
         raise UsageError(f"--sample needs data with a vocabulary, as by prepare-data text; {trained.name} had none")
-    return trained.schema.vocabulary.encode(prompt).tolist()
+    vocabulary = trained.schema.vocabulary
+    return vocabulary.encode(prompt or getattr(vocabulary, "end", "")).tolist()
 
 
 if __name__ == "__main__":

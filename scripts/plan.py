@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcdl.errors import UsageError, line, unknown
+from hpcdl.errors import UsageError, line, parse_bytes, unknown
 from hpcdl.formatting import dashed
 from hpcdl.launch.one_process import one_process
 from hpcdl.launch.option_parser import parse, parse_command_line
@@ -66,7 +66,7 @@ def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
     if not options.lines and not options.fit:
         return memory_report.configuration(options.model) if options.model else memory_report.configurations()
     if options.fit:
-        room = fitting.parse_bytes(options.fit)
+        room = parse_bytes(options.fit)
         if options.model:
             memory_report.configuration(options.model)
         batch = options.batch_size or 4 * ranks
@@ -320,12 +320,12 @@ def best(options: BestOptions, trust: tuple[str, ...]) -> list[str]:
     from hpcdl.memory import available
     from hpcdl.models.configurations import CONFIGURATIONS
     from hpcdl.planning import autotune as finding
-    from hpcdl.planning import fitting, forecast_error
+    from hpcdl.planning import forecast_error
     from hpcdl.planning.probe_jobs import make_starter
 
     names = ["model", *([] if options.model in CONFIGURATIONS else ["data"]), "batch_size", "optimizer"]
     model = " ".join(f"--{dashed(name)} {shlex.quote(str(getattr(options, name)))}" for name in names)
-    room = fitting.parse_bytes(options.fit) if options.fit else (available() or 1 << 62) / options.ranks
+    room = parse_bytes(options.fit) if options.fit else (available() or 1 << 62) / options.ranks
     asked = [(f"{text} {model}", options.ranks) for text, same in finding.program_lines(options.ranks)]
     case_of(*asked[0])  # an error in the model is one of all lines
     lines = [(text, options.ranks) for text in finding.grid_lines(model, options.ranks, room, case_of)[:1]]

@@ -8,7 +8,7 @@ from printed import as_printed, commands
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page, count", [("svrg", 6), ("sgld", 4), ("gpt", 7)])
+@pytest.mark.parametrize("page, count", [("svrg", 6), ("sgld", 4), ("gpt", 9)])
 def test_as_printed(page, count, environment, tmp_path):
     shown = commands((DOCS / f"{page}.md").read_text())
     assert len(shown) == count

@@ -11,6 +11,7 @@ import numpy as np
 from hpcdl.chunks import chunks
 from hpcdl.csr import CSR, START
 from hpcdl.data.hdf5 import SLAB_BYTES
+from hpcdl.data.schema import Schema
 from hpcdl.kernels.device import CPU, Array, Device
 
 BLOCK_ROWS = 8192  # rows of a block to predict, at most
@@ -73,6 +74,8 @@ class PredictionRows(NamedTuple):
     ids: bool = False  # True if rows have ids
     reasons: bool = False  # True if rows may be such as the model cannot take
     features: tuple[int, ...] = ()  # shape of a row
+    schema: Schema = Schema()  # of the data; of a table or an array the default
+    group: str = ""  # of the data file, or "" for other sources
 
 
 def in_blocks(

@@ -15,6 +15,7 @@ from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 
+MOST_WINDOW = 4096  # blocks: 32 GB
 MOST_ROUNDING = 1e-3  # rounding error, as a fraction of the deviation
 Standardize = bool | str | dict[str, np.ndarray]  # a flag, "auto", or the statistics to use
 
@@ -32,6 +33,8 @@ class DataOptions:
     parts: tuple[list[int], int] | None = None
     keep: bool = False
     data_seed: int | None = None
+    shuffle_window: int = 8
+    validation_by: str = ""
 
     @property
     def drawn_by(self) -> int:
@@ -53,6 +56,10 @@ class DataOptions:
         largest_input(scale, self.dtype)
         if not 0 <= self.validation < 1:
             raise UsageError(f"validation must be a fraction of 0 or more, below 1, as 0.1, not {self.validation}")
+        if not 1 <= self.shuffle_window <= MOST_WINDOW:
+            raise UsageError(
+                f"--shuffle-window is a number of blocks from 1 to {MOST_WINDOW}, not {self.shuffle_window}"
+            )
         check_shards(*parse_partition(self.partition, classes), rows)
         make_augment(self.augment, features, self.seed)
 
@@ -105,3 +112,28 @@ def held_out_rows(labels: np.ndarray, classes: int, options: DataOptions) -> np.
         count = f"{len(rows)} of {len(labels)} training rows"
         raise UsageError(f"validation={options.validation} would hold out {count}; hold out 1 or more, but not all")
     return rows
+
+
+def held_out_owners(owners: np.ndarray, column: str, options: DataOptions) -> np.ndarray:
+    """Return the sorted rows of the owners that `validation` holds out with all their rows. owners: of each row.
+
+    Owners are drawn one after the other; an owner is held out if its rows bring their number nearer to the fraction. If
+    every owner has too many rows, the one with the fewest is. UsageError: less than half the fraction, or most rows."""
+    names, numbers, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    wanted, least, chosen, held = options.validation * len(owners), int(counts.min()), list[int](), 0
+    drawn = Random(options.drawn_by)("validation", "owners").permutation(len(names))
+    for each, rows in zip(drawn.tolist(), counts[drawn].tolist(), strict=True):
+        if 2 * (wanted - held) <= least:
+            break
+        if rows < 2 * (wanted - held):
+            chosen.append(each)
+            held += rows
+    if not chosen:
+        chosen = [int(drawn[counts[drawn].argmin()])]
+        held = least
+    if 2 * held < wanted or held == len(owners) or 2 * held > max(3 * wanted, len(owners)):
+        most = int(counts.argmax())
+        has = f"the owner {names[most]} has {counts[most]:,} of the {len(owners):,} training rows"
+        todo = f"whole owners cannot make up {options.validation:g} of the rows; leave out --validation-by"
+        raise UsageError(f"--validation-by {column}: {has}, so {todo}")
+    return np.flatnonzero(np.isin(numbers, chosen))

@@ -15,7 +15,7 @@ from hpcdl.data.digest import blake
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 from hpcdl.data.readers import MemoryReader, Reader, training_numbers
-from hpcdl.data.sampler import Share, steps_per_epoch
+from hpcdl.data.sampler import Share, order_name, steps_per_epoch
 from hpcdl.data.scale_warning import feature_scales
 from hpcdl.data.schema import Schema
 from hpcdl.data.standard import Standard, unit_of_targets
@@ -76,6 +76,7 @@ class Data:
     schema       class names, scale, ... (schema.py)      vocabulary  of a text, else None"""
 
     source = ""
+    mixture: Any = None  # a Mixture (mixture.py), if the rows are of several sources
     _reader: Any = None  # a Reader; None if other ranks read the rows
     device: Device
 
@@ -122,6 +123,10 @@ class Data:
     def digest(self) -> str:
         """The digest of the data (digest.py). Local; the first access may read all rows."""
         return self._make_digest()
+
+    def order_under(self, placement: str, partition: str, window: int) -> str:
+        """Return the order of rows of ranks that read these data under a placement and with a --shuffle-window."""
+        return order_name(placement, partition, self.classes, getattr(self.train.source, "block", 1), window)
 
     @property
     def unit(self) -> float | None:

@@ -60,7 +60,7 @@ class Digest:
     def finish(
         self, features: tuple[int, ...], classes: int, scale: float, vocabulary: Vocabulary | None = None
     ) -> str:
-        header = [list(features), int(classes), float(scale), vocabulary and vocabulary.characters]
+        header = [list(features), int(classes), float(scale), vocabulary and vocabulary.description]
         columns = {name: [kind.str, shape, each.hexdigest()] for name, (kind, shape, each) in self.columns.items()}
         return blake(json.dumps([header, columns], sort_keys=True).encode()).hexdigest()
 

@@ -12,7 +12,9 @@ A file has at least one of the groups; a file to train on has `train`. A text ha
 classes - 1 (hpcdl/data/formats/prepare_text.py):
 
     train/x  (n, length)        unsigned integers        vocabulary  characters of the tokens (formats/vocabulary.py)
-    train/y  (n,)               the token that follows   scale       1"""
+    train/y  (n,)               the token that follows   scale       1
+    train/document  (n,)        number of the document   bytes_per_token  JSON: by group, of the source
+    tokenizer  (bytes,)         JSON, instead of the attribute vocabulary"""
 
 import contextlib
 import dataclasses
@@ -26,16 +28,17 @@ import h5py
 import numpy as np
 
 from hpcdl.data.formats.sparse_file import open_rows
-from hpcdl.data.formats.vocabulary import Vocabulary
-from hpcdl.data.hdf5 import DataFile, FilePath, check_memory, dataset, open_file, shown, slabs_of
+from hpcdl.data.formats.vocabulary import TokenizerVocabulary, Vocabulary
+from hpcdl.data.hdf5 import DataFile, FilePath, check_memory, dataset, follow_links, open_file, shown, slabs_of
 from hpcdl.data.schema import Schema
 from hpcdl.data.shards import GROUPS, INDEX, ShardFolder, is_folder
 from hpcdl.errors import UsageError, blamed_on, unknown
-from hpcdl.files import parse_json
+from hpcdl.files import finite, parse_json
 
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
 MOST_CLASSES = 1 << 24  # more are a mistake: models and label counts have an entry per class
 TABLE = "table"  # the attribute with a table's recipe
+TOKENIZER, TOKEN_BYTES = "tokenizer", "bytes_per_token"  # a data set, and an attribute, of texts
 NOTES = frozenset(("row", "id", "filled"))  # source rows and fill marks: neither in the digest nor for a partition
 
 
@@ -112,7 +115,7 @@ def read_info(path: FilePath) -> Info:
             shapes = " and ".join(map(str, sorted(outputs)))
             why = "a class is one number, and all rows have one shape"
             raise UsageError(f"{path}: y has rows of shape {shapes}; {why}")
-        vocabulary = _vocabulary(path, file, groups, classes, scale) if "vocabulary" in file.attrs else None
+        vocabulary = _vocabulary(path, file, groups, classes, scale)
         name = _text(path, "name", file.attrs["name"]) if "name" in file.attrs else Path(path).stem
         rows = {group: len(groups[group][0]) if group in groups else 0 for group in GROUPS}
         kinds = {group: x.dtype for group, (x, _) in groups.items()}
@@ -197,13 +200,24 @@ def _classes(path: FilePath, file: DataFile, labels: list[h5py.Dataset]) -> int:
     return int(classes)
 
 
-def _vocabulary(path: FilePath, file: DataFile, groups: dict, classes: int, scale: float) -> Vocabulary:
-    value = file.attrs["vocabulary"]
+def _vocabulary(path: FilePath, file: DataFile, groups: dict, classes: int, scale: float) -> Vocabulary | None:
+    with_tokenizer = follow_links(file, TOKENIZER) is not None
+    where = f"the data set {TOKENIZER}" if with_tokenizer else "the attribute vocabulary"
     try:
-        each = [_text(path, "vocabulary", one) for one in value] if np.ndim(value) else None
-        vocabulary = Vocabulary(_text(path, "vocabulary", value) if each is None else each)
+        if with_tokenizer:
+            stored = dataset(file, TOKENIZER)
+            if stored.dtype != np.uint8 or len(stored.shape) != 1:
+                raise UsageError(f"it is {stored.dtype} of shape {stored.shape}; it must be JSON as bytes")
+            check_memory(stored.nbytes, f"{path}: {TOKENIZER}")
+            vocabulary: Vocabulary = TokenizerVocabulary(_text(path, TOKENIZER, stored[...].tobytes()))
+        elif "vocabulary" in file.attrs:
+            value = file.attrs["vocabulary"]
+            each = [_text(path, "vocabulary", one) for one in value] if np.ndim(value) else None
+            vocabulary = Vocabulary(_text(path, "vocabulary", value) if each is None else each)
+        else:
+            return None
     except UsageError as error:
-        raise UsageError(f"{path}: the attribute vocabulary: {error}") from None
+        raise UsageError(f"{path}: {where}: {error}") from None
     for group, (x, _) in groups.items():
         if x.dtype.kind != "u" or x.ndim != 2:
             where = f"{path}: {group}/x is {x.dtype} of shape {x.shape}"
@@ -230,7 +244,15 @@ def _schema(path: FilePath, file: DataFile, classes: int, scale: float, vocabula
     base = file.attrs.get("base")
     if base is not None and not (isinstance(base, (int, np.integer)) and base in (0, 1)):
         raise UsageError(f"{path}: the attribute base is {shown(base)}; it must be 0 or 1, the first feature's number")
-    return Schema(scale, names, vocabulary, recipe, None if base is None else int(base))
+    token_bytes: Any = None
+    if TOKEN_BYTES in file.attrs and vocabulary is not None:
+        with contextlib.suppress(ValueError):
+            token_bytes = parse_json(_text(path, TOKEN_BYTES, file.attrs[TOKEN_BYTES]))
+        if isinstance(file, ShardFolder):  # a shard has its own
+            token_bytes = (file.index.about.get("schema") or {}).get("token_bytes", token_bytes)
+        if not isinstance(token_bytes, dict) or not all((finite(each) or 0) > 0 for each in token_bytes.values()):
+            raise UsageError(f"{path}: the attribute {TOKEN_BYTES} must be JSON, a positive number by group")
+    return Schema(scale, names, vocabulary, recipe, None if base is None else int(base), token_bytes)
 
 
 def _text(path: FilePath, name: str, value: object) -> str:

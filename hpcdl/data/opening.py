@@ -13,13 +13,14 @@ from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data import row_cache
 from hpcdl.data.arrays import from_function
 from hpcdl.data.augment import Augment, make_augment
-from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
+from hpcdl.data.data_options import DataOptions, Standardize, held_out_owners, held_out_rows, model_type
 from hpcdl.data.dataset import Data
 from hpcdl.data.digest import file_digest
 from hpcdl.data.fills import unfilled_slabs, with_recomputed_fills
 from hpcdl.data.format import KNOWN, Info, find_data_file, owner_columns, read_info
 from hpcdl.data.formats.sparse_file import open_rows
 from hpcdl.data.hdf5 import dataset, open_file
+from hpcdl.data.mixture import mixed, parse_mixture
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import (
     Arena,
@@ -37,7 +38,8 @@ from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_b
 from hpcdl.data.sampler import order_name
 from hpcdl.data.standard import file_slabs, training_statistics, without_rows
 from hpcdl.errors import UsageError, unknown
-from hpcdl.plugins import is_plugin
+from hpcdl.plugins import is_mixture, is_plugin
+from hpcdl.random import Random
 
 
 def open_data(
@@ -54,8 +56,11 @@ def open_data(
     parts: tuple[list[int], int] | None = None,
     keep: bool = False,
     data_seed: int | None = None,
+    shuffle_window: int = 8,
+    validation_by: str = "",
 ) -> Data:
-    """Open a known data set (`digits`, `text`), an HDF5 file, or the arrays that a user's function returns (arrays.py).
+    """Open a known data set (`digits`, `text`), an HDF5 file, the arrays that a user's function returns (arrays.py), or
+    a mixture of data sets, `mix:A=0.7,B=0.3` (mixture.py).
 
     Collective over `comm` (of mpi4py, or None). A bad file or option is a UsageError, the same on every rank.
 
@@ -70,14 +75,24 @@ def open_data(
     parts       (numbers, count), placement partitioned, for data servers: this rank holds the parts with these numbers,
                 of `count` parts; None: each rank holds one
     keep        placement shared: the rows of the file stay in memory for later calls (row_cache.py)
-    data_seed   of the held-out rows and of a user's function, so that several runs share these; None: seed"""
+    data_seed   of the held-out rows and of a user's function, so that several runs share these; None: seed
+
+    shuffle_window  placement streamed: blocks among which rows are shuffled, and that are in memory (sampler.py)
+    validation_by   column of the file (`document`, say): rows with the same value are held out together, or none"""
     placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
     if placement not in placements:
         raise unknown("placement", placement, placements)
-    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, parts, keep, data_seed)
+    how = partition, model_type(dtype), seed, validation, augment, standardize, parts, keep, data_seed
+    options = DataOptions(*how, shuffle_window, validation_by)
+    if is_mixture(str(name)):
+        return _open_mixture(str(name), placement, comm, options)
     if is_plugin(str(name)) and not os.path.exists(name):
         if placement != "shared":
             raise UsageError(f"--data {name} is in the memory of each rank: it needs placement shared, not {placement}")
+        if validation_by:
+            raise UsageError(
+                f"--validation-by {validation_by}: --data {name} has no columns, which only data files have"
+            )
         return from_function(name, comm, options)
 
     def read() -> Info:
@@ -100,6 +115,31 @@ def open_data(
     return data
 
 
+def _open_mixture(text: str, placement: str, comm: Comm, options: DataOptions) -> Data:
+    """Open the sources of a mixture: the first one as if it were alone, the others with its statistics."""
+    weights = parse_mixture(text)
+    if placement == "partitioned" or options.partition != "iid":
+        what = "--placement partitioned" if placement == "partitioned" else f"--partition {options.partition}"
+        raise UsageError(
+            f"{what}: every rank reads all sources of a mixture; take placement shared or streamed, and iid"
+        )
+    how = {name: getattr(options, name) for name in ("partition", "dtype", "augment", "keep", "shuffle_window")}
+    how |= {"comm": comm, "placement": placement}
+    own = {name: getattr(options, name) for name in ("seed", "validation", "validation_by", "standardize", "data_seed")}
+    opened: list[Data] = []
+    try:
+        for number, name in enumerate(weights):
+            opened.append(open_data(name, **how | own))
+            # The orders of sources with equally many rows differ by the seed.
+            own = {"seed": int(Random(options.seed)("source", number).integers(2**31))}
+            own |= {"standardize": opened[0].statistics or False}
+        return mixed(text, opened, list(weights.values()), options.seed)
+    except UsageError:
+        for each in opened:
+            each.close()
+        raise
+
+
 def _on_first_rank(comm: Comm, work: Callable[[], Any]) -> Any:
     """Do the work on the first rank; return its result, or raise its UsageError, on all ranks."""
     result = run_together(comm, work, here=comm is None or comm.rank == 0)
@@ -112,13 +152,17 @@ class _DataFile:
     standardization. cache: rows and results of earlier calls (placement shared); None: there are none."""
 
     def __init__(self, info: Info, placement: str, comm: Comm, options: DataOptions):
-        self.comm, self.options, self.placement = comm, options, placement
+        self.comm, self.options, self.placement, self.path = comm, options, placement, info.path
         self.cache = row_cache.find(info.path, options.dtype, comm) if placement == "shared" else None
         self.augment = make_augment(options.augment, info.features, options.seed)
 
         def draw() -> np.ndarray:
             if placement == "streamed" and info.rows["test"]:
                 read_y(info, "test", options.dtype)
+            if options.validation and options.validation_by:
+                if placement == "streamed":
+                    read_y(info, "train", options.dtype)
+                return held_out_owners(self.column(options.validation_by), options.validation_by, options)
             return held_out_rows(read_y(info, "train", options.dtype), info.classes, options)
 
         def refill() -> Info:
@@ -141,19 +185,23 @@ class _DataFile:
 
     def once(self, what: str, work: Callable[[], Any]) -> Any:
         """Return the first rank's result of `work`; cached as `what` for later calls that hold out the same rows."""
-        key, cache = (what, self.options.drawn_by, self.options.validation), self.cache
+        drawn = self.options.drawn_by, self.options.validation, self.options.validation_by
+        key, cache = (what, *drawn), self.cache
         return _on_first_rank(self.comm, work if cache is None else lambda: cache.remember(key, work))
 
     def owners(self) -> np.ndarray | None:
-        """Return the owners of training examples (column:NAME), or None. UsageError if the file has no such column."""
-        if not (name := self.options.column):
-            return None
-        path = self.info.path
-        with open_file(path) as file:
+        """Return the owners of training examples (column:NAME), or None."""
+        name = self.options.column
+        return np.delete(self.column(name), self.held_out) if name else None
+
+    def column(self, name: str) -> np.ndarray:
+        """Return train/NAME, an integer for each row of the file. UsageError if the file has no such column."""
+        with open_file(self.path) as file:
             if name not in owner_columns(file):
                 others = ", ".join(owner_columns(file)) or "none"
-                raise UsageError(f"{path} has no whole number for each row in train/{name}; columns with one: {others}")
-            return np.delete(dataset(file, f"train/{name}")[...], self.held_out)
+                what = f"{self.path} has no whole number for each row in train/{name}"
+                raise UsageError(f"{what}; columns with one: {others}")
+            return dataset(file, f"train/{name}")[...]
 
     def elements(self, chosen: np.ndarray) -> int:
         """Return the number of elements of these sorted training rows; 0 for dense ones."""
@@ -213,7 +261,8 @@ class _DataFile:
         info, options = self.info, self.options
         about: dict[str, Any] = {each: getattr(info, each) for each in ("name", "features", "classes", "schema")}
         about |= {"dtype": options.dtype, "held_out": self.held_out, "digest": partial(file_digest, info)}
-        return Data(order=order_name(self.placement, options.partition, info.classes, block), **about | parts)
+        order = order_name(self.placement, options.partition, info.classes, block, options.shuffle_window)
+        return Data(order=order, **about | parts)
 
 
 def _open_shared(file: _DataFile) -> Data:
@@ -284,5 +333,6 @@ def _open_streamed(file: _DataFile) -> Data:
     groups = ["train"] + ["test"] * bool(info.rows["test"])
     files = run_together(file.comm, lambda: [FileRows(info, group, options.dtype, file.standard) for group in groups])
     train, test = (*files, None)[:2]
-    reader = StreamReader(train, file.held_out, options.seed, file.augment)
+    how = file.held_out, options.seed, file.augment, options.shuffle_window
+    reader = run_together(file.comm, lambda: StreamReader(train, *how))
     return file.data(train.block, train=train, test=test, reader=reader)

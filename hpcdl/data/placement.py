@@ -3,7 +3,7 @@
     placement     train rows                                 memory per rank            reads of the file
     shared        one copy per node (shared_memory.py)       rows / ranks of the node   once, by one rank per node
     partitioned   each rank holds its own rows only          rows / ranks               once, by every rank
-    streamed      in the file                                two blocks                 every epoch
+    streamed      in the file                                a window of blocks         every epoch
 
 `rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x (standardized on request) and their labels into
 y. Memory keeps the file's own type (a byte per pixel), but has no float16, and no floats wider than the model's. Labels
@@ -143,8 +143,9 @@ class FileRows:
         shards = itertools.pairwise(getattr(self.x, "bounds", (0, len(self.x))))
         starts = [np.arange(first, last, self.block) for first, last in shards]
         self.starts = np.append(np.concatenate(starts), len(self.x))  # of blocks, none of two shards, and the end
-        needed = 2 * row * (elements if self.sparse else self.block)
-        check_memory(needed, f"{self.source.where}: two blocks of {self.block} rows")
+        # Of a block, at most:
+        self.elements, self.block_bytes = elements, row * (elements if self.sparse else self.block)
+        check_memory(2 * self.block_bytes, f"{self.source.where}: two blocks of {self.block} rows")
 
     def __len__(self) -> int:
         return len(self.x)

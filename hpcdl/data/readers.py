@@ -2,11 +2,13 @@
 `batches(epoch, batch_size, share, steps, buffers)` yields for each step in `steps` the share (rank, size) of its batch;
 it takes the next step when the next batch is requested."""
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -14,11 +16,16 @@ from hpcdl.chunks import chunk
 from hpcdl.data import sampler
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.batch import Batch, BatchBuffers
+from hpcdl.data.hdf5 import check_memory
 from hpcdl.data.partition import partition
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 from hpcdl.data.sampler import Share
 from hpcdl.kernels.shuffle import ready
+
+# take(first, last, x, y, moves=None) gathers the rows from first to last - 1 of the orders of all epochs, one after the
+# other (epoch e begins at e times the examples), into x and y, and returns their numbers in the training set.
+Take: TypeAlias = Callable[..., np.ndarray]
 
 
 class LocalExamples(NamedTuple):
@@ -86,6 +93,29 @@ class MemoryReader:
         steps = sampler.steps_per_epoch(self.examples, batch_size)
         return index, source, partial(sampler.local_share, *self._bounds(share), self.examples, steps)
 
+    @contextlib.contextmanager
+    def reading(self, spans: Iterable[tuple[int, int]] | None) -> Iterator[Take]:
+        """Yield a function that gathers rows of the order of all ranks, as `StreamReader.reading` does."""
+        yield self._take
+
+    def _take(self, first: int, last: int, x: Any, y: np.ndarray, moves: Moves | None = None) -> np.ndarray:
+        numbers, done = np.empty(last - first, np.int64), 0
+        while done < last - first:
+            epoch, begin = divmod(first + done, self.examples)
+            index, source, _ = self._plan(epoch, 1, (0, 1))
+            end = min(self.examples, begin + last - first - done)
+            here = slice(done, done + end - begin)
+            self.rows.gather(
+                source[begin:end], x[here], y[here], Moves(*(move[here] for move in moves)) if moves else None
+            )
+            numbers[here] = index[begin:end]
+            done = here.stop
+        return numbers
+
+    @property
+    def augment(self) -> Augment | None:
+        return self.rows.augment
+
     def in_order(self, epoch: int, share: Share) -> tuple[np.ndarray, np.ndarray]:
         """Return this rank's examples of an epoch in order: their numbers in `rows`, and in the training set."""
         index, source, _ = self._plan(epoch, 1, share)
@@ -152,62 +182,192 @@ def rows_before(parts: list[np.ndarray]) -> np.ndarray:
     return np.cumsum([0, *map(len, parts)])
 
 
-class StreamReader:
-    """Batches from a file that is read block by block, in the order of `BlockOrder`; a thread may read one block ahead.
-    Every rank reads each block from which it needs rows, so the order is independent of the number of ranks. held_out:
-    sorted rows of the file that are not training examples."""
+class Loaded(NamedTuple):
+    """A block in memory. source: its training rows in the order of visits, as rows of `BlockMemory`; numbers: in the
+    training set; position: of the block in the memory."""
 
-    def __init__(self, rows: FileRows, held_out: np.ndarray, seed: int, augment: Augment | None):
-        self.rows, self.held_out, self.seed, self.augment = rows, held_out, seed, augment
+    source: np.ndarray
+    numbers: np.ndarray
+    position: int
+
+
+Place: TypeAlias = tuple[int, int]  # (epoch, place of a block in its order)
+
+
+class BlockMemory:
+    """Memory for a window of blocks and the next one, allocated once: one array, from which rows are gathered."""
+
+    def __init__(self, rows: FileRows, count: int, augment: Augment | None):
+        longest = int(np.diff(rows.starts).max(initial=0))
+        self.stride = longest + rows.sparse  # sparse rows of a block end with the start of no row
+        self.x, self.y = rows.form.empty(count * self.stride)
+        if rows.sparse:  # all room at once: arrays that grow would be others than those of `rows`
+            self.x.reserve(count * rows.elements)
+            self.x.indptr[:: self.stride][:count] = np.arange(count) * rows.elements
+        self.rows = MemoryRows(self.x, self.y, rows.scale, rows.dtype, augment, rows.standard)
+        self.count, self.held = count, dict[Place, Loaded]()
+
+    def position(self, needed: set[Place]) -> int:
+        """Return a free position; the earliest block that is not needed makes room for it."""
+        if len(self.held) < self.count:
+            return next(each for each in range(self.count) if all(each != one.position for one in self.held.values()))
+        return self.held.pop(min(place for place in self.held if place not in needed)).position
+
+    def arrays(self, position: int, rows: int) -> tuple[Any, np.ndarray]:
+        """Return the arrays x and y of the block at this position."""
+        here = slice(position * self.stride, position * self.stride + rows)
+        return self.x[here], self.y[here]
+
+
+class StreamReader:
+    """Batches from a file, read block by block in the order of `WindowOrder`; a thread may read one block ahead.
+    Every rank reads each block from which it needs rows, so the order is independent of the number of ranks. held_out:
+    sorted rows of the file that are not training examples.
+
+    Memory: `window` blocks and one, or all blocks of a small file, for each sequence of batches that is read."""
+
+    def __init__(self, rows: FileRows, held_out: np.ndarray, seed: int, augment: Augment | None, window: int = 1):
+        self.rows, self.held_out, self.seed, self.augment, self.window = rows, held_out, seed, augment, window
         starts = rows.starts
         out = np.searchsorted(held_out, starts)
         self.counts = np.diff(starts) - np.diff(out)
         self.first = starts - out  # number of the first training example of each block
         self.examples = int(self.first[-1])
+        self.held = min(window, len(self.counts)) + 1  # blocks in memory
+        what = f"{rows.source.where}: {self.held} blocks of {rows.block} rows, by --shuffle-window {window},"
+        check_memory(self.held * rows.block_bytes, what)
+        self.free: list[BlockMemory] = []  # of sequences that have ended
+        # Two epochs: where one passes into the next, the thread is ahead.
+        self.order_of = functools.lru_cache(2)(lambda epoch: sampler.WindowOrder(seed, epoch, self.counts, window))
 
     def batches(
         self, epoch: int, batch_size: int, share: Share, steps: Iterable[int], buffers: BatchBuffers, ahead: bool = True
     ) -> Generator[Batch, None, None]:
         """Yield the batches of these steps. ahead: a thread reads, and `steps` is iterated twice; else once."""
-        order = sampler.BlockOrder(self.seed, epoch, self.counts)
-        memory = [self.rows.form.empty(self.rows.block) for _ in range(2)]
-        share_at = partial(sampler.global_share, self.examples, batch_size, rank=share[0], size=share[1])
-        load = partial(self._load, order, memory)
-        needed = (block for step in steps for block, _, _ in order.pieces(*share_at(step=step)[:2]))
-        blocks = prefetch(load(block) for block, _ in itertools.groupby(needed)) if ahead else None
-        current: int | None = None
-        try:
+        share_at, begin = partial(sampler.global_share, self.examples, batch_size), epoch * self.examples
+        shares = (share_at(step, *share) for step in steps) if ahead else ()
+        spans = ((begin + each.start, begin + each.stop) for each in shares)
+        with self.reading(spans if ahead else None) as take:
             for step in steps:
-                first, last, offset, total = share_at(step=step)
+                first, last, offset, total = share_at(step, *share)
                 x, y = buffers.next(last - first)
-                index = np.empty(last - first, np.int64)
                 moves = self.augment.moves(epoch, step, total, offset, last - first) if self.augment else None
-                done = 0
-                for block, begin, end in order.pieces(first, last):
-                    if block != current:
-                        loaded, source, numbers = next(blocks) if blocks else load(block)
-                        current = block
-                    here = slice(done, done + end - begin)
-                    part = Moves(*(move[here] for move in moves)) if moves else None
-                    loaded.gather(source[begin:end], x[here], y[here], part)
-                    index[here] = numbers[begin:end]
-                    done = here.stop
-                yield Batch(x, y, total, epoch, step, index)
+                yield Batch(x, y, total, epoch, step, take(begin + first, begin + last, x, y, moves))
+
+    @contextlib.contextmanager
+    def reading(self, spans: Iterable[tuple[int, int]] | None) -> Iterator[Take]:
+        """Yield a function that gathers rows (`Take`); blocks that it leaves in memory serve later calls. spans: the
+        (first, last) of all its calls, ascending, for a thread that reads a block ahead; None: without a thread."""
+        memory = self.free.pop() if self.free else BlockMemory(self.rows, self.held, self.augment)
+        run = _Reading(self, memory, spans)
+        try:
+            yield run.take
         finally:
-            if blocks:
-                blocks.close()
+            run.close()
+            self.free.append(memory)
 
     def most_rows(self, batch_size: int, share: Share) -> int:
         return most_rows(self.examples, batch_size, *share)
 
-    def _load(self, order: sampler.BlockOrder, memory: list, block: int) -> tuple:
-        """Read a block; return its rows, and its examples in the order of visits: places in it, and example numbers."""
-        memory.reverse()
-        start, stop = map(int, self.rows.starts[block : block + 2])
-        out = self.held_out[slice(*np.searchsorted(self.held_out, (start, stop)))]
-        training = np.delete(np.arange(stop - start), out - start)
-        visit = order.rows(block)
-        return self.rows.read(start, stop, memory[0], self.augment), training[visit], self.first[block] + visit
+
+class _Reading:
+    """A sequence of calls of `take`, with the memory that it reads blocks into."""
+
+    def __init__(self, reader: StreamReader, memory: BlockMemory, spans: Iterable[tuple[int, int]] | None):
+        self.reader, self.memory, self.examples = reader, memory, reader.examples
+        self.slot: tuple[Place, np.ndarray, np.ndarray] | None = None  # the slot in use: its rows, and their numbers
+        self.ahead: Generator[tuple[Place, Loaded], None, None] | None = None
+        self.here = memory.held
+        if spans is not None:
+            slots = itertools.chain.from_iterable(itertools.starmap(self.slots, spans))
+            places = (key for key, _ in itertools.groupby(slot[:2] for slot in slots))
+            first = next(places, None)
+            if first is not None:
+                # The thread makes room one block before the caller leaves a slot: of older blocks only those may stay
+                # that the first slot needs, as if they had been read for it.
+                needed = self.needed(*first)
+                memory.held = {each: memory.held[each] for each in needed if each in memory.held}
+                self.here = dict(memory.held)
+                self.ahead = prefetch(self.loads(itertools.chain([first], places)))
+
+    def slots(self, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (epoch, slot, first, last) for the rows from `first` to last - 1 of all epochs."""
+        while first < last:
+            epoch, begin = divmod(first, self.examples)
+            end = min(self.examples, begin + last - first)
+            for part in self.reader.order_of(epoch).slots(begin, end):
+                yield epoch, *part
+            first += end - begin
+
+    def needed(self, epoch: int, slot: int) -> list[Place]:
+        return [(epoch, place) for place, _ in self.reader.order_of(epoch).pieces(slot)]
+
+    def loads(self, slots: Iterable[tuple[int, int]]) -> Iterator[tuple[Place, Loaded]]:
+        """Yield the blocks that these slots need and that are not in memory."""
+        for slot in slots:
+            needed = self.needed(*slot)
+            for place in needed:
+                if place not in self.memory.held:
+                    yield place, self.load(place, needed)
+
+    def load(self, place: Place, needed: list[Place]) -> Loaded:
+        """Read a block into memory; blocks that are `needed` stay."""
+        reader, order = self.reader, self.reader.order_of(place[0])
+        block, position = int(order.blocks[place[1]]), self.memory.position({*needed})
+        start, stop = map(int, reader.rows.starts[block : block + 2])
+        reader.rows.read(start, stop, self.memory.arrays(position, stop - start))
+        out = reader.held_out[slice(*np.searchsorted(reader.held_out, (start, stop)))]
+        training, visit = np.delete(np.arange(stop - start), out - start), order.rows(place[1])
+        source = position * self.memory.stride + training[visit]
+        loaded = self.memory.held[place] = Loaded(source, reader.first[block] + visit, position)
+        return loaded
+
+    def enter(self, epoch: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a slot in the epoch's order, as rows of the memory, and their numbers."""
+        if self.slot is None or self.slot[0] != (epoch, slot):
+            needed = self.needed(epoch, slot)
+            for place in needed:
+                if place in self.here:
+                    continue
+                if self.ahead is None:
+                    self.load(place, needed)
+                else:
+                    read, loaded = next(self.ahead)
+                    assert read == place
+                    self.here = {each: one for each, one in self.here.items() if one.position != loaded.position}
+                    self.here[place] = loaded
+            order = self.reader.order_of(epoch)
+            pieces = [(self.here[epoch, place], part) for place, part in order.pieces(slot)]
+            source = np.concatenate([block.source[part] for block, part in pieces])
+            numbers = np.concatenate([block.numbers[part] for block, part in pieces])
+            visit = order.within(slot, len(source))
+            self.slot = (epoch, slot), source[visit], numbers[visit]
+        return self.slot[1:]
+
+    def take(self, first: int, last: int, x: Any, y: np.ndarray, moves: Moves | None = None) -> np.ndarray:
+        """Gather rows as `Take` says."""
+        numbers, done = np.empty(last - first, np.int64), 0
+        for epoch, slot, begin, end in self.slots(first, last):
+            source, index = self.enter(epoch, slot)
+            here = slice(done, done + end - begin)
+            part = Moves(*(move[here] for move in moves)) if moves else None
+            self.memory.rows.gather(source[begin:end], x[here], y[here], part)
+            numbers[here] = index[begin:end]
+            done = here.stop
+        return numbers
+
+    def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
 
 
-Reader: TypeAlias = MemoryReader | StreamReader
+class Reader(Protocol):
+    """What makes the batches of an epoch: a `MemoryReader`, a `StreamReader`, or that of a mixture (mixture.py)."""
+
+    def batches(
+        self, epoch: int, batch_size: int, share: Share, steps: Iterable[int], buffers: BatchBuffers, ahead: bool = True
+    ) -> Generator[Batch, None, None]:
+        """Yield the batches of these steps."""
+
+    def most_rows(self, batch_size: int, share: Share) -> int:
+        """Return the most rows of a share of a batch."""

@@ -4,7 +4,7 @@ An epoch visits every training example once, in steps = ceil(examples / batch_si
 
     global  one permutation of all examples: batch b is order[b*B : (b+1)*B], and a rank takes a chunk of the batch
     local   a permutation of the rank's own rows, cut over the steps: for `--partition` and placement partitioned
-    block   blocks in random order, rows of a block in random order: for placement streamed
+    block   blocks in random order, rows shuffled within a window of blocks: for placement streamed
 
 Global and block orders are the same for any number of ranks. Random streams are keyed by (seed, purpose, epoch, ...),
 so an epoch can start at any step without saved state."""
@@ -31,11 +31,12 @@ class BatchShare(NamedTuple):
     total: int
 
 
-def order_name(placement: str, partition: str, classes: int, block: int = 0) -> str:
-    """Return a text that identifies the order of an epoch: equal texts mean equal orders. block: rows of a block.
-    `{ranks}` in the text stands for the number of ranks that share the rows, if the order depends on it."""
+def order_name(placement: str, partition: str, classes: int, block: int = 0, window: int = 1) -> str:
+    """Return a text that identifies the order of an epoch: equal texts mean equal orders. block: rows of a block;
+    window: of `WindowOrder`. `{ranks}` in the text is the number of ranks that share the rows, if the order depends on
+    it."""
     if placement == "streamed":
-        return f"all rows by blocks of {block}"
+        return f"all rows by blocks of {block}" + (f" in windows of {window}" if window > 1 else "")
     if placement == "shared" and partition == "iid":
         return "all rows in one order"
     name, value = parse_partition(partition, classes)
@@ -76,24 +77,48 @@ def local_share(before: int, through: int, examples: int, steps: int, step: int)
     return BatchShare(start, stop, lower.stop - lower.start, whole.stop - whole.start)
 
 
-class BlockOrder:
-    """The order of an epoch over blocks of counts[k] rows: shuffled blocks, and shuffled rows inside each block."""
+class WindowOrder:
+    """The order of an epoch over blocks of counts[k] rows. Blocks are shuffled, and rows in each block. The rows of the
+    block at place i are cut into W (`window`) pieces; piece j belongs to slot i + j. The rows of a slot are shuffled,
+    and the epoch is slot 0, 1, ...; W = 3:
 
-    def __init__(self, seed: int, epoch: int, counts: np.ndarray):
-        self.random, self.epoch, self.counts = Random(seed), epoch, counts
+        place  0  1  2  3  4         a reader holds the blocks of one slot, at most W, and needs one more for the next
+        slot 0 a0                    a row moves W blocks at most from where the shuffle of blocks has put it
+        slot 1 a1 b0                 sizes of slots follow from the order of blocks: an epoch can start anywhere
+        slot 2 a2 b1 c0              W = 1: slots are blocks, whose rows are shuffled once
+        slot 3    b2 c1 d0           W >> number of blocks: nearly a shuffle of all rows
+
+    (A shuffle buffer, as data loaders have it, mixes as well but must be refilled from the start of an epoch.)"""
+
+    def __init__(self, seed: int, epoch: int, counts: np.ndarray, window: int = 1):
+        self.random, self.epoch, self.counts, self.window = Random(seed), epoch, counts, window
         self.blocks = self.random("blocks", epoch).permutation(len(counts))
-        self.ends = np.cumsum(counts[self.blocks])
+        placed, sizes = counts[self.blocks], np.zeros(len(counts) + window - 1, np.int64)
+        for piece in range(window):
+            sizes[piece : piece + len(counts)] += placed // window + (piece < placed % window)
+        self.ends = np.cumsum(sizes)
 
-    def rows(self, block: int) -> np.ndarray:
-        """Return the permutation (counts[block],) in which the rows of this block are visited."""
+    def rows(self, place: int) -> np.ndarray:
+        """Return the permutation of the rows of the block at this place, before it is cut into pieces."""
+        block = int(self.blocks[place])
         return permutation(self.random("block", self.epoch, block), int(self.counts[block]))
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the pieces (block, first, last) of order[start:stop]; each stands for rows(block)[first:last]."""
+    def pieces(self, slot: int) -> list[tuple[int, slice]]:
+        """Return the pieces of a slot before it is shuffled: (place, part of `rows(place)`), without empty ones."""
+        places = range(max(0, slot - self.window + 1), min(slot + 1, len(self.blocks)))
+        parts = ((each, chunk(int(self.counts[self.blocks[each]]), self.window, slot - each)) for each in places)
+        return [(each, part) for each, part in parts if part.start < part.stop]
+
+    def within(self, slot: int, rows: int) -> np.ndarray | slice:
+        """Return the order of the `rows` rows of a slot, as an index into its pieces, one after the other."""
+        return slice(None) if self.window == 1 else permutation(self.random("slot", self.epoch, slot), rows)
+
+    def slots(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts (slot, first, last) of order[start:stop]: rows first to last - 1 of a slot."""
         at = int(np.searchsorted(self.ends, start, side="right"))
         while start < stop:
-            block, end = int(self.blocks[at]), int(self.ends[at])
-            begin, last = end - int(self.counts[block]), min(stop, end)
-            if start < last:  # not an empty block
-                yield block, start - begin, last - begin
+            end = int(self.ends[at])
+            begin, last = int(self.ends[at - 1]) if at else 0, min(stop, end)
+            if start < last:  # not an empty slot
+                yield at, start - begin, last - begin
             start, at = last, at + 1

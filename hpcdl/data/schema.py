@@ -2,7 +2,8 @@
 
     scale        the model sees x * scale
     labels       names of the classes 0, 1, ...; None: a class is named by its number
-    vocabulary   text only: the characters or bytes that tokens stand for (hpcdl/data/formats/vocabulary.py)
+    vocabulary   text only: what tokens stand for (hpcdl/data/formats/vocabulary.py)
+    token_bytes  text only: bytes of the source per token, by group, for bits per byte; None: unknown
     recipe       table only: its columns and their encoding (hpcdl/data/formats/recipe.py)
     base         sparse rows only: the index, 0 or 1, of the first feature in libsvm's text
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.formats.vocabulary import Vocabulary, vocabulary_from
 from hpcdl.errors import UsageError, printable
 
 MOST_SHOWN = 5  # names that a message lists
@@ -30,15 +31,16 @@ class Schema:
     vocabulary: Vocabulary | None = None
     recipe: dict | None = None
     base: int | None = None
+    token_bytes: dict[str, float] | None = None
 
     def describe(self) -> dict:
         """Return the schema as a JSON object."""
         return {
             "scale": self.scale,
             "labels": self.labels and list(self.labels),
-            "vocabulary": self.vocabulary and self.vocabulary.characters,
+            "vocabulary": self.vocabulary and self.vocabulary.description,
             "recipe": self.recipe,
-        } | ({} if self.base is None else {"base": self.base})
+        } | {name: value for name in ("base", "token_bytes") if (value := getattr(self, name)) is not None}
 
     @classmethod
     def read(cls, value: Any, where: str) -> "Schema":
@@ -48,15 +50,17 @@ class Schema:
             fits = isinstance(scale, int | float) and math.isfinite(scale) and scale != 0
             fits &= labels is None or (isinstance(labels, list) and all(isinstance(each, str) for each in labels))
             fits &= recipe is None or isinstance(recipe, dict)
-            fits &= characters is None or isinstance(characters, str | list)
-            base = value.get("base")  # older versions had none
+            fits &= characters is None or isinstance(characters, str | list | dict)
+            base, token_bytes = value.get("base"), value.get("token_bytes")  # older versions had none
+            fits &= token_bytes is None or all(math.isfinite(each) and each > 0 for each in token_bytes.values())
             fits &= base is None or (type(base) is int and base in (0, 1))
         except (TypeError, LookupError, AttributeError):
             fits = False
         if not fits:
             raise UsageError(f"{where} should have valid values of scale, labels, vocabulary and recipe")
-        vocabulary = None if characters is None else Vocabulary(characters)
-        return cls(float(scale), None if labels is None else tuple(labels), vocabulary, recipe, base)
+        vocabulary = None if characters is None else vocabulary_from(characters)
+        named = None if labels is None else tuple(labels)
+        return cls(float(scale), named, vocabulary, recipe, base, token_bytes)
 
     def names(self, classes: int) -> list[str]:
         """Return the names of all classes, of which there are `classes`."""
@@ -78,7 +82,7 @@ class Schema:
 
     def refuse_other_columns(self, other: "Schema", name: str) -> None:
         """Raise UsageError if other data, called `name`, have another vocabulary or other columns."""
-        mine, theirs = (each.vocabulary and each.vocabulary.characters for each in (self, other))
+        mine, theirs = (each.vocabulary and each.vocabulary.description for each in (self, other))
         if mine != theirs:
             their_words = "no vocabulary" if theirs is None else f"a vocabulary of {len(other.vocabulary or ())} tokens"
             my_words = "none" if mine is None else f"another vocabulary, of {len(self.vocabulary or ())} tokens"
@@ -90,6 +94,8 @@ class Schema:
 
     def class_numbers(self, other: "Schema", classes: int, theirs: int, name: str) -> np.ndarray | None:
         """Return this schema's numbers of the `theirs` classes of `name`; None: equal. UsageError: unknown class."""
+        if self.vocabulary is not None:  # `refuse_other_columns` compares them; tokens may have no text of their own
+            return None
         mine, names = self.names(classes), other.names(theirs)
         number = {each: k for k, each in enumerate(mine)}
         if strange := [each for each in names if each not in number]:

@@ -70,6 +70,7 @@ def describe(data: Data) -> np.ndarray:
         "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
         "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
         "meaning": data.schema.describe(),
+        "mixture": data.mixture and data.mixture.describe(),
         "class_counts": None if data.class_counts is None else data.class_counts.tolist(),
     }
     return np.frombuffer(json.dumps(description).encode(), np.uint8)

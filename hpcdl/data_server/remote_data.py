@@ -18,6 +18,7 @@ from hpcdl.comm.requests import Request
 from hpcdl.data import Batch, Data
 from hpcdl.data.batch import DeviceBuffers
 from hpcdl.data.cursor import next_position
+from hpcdl.data.mixture import Mixture
 from hpcdl.data.schema import Schema
 from hpcdl.data_server.data_messages import ANSWER, REQUEST, SPLITS, BatchFormat, Operation
 from hpcdl.errors import UsageError
@@ -55,7 +56,8 @@ class RemoteData(Data):
             RemoteSplit(self, k, about["examples"][name]) if name in about["examples"] else None
             for k, name in enumerate(SPLITS)
         )
-        self.examples = self.train.examples
+        self.mixture = about["mixture"] and Mixture(**about["mixture"])
+        self.examples = self.mixture.examples if self.mixture else self.train.examples
         self._shares, self._free = None, []
         self._cursors: weakref.WeakSet[RemoteCursor] = weakref.WeakSet()
 

@@ -4,11 +4,12 @@ from typing import Any
 
 from rich.table import Table
 
+from hpcdl.data.batch import PredictionRows
 from hpcdl.errors import printable
 from hpcdl.inference.trained_model import TrainedModel
 from hpcdl.metric_lines import PAIR, VALUE_SCORES
 from hpcdl.models.scores import ClassMeasures, ValueMeasures
-from hpcdl.runs.evaluation import scores
+from hpcdl.runs.evaluation import scores, text_scores
 
 SCHEMA_VERSION = 1
 MOST_LISTED = 40  # classes in the table of classes, the worst ones
@@ -19,20 +20,25 @@ TABLED = (*PAIR, *(f"macro_{name}" for name in PAIR))  # scores that stand in th
 
 
 def report(
-    trained: TrainedModel, name: str, split: str, counts: dict[str, Any], measures: ClassMeasures | ValueMeasures
+    trained: TrainedModel,
+    rows: PredictionRows,
+    split: str,
+    counts: dict[str, Any],
+    measures: ClassMeasures | ValueMeasures,
 ) -> dict:
-    """Return the report as a JSON object. name, split: of the data. counts: of `predict_all` with losses=True."""
+    """Return the report as a JSON object. split: of the data. counts: of `predict_all` with losses=True."""
     results, about = measures.results(), trained.about
     plain = scores(counts["sums"], trained.classes, trained.outputs, trained.unit)
     named: dict[str, Any] = {key.removeprefix("all_"): value for key, value in plain.named("all").items()}
     header = {"schema_version": SCHEMA_VERSION, "run": trained.name, "step": about["step"], "model": about["model"]}
-    header |= {"data": name, "split": split, "rows": counts["rows"], "scores": named}
+    header |= {"data": rows.name, "split": split, "rows": counts["rows"], "scores": named}
     if trained.classes:
         found, text = results.pop("scores"), trained.schema.vocabulary is not None
         if trained.threshold is not None:
             header["threshold"], named["accuracy"] = trained.threshold, found["accuracy"]
         if "calibration_error" in found:
             named["calibration_error"] = found["calibration_error"]
+        named |= text_scores(plain.loss, rows.schema, rows.group)
         named |= {} if text else {score: value for score, value in found.items() if score not in named}
         names = trained.schema.names(trained.classes)
         keys = ("rows", *PAIR)

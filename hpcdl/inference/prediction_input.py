@@ -1,6 +1,7 @@
 """Rows to predict, from any supported file, in the form that the model was trained on.
 
     a data file (HDF5)       the given group, else rows, else test, else train; classes are matched by name
+    plain text               of a model of text: its tokens in rows, the last one up to its end
     csv, Parquet, Arrow      by the recipe of the training data; without one, each column is a feature
     npz                      the array x, or x_test, x_train; or a sparse matrix of scipy's
     libsvm                   sparse rows as text, whose features are numbered as in the training data
@@ -24,6 +25,7 @@ from hpcdl.data.batch import PredictionRows, RowBlock, in_blocks
 from hpcdl.data.dataset import Split
 from hpcdl.data.fills import with_model_fills
 from hpcdl.data.format import KNOWN, find_data_file, read_info
+from hpcdl.data.formats.documents import TextOptions, read, survey
 from hpcdl.data.formats.prepare_idx import idx_rows
 from hpcdl.data.formats.prepare_libsvm import libsvm_rows
 from hpcdl.data.formats.prepare_npz import array_rows, npz_rows
@@ -32,7 +34,9 @@ from hpcdl.data.formats.recognition import format_of
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
 from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.data.formats.table_source import Source, is_number
+from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.hdf5 import check_x, check_y, largest_input
+from hpcdl.data.mixture import test_source
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.inference.trained_model import TrainedModel
@@ -44,6 +48,7 @@ def prediction_rows(
 ) -> PredictionRows:
     """Return the rows of `source` in the form of a model. Raises UsageError. group: rows, test or train; "": see above.
     ranks: number of ranks that share the blocks. delimiter: of a csv; default: that of the training data."""
+    source = test_source(source)
     if source in KNOWN:
         return file_rows(source, trained, group, ranks)
     if is_plugin(source) and not os.path.exists(source):
@@ -64,7 +69,11 @@ def prediction_rows(
         hint = "make one by prepare-data (of a table: with --like the training data), or give the file to hpcdl predict"
         raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {hint}")
     if trained.schema.vocabulary is not None:
-        raise UsageError(f"{source}: the model was trained on text; convert the file by prepare-data text")
+        if form not in ("unknown", "gzip"):
+            raise UsageError(
+                f"{source}: the model was trained on text; give plain text, or what prepare-data text makes"
+            )
+        return of_model(text_rows(source, trained, ranks), trained)
     base = trained.schema.base
     if form == "npz":
         rows = npz_rows(source, ranks)
@@ -82,6 +91,20 @@ def prediction_rows(
     return of_model(rows, trained)
 
 
+def text_rows(source: str, trained: TrainedModel, ranks: int) -> PredictionRows:
+    """Return the rows of a plain text: its tokens, the last row up to the end of the text; a rest at the beginning is
+    left out. The prediction of a row is the token that follows."""
+    length = math.prod(trained.features)
+    options = TextOptions(errors="surrogateescape" if trained.schema.vocabulary.description == BYTES else "strict")
+    text = "".join(part.text for span in survey(source, options) for part in read(span, options))
+    tokens = trained.schema.vocabulary.encode(text)
+    if len(tokens) < length:
+        raise UsageError(
+            f"{source} has {len(tokens)} tokens; the model was trained on rows of {length}: give more text"
+        )
+    return array_rows(tokens[len(tokens) % length :].astype(np.uint32).reshape(-1, length), source, ranks)
+
+
 def file_rows(source: str, trained: TrainedModel, group: str = "", ranks: int = 1) -> PredictionRows:
     """Return the rows of a group of a data file; by default of `rows`, else of `test`, else of `train`."""
     info = read_info(find_data_file(source))
@@ -93,7 +116,7 @@ def file_rows(source: str, trained: TrainedModel, group: str = "", ranks: int = 
     if trained.schema.recipe is not None:
         info = dataclasses.replace(info, scale=trained.schema.scale)
     split = Split(FileRows(info, group, trained.dtype, trained.standard()), None, trained.dtype)
-    return split_rows(split, info, info.name, trained, ranks, group != "rows")
+    return split_rows(split, info, info.name, trained, ranks, group != "rows")._replace(group=group)
 
 
 def split_rows(
@@ -131,7 +154,7 @@ def split_rows(
         return RowBlock(x, numbers_of_rows, y if labelled else None, ids)
 
     blocks = partial(in_blocks, load, split.examples, about.features, ranks, nnz)
-    return PredictionRows(name, blocks, labelled, "id" in columns)
+    return PredictionRows(name, blocks, labelled, "id" in columns, schema=about.schema)
 
 
 def model_recipe(source: str, trained: TrainedModel, delimiter: str) -> Recipe:

@@ -5,7 +5,9 @@ programs are left out; an option that no program has is an error.
 
     program of the file     `schedule` is               `lr_schedule` is
     train-pipeline, -grid   the pipeline's              the learning rate's
-    all others              the learning rate's         not in the file"""
+    all others              the learning rate's         not in the file
+
+A run of a version without --shuffle-window goes on with window 1, its order of rows."""
 
 import contextlib
 import os
@@ -40,6 +42,8 @@ def taken(
     options of the program; common: options of all programs that train; told: the option that names the file. Raises
     UsageError for a name that no program has, unless `told` is "": a run's own file may be of another version."""
     texts, left = with_schedules(texts, kinds)
+    if not told and "shuffle_window" in kinds:
+        texts.setdefault("shuffle_window", "1")  # a run of a version without it shuffled within blocks
     foreign = [name for name in texts if name not in kinds]
     if not foreign:
         return texts, left

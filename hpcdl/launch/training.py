@@ -20,7 +20,6 @@ from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.data import Data, open_data
 from hpcdl.data.class_balance import class_weights, count_classes, rare_class
 from hpcdl.data.format import find_data_file, read_info
-from hpcdl.data.sampler import order_name
 from hpcdl.data.scale_warning import scale_warning
 from hpcdl.data_server.batch_server import introduce, serve
 from hpcdl.data_server.remote_data import RemoteData
@@ -202,9 +201,9 @@ def open_communicator(
 def open_for(role: str, roles: Roles, options: Options, everyone: Communicator, context: RunContext) -> Data:
     """Return the data as a rank of this role sees them; collective. A UsageError of one rank is raised on all ranks."""
     part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # ranks with the same kind of access to the data
-    how: dict[str, Any] = {"placement": options.placement, "partition": options.partition}
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("placement", "partition", "shuffle_window")}
     if role == "parameter server" and not is_plugin(options.data):
-        how = {"placement": "streamed"}  # it only reads the rows that it scores
+        how = {"placement": "streamed", "shuffle_window": 1}  # it only reads the rows that it scores
     elif role == "data server" and options.placement == "partitioned":
         how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)
     data: Any = None
@@ -217,6 +216,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator, 
                 dtype=options.dtype,
                 seed=options.seed,
                 validation=options.validation,
+                validation_by=options.validation_by,
                 augment=options.augment,
                 standardize=options.standardized,
                 data_seed=context.data_seed,
@@ -225,8 +225,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator, 
             )
     part.Free()
     if role == "parameter server":  # a run asks its rank 0 in which order the workers see the rows
-        block = getattr(data.train.source, "block", 1)
-        data.order = order_name(options.placement, options.partition, data.classes, block)
+        data.order = data.order_under(options.placement, options.partition, options.shuffle_window)
     if role == "data server":
         introduce(everyone, data, roles.clients(everyone.rank))
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data

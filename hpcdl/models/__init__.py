@@ -12,6 +12,7 @@
     llama  llama:layers=4,width=128,heads=4,     gpt with RMSNorm, rotary positions,     text
            kv-heads=2,context=64,units=512       SwiGLU, grouped queries, no biases
     gpt:experts=8,top=2  llama:experts=8        the same with mixtures of experts            text
+    llama:latent=64                             the same with latent attention               text
 
 All except gpt and llama also accept sparse data (hpcdl/csr.py). A user's model works under any strategy that needs no
 layers and no linear form, if it has the members `layout`, `initialize`, `loss_and_gradient` and `predict` of
@@ -49,6 +50,8 @@ SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head":
 SETTINGS["gpt"] |= {"kv-heads": 0, "norm": "layer", "positions": "learned", "rope-base": 10_000.0}
 SETTINGS["gpt"] |= {"feed-forward": "gelu", "units": 0, "biases": "yes"}
 SETTINGS["gpt"] |= {"experts": 0, "top": 2, "capacity": "none", "balance": 0.01, "z": 0.001}
+SETTINGS["gpt"] |= {"shared": 0, "dense": 0, "dense-units": 0}
+SETTINGS["gpt"] |= {"latent": 0, "query-latent": 0, "rope-width": 0, "head-width": 0}
 SETTINGS["llama"] = SETTINGS["gpt"] | {"kv-heads": 2, "norm": "rms", "positions": "rotary", "rope-base": 500_000.0}
 SETTINGS["llama"] |= {"feed-forward": "swiglu", "biases": "no", "head": "own"}
 TRANSFORMERS = ("gpt", "llama")  # models of sequences of tokens

@@ -12,7 +12,7 @@ Wqkv is (width, heads / kv + 2, kv d): the heads of q in rows of kv heads, then 
 last axis gives a rank whole groups, and the layer of a rank is the same layer with fewer groups. Another order of the
 query heads in a group, as h div (heads / kv) elsewhere, permutes columns of Wqkv and rows of Wo."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -32,13 +32,18 @@ class Attention(Sublayer):
 
     def __init__(self, name: str, pool: Pool, architecture: Architecture):
         self.heads, self.kv_heads = architecture.heads, architecture.kv_heads
-        self.size, width = architecture.width // self.heads, architecture.width
-        group, columns = self.heads // self.kv_heads, self.kv_heads * self.size
+        self.size, shapes, self.cuts = self.tensors(architecture)
+        super().__init__(name, pool, architecture, shapes)
+        self.numbers = pool.device.array(np.arange(self.length))
+
+    def tensors(self, architecture: Architecture) -> tuple[int, dict[str, tuple[int, ...]], Mapping[str, int]]:
+        """Return the elements of a head, and the shapes and cuts of the layer's tensors but for its norm's."""
+        width, group = architecture.width, self.heads // self.kv_heads
+        size = width // self.heads
+        columns = self.kv_heads * size
         shapes = {"qkv.weight": (width, group + 2, columns), "qkv.bias": (group + 2, columns)}
         shapes |= {"out.weight": (group, columns, width) if group > 1 else (width, width), "out.bias": (width,)}
-        super().__init__(name, pool, architecture, shapes)
-        self.cuts = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 1 if group > 1 else 0}
-        self.numbers = pool.device.array(np.arange(self.length))
+        return size, shapes, {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 1 if group > 1 else 0}
 
     @property
     def hidden_weights(self) -> dict[str, str]:
@@ -69,10 +74,15 @@ class Attention(Sublayer):
     def rotate(self, qkv: Array, length: int, sign: int) -> None:
         """Rotate q and k, or their gradients, in place by the positions' angles (sign 1), or back (sign -1)."""
         if self.architecture.rope_base:
-            table = self.pool.take(length, self.size)
-            rotary.rotations(table, self.positions(length), self.architecture.rope_base)
+            table = self.angles(length)
             rotary.rotate(qkv, table, (self.heads + self.kv_heads) // self.parts * self.size, sign)
             self.give(table)
+
+    def angles(self, length: int) -> Array:
+        """Return the table of a head's rotations (kernels/rotary.py), (length, size), from the pool."""
+        table = self.pool.take(length, self.size)
+        rotary.rotations(table, self.positions(length), self.architecture.rope_base)
+        return table
 
     def inner(self, qkv: Array, b: Array | None) -> tuple[Array, tuple[Array, ...]]:
         if b is not None:

@@ -58,6 +58,9 @@ NLG = 'Rosset, "Turing-NLG", 2020'
 GPT3 = 'Brown et al., "Language models are few-shot learners", 2020'
 LLAMA3 = 'Llama Team, "The Llama 3 herd of models", 2024, table 3'
 MIXTRAL = 'Jiang et al., "Mixtral of experts", 2024, table 1'
+DEEPSEEK = 'DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 4.2; without multi-token prediction'
+EXPERTS = ",units=2048,experts=256,top=8,shared=1,dense=3,dense-units=18432,rope-base=10000"
+LATENT = ",latent=512,query-latent=1536,rope-width=64,head-width=128"
 
 CONFIGURATIONS = {  # layers, width, heads, vocabulary, context; 10^9 parameters, GB of state on the slide
     "bert-large": Configuration(24, 1024, 16, 30522, 512, 0.32, 5.12, BERT, encoder=True),
@@ -72,5 +75,8 @@ CONFIGURATIONS = {  # layers, width, heads, vocabulary, context; 10^9 parameters
     ),
     "mixtral-8x7b": Configuration(
         32, 4096, 32, 32000, 32768, 46.7, None, MIXTRAL, kind="llama", more=",kv-heads=8,units=14336,experts=8,top=2"
+    ),
+    "deepseek-v3": Configuration(
+        61, 7168, 128, 129280, 4096, 671.0, None, DEEPSEEK, kind="llama", more=EXPERTS + LATENT
     ),
 }

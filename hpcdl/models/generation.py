@@ -8,19 +8,23 @@ A model has positions for `length` tokens. When the window s .. t is full, s mov
     tokens seen         1  2  3  4  2  3  4  2  3
 
 A key-value cache keeps the keys and values of earlier tokens in each attention layer (2 x width x kv-heads / heads
-numbers a token), so
-that a token costs 1 row instead of `length`. When s moves, the remaining half is computed again."""
+numbers a token), so that a token costs 1 row instead of `length`. When s moves, the remaining half is computed again.
+Latent attention (latent_attention.py) keeps the latents, R + r numbers a token, and does not expand them: it takes q to
+the latents, and the sum of latents to the values, with two products a head for the new tokens alone:
+
+    q_h . (c Wk_h) = (q_h Wk_h^T) . c           sum_s p_s (c_s Wv_h) = (sum_s p_s c_s) Wv_h"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hpcdl.errors import UsageError
-from hpcdl.kernels import activation, embedding
+from hpcdl.kernels import activation, embedding, rotary
 from hpcdl.kernels.device import Array
 from hpcdl.models.attention import Attention
+from hpcdl.models.latent_attention import Latent, LatentAttention
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.mixture import MixtureOfExperts, Routes
 from hpcdl.models.pool import Pool
@@ -49,7 +53,7 @@ def cached_outputs(model: Layered, parameters: Array) -> Outputs:
         before[:] = start, len(tokens)
         x: Array = device.array(np.asarray(new, model.dtype).reshape(-1, 1))
         for layer, tensors in zip(layers, w, strict=False):
-            if isinstance(layer, CachedAttention | PositionedEmbedding | CountingMixture):
+            if isinstance(layer, CachedAttention | CachedLatents | PositionedEmbedding | CountingMixture):
                 layer.first = at
             y, saved = layer.forward(tensors, x, model.group)
             x = y.copy()
@@ -63,6 +67,8 @@ def cached_layer(layer: Any) -> Any:
     """Return the same layer for one token per row: a new one for embedding and attention, else `layer` itself."""
     if isinstance(layer, Embedding):
         return PositionedEmbedding(layer.name, layer.pool, layer.full_shapes["token"][0], layer.architecture)
+    if isinstance(layer, LatentAttention):
+        return CachedLatents(layer.name, layer.pool, layer.architecture, layer.latent)
     if isinstance(layer, Attention):
         return CachedAttention(layer.name, layer.pool, layer.architecture)
     if isinstance(layer, MixtureOfExperts):
@@ -108,13 +114,57 @@ class CachedAttention(Attention):
         self.keys[:, self.first : end], self.values[:, self.first : end] = k, v
         if self.first == 0:
             return self.attend(qkv, new)
-        scores = self.matmul(q, self.keys[:, :end].swapaxes(1, 2)) / math.sqrt(self.size)
-        scores = xp.where(xp.arange(end) <= self.first + xp.arange(new)[:, None], scores, -math.inf)
-        p = xp.exp(scores - scores.max(axis=3, keepdims=True))
-        p = (p / p.sum(axis=3, keepdims=True)).astype(qkv.dtype)
+        p = softmax_of_earlier(self.matmul(q, self.keys[:, :end].swapaxes(1, 2)) / math.sqrt(self.size), self.first, xp)
         a = self.pool.take(new, self.heads * self.size)
         a[...] = self.matmul(p, self.values[:, :end]).transpose(2, 0, 1, 3).reshape(new, -1)
         return a, (qkv,)
+
+
+class CachedLatents(LatentAttention):
+    """Latent attention of the tokens from position `first` on, with cached latents and rotated keys [c, kr]."""
+
+    first = 0
+
+    def __init__(self, name: str, pool: Pool, architecture: Architecture, latent: Latent):
+        super().__init__(name, pool, architecture, latent)
+        self.cache = pool.device.zeros((self.length, latent.latent + latent.rope), pool.dtype)
+
+    def positions(self, length: int) -> Array:
+        return self.numbers[self.first : self.first + length]
+
+    def attention_of(self, latents: Array, w: Mapping[str, Array], length: int) -> tuple[Array, tuple[Array, ...]]:
+        new, of, pool, end = len(latents), self.latent, self.pool, self.first + len(latents)
+        common, turned = pool.take(new, of.rope), self.turns(new)
+        common[...] = latents[:, self.after :]
+        rotary.rotate(common, turned, of.rope, 1)
+        before = self.after - of.latent
+        self.cache[self.first : end, : of.latent] = latents[:, before : self.after]
+        self.cache[self.first : end, of.latent :] = common
+        self.give(common, turned)
+        if self.first == 0:
+            return super().attention_of(latents, w, new)
+        q = self.matmul(latents[:, :before], w["q_up.weight"], out=pool.take(new, self.heads * self.size))
+        table = self.angles(new)
+        rotary.rotate(q, table, q.shape[1], 1)
+        self.give(table)
+        heads = q.reshape(new, self.heads, self.size).transpose(1, 0, 2)
+        of_keys, of_values = w["kv_up.weight"].reshape(of.latent, 2, self.heads, of.head).transpose(1, 2, 0, 3)
+        c, keys = self.cache[:end, : of.latent], self.cache[:end, of.latent :]
+        scores = self.matmul(self.matmul(heads[:, :, of.rope :], of_keys.swapaxes(1, 2)), c.T)
+        scores = (scores + self.matmul(heads[:, :, : of.rope], keys.T)) / math.sqrt(self.size)
+        p = softmax_of_earlier(scores, self.first, pool.device.xp)
+        a = pool.take(new, self.heads * self.size)
+        found = self.matmul(self.matmul(p, c), of_values).transpose(1, 0, 2)
+        a.reshape(new, self.heads, self.size)[:, :, of.rope :] = found
+        return a, (q,)
+
+
+def softmax_of_earlier(scores: Array, first: int, xp: Any) -> Array:
+    """Return the softmax of scores (..., tokens from position `first` on, all tokens) over tokens not later."""
+    new, end = scores.shape[-2:]
+    scores = xp.where(xp.arange(end) <= first + xp.arange(new)[:, None], scores, -math.inf)
+    p = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (p / p.sum(axis=-1, keepdims=True)).astype(scores.dtype)
 
 
 class CountingMixture(MixtureOfExperts):

@@ -7,11 +7,12 @@
 
 Settings make today's models of it (docs/gpt.md): `--model llama` is RMSNorm, rotary positions, SwiGLU, grouped-query
 attention, a head of its own and no biases (Touvron et al., "LLaMA", 2023; "The Llama 3 herd of models", 2024). With
-`experts=8`, each block has a mixture of experts (mixture.py).
+`experts=8`, each block has a mixture of experts (mixture.py); with `latent=64`, latent attention (latent_attention.py).
 
 The model predicts each token of a row x (length,) from the tokens before it, and y from all of x: `length` predictions,
 whose mean loss is the row's. (Radford et al., "Language models are unsupervised multitask learners", 2019)"""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.models.attention import Attention
 from hpcdl.models.feed_forward import FEED_FORWARDS
 from hpcdl.models.generation import cached_outputs
+from hpcdl.models.latent_attention import Latent, LatentAttention
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import SoftmaxCrossEntropy
@@ -50,7 +52,9 @@ class GPT(Layered):
     norm: layer or rms. positions: learned or rotary, the latter with angles of the base rope_base. feed_forward: gelu
     or swiglu, with `units` units; 0: by the width. biases: False if products have none. experts: number of feed-forward
     networks of a block, of which each token takes `top` (mixture.py); 0: one network, and no router. capacity, balance,
-    z: of `Experts`. name: the model's in errors."""
+    z, shared: of `Experts`. dense: number of first blocks without experts, whose networks have `dense_units` units; 0:
+    by the width. latent: width of the vector from which keys and values of all heads come (latent_attention.py), with
+    query_latent, rope_width and head_width; 0: each has its own. name: the model's in errors."""
 
     sequences = True
 
@@ -78,24 +82,38 @@ class GPT(Layered):
         capacity: str = "none",
         balance: float = 0.01,
         z: float = 0.001,
+        shared: int = 0,
+        dense: int = 0,
+        dense_units: int = 0,
+        latent: int = 0,
+        query_latent: int = 0,
+        rope_width: int = 0,
+        head_width: int = 0,
         name: str = "gpt",
     ):
         told = f"model {name}"
         for setting, value in {"layers": layers, "width": width, "heads": heads, "context": context}.items():
             if value < 1:
                 raise UsageError(f"{told}: {setting} must be 1 or more, not {value}")
-        for setting, value in {"kv-heads": kv_heads, "units": units}.items():
+        for setting, value in {"kv-heads": kv_heads, "units": units, "dense-units": dense_units}.items():
             if value < 0:
                 raise UsageError(f"{told}: {setting} must be 1 or more, or 0 for the default, not {value}")
-        mixed = Experts.of_settings(told, experts, top, capacity, balance, z)
-        if width % heads:
+        mixed = Experts.of_settings(told, experts, top, capacity, balance, z, shared)
+        if not mixed and (shared or dense or dense_units):
+            raise UsageError(f"{told}: shared, dense and dense-units are settings of a mixture: add experts=8")
+        if mixed and not 0 <= dense < layers:
+            raise UsageError(f"{told}: dense {dense} of {layers} blocks; take a number from 0 to {layers - 1}")
+        low = Latent.of_settings(told, latent, query_latent, rope_width, head_width, width, heads)
+        if width % heads and not low:
             raise UsageError(f"{told}: width {width} cannot be divided evenly among {heads} heads")
-        kv_heads = kv_heads or heads
+        kv_heads = heads if low else kv_heads or heads
         if heads % kv_heads:
             fit = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
             raise UsageError(f"{told}: heads {heads} cannot be divided evenly among kv-heads {kv_heads}; take {fit}")
         rotary = choice("positions", positions, ("learned", "rotary")) == "rotary"
-        if rotary and width // heads % 2:
+        if low and not rotary:
+            raise UsageError(f"{told}: latent attention has rotary positions: add positions=rotary, or take llama")
+        if rotary and not low and width // heads % 2:
             raise UsageError(f"{told}: rotary positions turn pairs, and heads have {width // heads} elements each")
         if not (math.isfinite(rope_base) and rope_base > 0):
             raise UsageError(f"{told}: rope-base must be a finite number greater than 0, not {rope_base}")
@@ -117,12 +135,18 @@ class GPT(Layered):
             rope_base if rotary else 0.0,
             biases,
         )
+        plain = dataclasses.replace(architecture, units=dense_units or made_of.default_units(width))  # before mixtures
         pool = Pool(dtype, device)
         chain: list[Layer] = [Embedding("embedding", pool, vocabulary, architecture)]
         for i in range(1, layers + 1):
-            chain.append(Attention(f"block{i}.attention", pool, architecture))
-            at = f"block{i}.mlp", pool, architecture
-            chain.append(MixtureOfExperts(*at, mixed, made_of) if mixed else made_of(*at))
+            block, own = f"block{i}", (pool, architecture)
+            chain.append(
+                LatentAttention(f"{block}.attention", *own, low) if low else Attention(f"{block}.attention", *own)
+            )
+            if mixed and i > dense:
+                chain.append(MixtureOfExperts(f"{block}.mlp", *own, mixed, made_of))
+            else:
+                chain.append(made_of(f"{block}.mlp", pool, plain if mixed else architecture))
         chain.append(Norm("norm", pool, architecture))
         chain.append(Head("head", pool, vocabulary, architecture, "embedding.token" if tied else ""))
         super().__init__(length, [*chain, SoftmaxCrossEntropy(pool, vocabulary, length)], pool)

@@ -84,7 +84,10 @@ class ContextGroup:
 
 
 class ExpertRows:
-    """The rows of a mixture's experts, one expert's after another's. ends: the end of each expert's rows."""
+    """The rows of a mixture's experts, one expert's after another's. ends: the end of each expert's rows.
+    forecast: True if rows have no elements: all experts then have as many, and the first one stands for all."""
+
+    forecast = False
 
     def __init__(self, ends: list[int]):
         self.ends = ends
@@ -100,6 +103,8 @@ class ExpertRows:
         for expert, end in enumerate(self.ends):
             if end > start:
                 yield expert, slice(start, end)
+                if self.forecast:
+                    return
             start = end
 
 

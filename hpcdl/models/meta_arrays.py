@@ -96,6 +96,10 @@ class MetaArray:
 
     __iadd__ = __isub__ = __imul__ = __itruediv__ = _same
 
+    def sum(self, axis: int, out: "MetaArray") -> "MetaArray":
+        """Return `out` without computing it."""
+        return out
+
     def copy(self) -> "MetaArray":
         return MetaArray(self.shape, self.dtype)
 

@@ -3,6 +3,7 @@
     n = norm(x)    z = n Wr    p = softmax(z)       router, Wr (width, E), whole on each rank
     chosen: the `top` largest z, a tie to the lower index          g_c = p_c / (sum of the chosen p); top = 1: g = p
     y = x + sum over the chosen c of g_c a(n Wu_c) Wd_c            a: gelu or swiglu (feed_forward.py), without biases
+          + a(n Wu_s) Wd_s           shared=N: the experts that each token passes, one network of N times the units
 
     capacity=f    an expert takes at most ceil(f length top / E) choices of a sequence, the first ones in the order of
                   tokens; it drops the others, which add nothing to y
@@ -27,7 +28,7 @@ rows of dv go with their gates, and those of dx come back with the gradients of 
 
 (Shazeer et al., "Outrageously large neural networks: the sparsely-gated mixture-of-experts layer", ICLR 2017; Lepikhin
 et al., "GShard", ICLR 2021; Fedus et al., "Switch transformers", JMLR 2022; Zoph et al., "ST-MoE", 2022; Gale et al.,
-"MegaBlocks", 2022; Jiang et al., "Mixtral of experts", 2024)"""
+"MegaBlocks", 2022; Jiang et al., "Mixtral of experts", 2024; Dai et al., "DeepSeekMoE", 2024, for shared experts)"""
 
 import copy
 import dataclasses
@@ -53,16 +54,20 @@ from hpcdl.models.transformer import DEVIATION, Architecture, TokenLayer, draw
 @dataclasses.dataclass(frozen=True)
 class Experts:
     """The settings of mixtures. top: experts of a token. capacity: factor of the even share of an expert's choices in a
-    sequence; 0: no limit. balance, z: coefficients of the two terms of the objective."""
+    sequence; 0: no limit. balance, z: coefficients of the two terms of the objective. shared: number of experts that
+    each token passes beside those."""
 
     count: int
     top: int
     capacity: float = 0.0
     balance: float = 0.01
     z: float = 0.001
+    shared: int = 0
 
     @classmethod
-    def of_settings(cls, told: str, count: int, top: int, capacity: str, balance: float, z: float) -> "Experts | None":
+    def of_settings(
+        cls, told: str, count: int, top: int, capacity: str, balance: float, z: float, shared: int
+    ) -> "Experts | None":
         """Return the checked settings of a spec; None for a model without experts. told: begins error messages."""
         if count < 0:
             raise UsageError(f"{told}: experts must be 1 or more, or 0 for none, not {count}")
@@ -79,7 +84,9 @@ class Experts:
         for setting, value in {"balance": balance, "z": z}.items():
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{told}: {setting} must be a finite number of at least 0, not {value}")
-        return cls(count, top, factor, balance, z)
+        if shared < 0:
+            raise UsageError(f"{told}: shared must be 1 or more, or 0 for no shared experts, not {shared}")
+        return cls(count, top, factor, balance, z, shared)
 
     def room(self, length: int) -> int:
         """Return how many choices of a sequence of `length` tokens an expert takes at most."""
@@ -118,18 +125,21 @@ class MixtureOfExperts(TokenLayer):
         shapes: dict[str, tuple[int, ...]] = {f"norm.{each}": (width,) for each in architecture.normalization.names}
         shapes |= {"router": (width, experts.count), "up.weight": (experts.count, width, *up)}
         shapes |= {"down.weight": (experts.count, self.units, width)}
+        if experts.shared:
+            units = experts.shared * self.units
+            shapes |= {"shared.up.weight": (width, *made_of.up(units)), "shared.down.weight": (units, width)}
         super().__init__(name, pool, architecture, shapes)
-        self.cuts = {"up.weight": 1 + len(up), "down.weight": 1}
+        self.cuts = {"up.weight": 1 + len(up), "down.weight": 1, "shared.up.weight": len(up), "shared.down.weight": 0}
         self.counted = np.zeros((2, experts.count), np.int64)
 
     @property
     def hidden_weights(self) -> dict[str, str]:
-        return dict.fromkeys(super().hidden_weights, INPUTS_SECOND)
+        return super().hidden_weights | dict.fromkeys(self.stacked, INPUTS_SECOND)
 
     def check_cut(self, parts: int) -> None:
         check_width("the experts' units", self.units, parts)
 
-    def shared(self, owners: ExpertGroup) -> Self:
+    def among(self, owners: ExpertGroup) -> Self:
         """Return a copy of this layer with this rank's experts alone."""
         other, own = copy.copy(self), owners.own(self.experts.count)
         other.owners, cut = owners, {name: (own.stop - own.start, *self.shapes[name][1:]) for name in self.stacked}
@@ -137,16 +147,21 @@ class MixtureOfExperts(TokenLayer):
         return other
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
-        self.normalization.initialize(w[:-3])
-        for tensor, generator in zip(w[-3:-1], generators[-3:-1], strict=True):
-            draw(tensor, generator)
-        draw(w[-1], generators[-1], DEVIATION / math.sqrt(self.architecture.depth))
+        norms = len(self.normalization.names)
+        self.normalization.initialize(w[:norms])
+        for name, tensor, generator in list(zip(self.full_shapes, w, generators, strict=True))[norms:]:
+            residual = math.sqrt(self.architecture.depth) if name.endswith("down.weight") else 1
+            draw(tensor, generator, DEVIATION / residual)
 
-    def matrices(self, tensors: Sequence[Array]) -> tuple[Sequence[Array], Array, list[Array], list[Array]]:
+    def matrices(self, tensors: Sequence[Array]) -> tuple[Sequence[Array], Array, Array, Array]:
         """Return the tensors of the norm, Wr, and for each own expert Wu (width, outputs) and Wd (units, width)."""
-        *norm, router, up, down = tensors
-        experts = range(len(up))
-        return norm, router, [up[e].reshape(self.width, -1) for e in experts], [down[e] for e in experts]
+        norms = len(self.normalization.names)
+        router, up, down = tensors[norms : norms + 3]
+        return tensors[:norms], router, up.reshape(len(up), self.width, -1), down
+
+    def of_shared(self, tensors: Sequence[Array]) -> tuple[Array, Array]:
+        """Return Wu (width, outputs) and Wd (inputs, width) of the shared experts."""
+        return tensors[-2].reshape(self.width, -1), tensors[-1]
 
     def sequence_length(self, tokens: int) -> int:
         """Return the length of a sequence, for which choices are counted."""
@@ -166,9 +181,10 @@ class MixtureOfExperts(TokenLayer):
         if hasattr(counts, "outlined"):  # a forecast's array has no elements: each expert gets an even share
             taken = sequences * self.experts.slots(length)
             ends = [taken * k // count for k in range(1, count + 1)]
-            return Routes(
-                chosen, chosen, device.empty(tokens * top, np.int64), np.zeros((sequences, count), np.int64), ends
-            )
+            source, none = device.empty(tokens * top, np.int64), np.zeros((sequences, count), np.int64)
+            routes = Routes(chosen, chosen, source, none, ends)
+            routes.forecast = True
+            return routes
         found, room = device.host(counts).reshape(sequences, count).copy(), self.room(sequences)
         by_expert = np.minimum(found, room).T.reshape(-1)
         starts = (np.cumsum(by_expert) - by_expert).reshape(count, sequences).T.reshape(-1).copy()
@@ -194,10 +210,15 @@ class MixtureOfExperts(TokenLayer):
         routing.choose_experts(lse, p, chosen, gates)
         routes, slots = self.route(chosen), self.slots(len(h))
         rows = self.gathered(h, routes, slots)
+        common: tuple[Array, ...] = ()
+        if self.experts.shared:
+            wide, narrow = self.of_shared(w)
+            common = pool.take(len(h), wide.shape[1]), pool.take(len(h), len(narrow))
+            self.network.activate(self.matmul(h, wide, out=common[0]), None, common[1])
         self.give(h, unless=n)
         owned = self.owners.owned(routes)
         (rows,) = self.owners.to_owners((rows,), owned, pool)
-        z, u = pool.take(len(rows), up[0].shape[1]), pool.take(len(rows), len(down[0]))
+        z, u = pool.take(len(rows), up.shape[2]), pool.take(len(rows), down.shape[1])
         for e, own in owned.by_expert():
             self.network.activate(self.matmul(rows[own], up[e], out=z[own]), None, u[own])
         v = pool.take(*rows.shape) if away else rows  # rows that have travelled are kept, so that they do so once
@@ -206,18 +227,30 @@ class MixtureOfExperts(TokenLayer):
         (v,) = self.owners.to_tokens((v,), owned, pool)
         y = self.added(v, routes, gates)
         self.give(v)
+        if common:
+            of_all = self.matmul(common[1], narrow, out=pool.take(*y.shape))
+            add_into(y.reshape(-1), of_all.reshape(-1))
+            self.give(of_all)
         y = group.g(y, pool)
         add_into(y.reshape(-1), x.reshape(-1))
-        return y, (x, routes, owned, n, *statistics, *([rows] if away else []), lse, p, gates, z, u, y)
+        return y, (x, routes, owned, n, *statistics, *common, *([rows] if away else []), lse, p, gates, z, u, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
         (norm, router, up, down), pool = self.matrices(w), self.pool
         norm_gradient, router_gradient, up_gradient, down_gradient = self.matrices(g)
         x, routes, owned, n, *rest, lse, p, gates, z, u, _ = saved
         many, tokens, slots = len(self.normalization.statistics), len(gates), self.slots(len(gates))
-        statistics, kept = rest[:many], rest[many:]
+        beyond = many + (2 if self.experts.shared else 0)
+        statistics, common, kept = rest[:many], rest[many:beyond], rest[beyond:]
         self.count(routes)
         full_dy = group.g_backward(dy, pool)
+        if common:
+            (wide, narrow), (wide_gradient, narrow_gradient) = self.of_shared(w), self.of_shared(g)
+            self.add_product(common[1].T, full_dy, narrow_gradient)
+            back = self.matmul(full_dy, narrow.T, out=pool.take(*common[1].shape))
+            dwide = common[0] if self.network.in_place else pool.take(*common[0].shape)
+            self.network.activate_backward(common[0], None, back, None, dwide)
+            self.give(back)
         dv, du, dgates = self.gathered(full_dy, routes, slots), pool.take(*u.shape), pool.take(*gates.shape)
         self.give(full_dy, unless=dy)
         place, source, factors, dots = routes.place.reshape(-1), routes.source, gates.reshape(-1, 1), dgates
@@ -240,9 +273,13 @@ class MixtureOfExperts(TokenLayer):
         if kept:
             self.give(factors)
             (rows,) = kept
-        else:
+        if common or not kept:
             h = group.f(n, pool)
-            rows = self.gathered(h, routes, slots)
+            rows = rows if kept else self.gathered(h, routes, slots)
+            if common:
+                self.add_product(h.T, dwide, wide_gradient)
+                of_all = self.matmul(dwide, wide.T, out=pool.take(*h.shape))
+                self.give(dwide, unless=common[0])
             self.give(h, unless=n)
         for e, own in owned.by_expert():
             self.add_product(rows[own].T, dz[own], up_gradient[e])
@@ -259,7 +296,11 @@ class MixtureOfExperts(TokenLayer):
             routing.dot_choices(dgates.reshape(-1), routes.place.reshape(-1), dots, ones.reshape(-1, 1))
             self.give(dots)
         group.all_reduce(dgates)
-        dx = group.f_backward(self.added(drows, routes, ones), pool)
+        dh = self.added(drows, routes, ones)
+        if common:
+            add_into(dh.reshape(-1), of_all.reshape(-1))
+            self.give(of_all)
+        dx = group.f_backward(dh, pool)
         self.give(drows, ones)
         dlogits = self.router_backward(routes, lse, p, gates, dgates)
         self.give(dgates)

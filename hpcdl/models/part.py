@@ -81,7 +81,7 @@ class ModelPart(Layered):
             return layer.cut(*self.share, self.model.layers[i - 1].divided)
         layer = layer.cut(*self.share)
         if self.experts.size > 1 and isinstance(layer, MixtureOfExperts):
-            return layer.shared(self.experts)
+            return layer.among(self.experts)
         return layer if self.context.size == 1 else layer.within(self.context)
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:

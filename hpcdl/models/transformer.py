@@ -1,7 +1,7 @@
 """The layers of a decoder-only transformer, which predicts each token of a sequence from the tokens before it.
 
     Embedding      y = token[x] + position                                       x (rows, length) token numbers
-    Attention      y = x + softmax(mask(q k^T / sqrt(d))) v Wo + bo              attention.py
+    Attention      y = x + softmax(mask(q k^T / sqrt(d))) v Wo + bo              attention.py, latent_attention.py
     FeedForward    y = x + gelu(norm(x) Wu + bu) Wd + bd                         feed_forward.py
     Norm           y = norm(x)                                                   normalization.py
     Head           z = x Wt^T                                                    Wt (vocabulary, width), often = token

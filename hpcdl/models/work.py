@@ -11,6 +11,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.intensity import COSTS, EXP
 from hpcdl.models.attention import Attention
 from hpcdl.models.feed_forward import FeedForward, SwiGLU
+from hpcdl.models.latent_attention import LatentAttention
 from hpcdl.models.layers import Dense
 from hpcdl.models.losses import SoftmaxCrossEntropy, Squared
 from hpcdl.models.mixture import MixtureOfExperts
@@ -158,6 +159,31 @@ def attention(layer: Attention, rows: int) -> Passes:
     return sublayer(layer, rows, columns, layer.width, *biased(layer, inner, back, tokens, columns))
 
 
+def latent_attention(layer: LatentAttention, rows: int) -> Passes:
+    """Return latent attention's passes. Copies of q, k and v into one matrix, and sums over heads of the common key's
+    gradient, are not counted."""
+    of, tokens, width, heads = layer.latent, rows * layer.length, layer.width, layer.heads
+    columns, values = heads * layer.size, heads * of.head
+    normed = [(stop - start) for _, start, stop in layer.normed()]
+    turned, add = KernelCall("rotate", tokens, 2 * columns), KernelCall("add_into", tokens * width)
+    sizes = tokens, layer.length, heads, heads, layer.size
+    norm_ahead, norm_behind = normalized(layer, rows)
+    up = [(of.queries or width, columns), (of.latent, 2 * values)]
+    ahead: list[Operation] = [norm_ahead, Product(tokens, width, of.rope), turned]
+    behind: list[Operation] = [*weight(values, tokens, width), Product(tokens, width, values)]
+    behind += [AttentionCall("causal_attention_backward", *sizes), turned]
+    for inputs, outputs in up:
+        ahead.append(Product(tokens, inputs, outputs))
+        behind += [*weight(inputs, tokens, outputs), Product(tokens, outputs, inputs)]
+    behind += [*weight(width, tokens, of.rope), Product(tokens, of.rope, width)]
+    for size in normed:
+        ahead += [Product(tokens, width, size), KernelCall("rms_norm", tokens, size)]
+        behind += [KernelCall("rms_norm_backward", tokens, size), *weight(width, tokens, size)]
+        behind += [Product(tokens, size, width), add]
+    ahead += [AttentionCall("causal_attention", *sizes), Product(tokens, values, width), add]
+    return ahead, [*behind, norm_behind, add]
+
+
 def feed_forward(layer: FeedForward, rows: int) -> Passes:
     units, tokens = layer.units, rows * layer.length
     inner, back = KernelCall("add_bias_gelu", tokens, units), KernelCall("gelu_backward", tokens, units)
@@ -182,6 +208,10 @@ def mixture(layer: MixtureOfExperts, rows: int) -> Passes:
     ahead: list[Operation] = [norm_ahead, Product(tokens, width, of.count), gathered]
     ahead += [GroupedProduct(taken, width, first, of.count), inner, GroupedProduct(taken, units, width, of.count)]
     ahead += [added, add]
+    common, wide = of.shared * units, of.shared * first
+    if common:
+        ahead += [Product(tokens, width, wide), KernelCall(names[0], tokens, common)]
+        ahead += [Product(tokens, common, width), add]
 
     def weights(inputs: int, outputs: int) -> list[Operation]:
         product = GroupedProduct(taken, inputs, outputs, of.count, apart=True)
@@ -193,6 +223,10 @@ def mixture(layer: MixtureOfExperts, rows: int) -> Passes:
     behind += [*weights(units, width), back, gathered, *weights(width, first)]
     behind += [GroupedProduct(taken, first, width, of.count), added]
     behind += weight(width, tokens, of.count)
+    if common:
+        behind += [*weight(common, tokens, width), Product(tokens, width, common)]
+        behind += [KernelCall(names[1], tokens, common), *weight(width, tokens, wide)]
+        behind += [Product(tokens, wide, width), add]
     return ahead, [*behind, Product(tokens, of.count, width), add, norm_behind, add]
 
 
@@ -225,6 +259,7 @@ COUNTERS: dict[type, Callable[[Any, int], Passes]] = {
     Squared: squared,
     Embedding: embedding,
     Attention: attention,
+    LatentAttention: latent_attention,
     FeedForward: feed_forward,
     SwiGLU: swiglu,
     MixtureOfExperts: mixture,

@@ -15,7 +15,6 @@ rank has 1/C of the activations of all layers, and the gradient is summed over t
 
 (Llama Team, "The Llama 3 herd of models", 2024, section 3.3.2, cuts sequences so)"""
 
-import math
 import time
 from typing import Any
 
@@ -95,7 +94,7 @@ def make_context(comm: Communicator, model: Any, rows: int, attention: str = "ri
 def turn(way: Any, layer: Attention, rows: int) -> float:
     """Return the seconds of the attention of one layer, forward and backward, on random numbers."""
     pool, local = Pool(layer.pool.dtype, layer.pool.device), layer.length // way.size
-    qkv = pool.take(rows * local, math.prod(layer.shapes["qkv.weight"][1:]))
+    qkv = pool.take(rows * local, (layer.heads + 2 * layer.kv_heads) // layer.parts * layer.size)
     qkv[...] = pool.device.array(np.random.default_rng(0).standard_normal(qkv.shape).astype(pool.dtype))
     heads = layer.heads // layer.parts
     way.comm.barrier()

@@ -60,9 +60,12 @@ class OwnedRows(ExpertRows):
     rows that this rank sends to each rank, and gets from it. blocks: for each expert and rank, the place of their rows
     by rank, then expert, and by expert, then rank."""
 
-    def __init__(self, leaving: list[int], counts: np.ndarray):
+    def __init__(self, leaving: list[int], counts: np.ndarray, forecast: bool = False):
         super().__init__(np.cumsum(counts.sum(axis=0)).tolist())
-        self.leaving, self.arriving = leaving, counts.sum(axis=1).tolist()
+        self.leaving, self.arriving, self.forecast = leaving, counts.sum(axis=1).tolist(), forecast
+        self.blocks: list[tuple[slice, slice]] = []
+        if forecast:  # there are no elements to move
+            return
         by_rank = np.array(runs(counts.reshape(-1).tolist()), object).reshape(counts.shape)
         self.blocks = list(zip(by_rank.T.reshape(-1), runs(counts.T.reshape(-1).tolist()), strict=True))
 
@@ -82,7 +85,7 @@ class SharedExperts(ExpertGroup):
         counts = np.diff(np.array(sent.ends, np.int64), prepend=0).reshape(self.size, -1)
         leaving = counts.sum(axis=1).tolist()
         self.comm.all_to_all(counts)
-        return OwnedRows(leaving, counts)
+        return OwnedRows(leaving, counts, sent.forecast)
 
     def to_owners(self, arrays: Sequence[Array], owned: Any, pool: Pool) -> list[Array]:
         arrived = self._exchanged(arrays, owned.leaving, owned.arriving, pool)

@@ -14,11 +14,11 @@ import math
 from typing import Any, NamedTuple
 
 from hpcdl.comm.compression import methods
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, parse_bytes
 from hpcdl.formatting import counted, size, table
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.dry_run import cut_of
-from hpcdl.planning.fitting import fits, parse_bytes
+from hpcdl.planning.fitting import fits
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.memory import forecast as memory
 from hpcdl.planning.scale_report import duration

@@ -13,7 +13,6 @@ first and last stage hold most."""
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -27,9 +26,6 @@ from hpcdl.planning.memory import MASTER, data, resident
 from hpcdl.strategies.description import Cut
 from hpcdl.strategies.workload import Workload
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 LARGEST = 4096  # ranks
 
 
@@ -59,14 +55,6 @@ class Fit(NamedTuple):
         grid = ",".join(f"{axis}={n}" for axis, n in each if n > 1 or axis not in ("context", "expert"))
         more = f" --stage {self.stage}" if self.stage else ""
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
-
-
-def parse_bytes(text: str, option: str = "--fit") -> int:
-    """Parse 32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text of this option."""
-    found = SIZE.fullmatch(text.strip())
-    if not found or found[2] not in UNITS or not float(found[1]):
-        raise UsageError(f"{option} {text}: write a number of bytes, as 32GiB, 80GB or 500MiB")
-    return int(float(found[1]) * UNITS[found[2]])
 
 
 def shapes(ranks: int, cut: bool = False, owners: Sequence[int] = (1,)) -> list[tuple[int, int, int, int, int]]:
@@ -110,12 +98,14 @@ def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool
     share = case.share(0, grid.shares)
     ends = sorted({0, (stages - 1) * grid.apart})  # ranks of the first and the last stage
     item = case.dtype.itemsize
+    scale = 2 / item if half else 1  # of activations
     stays = {}
     for zero in reversed(range(1 + 3 * (copies * context > 1))):  # from the least memory on
         cut = grid._replace(zero=zero)  # with layers gathered for a step of one row
-        each = [state_bytes(*dry_run_step(case, rank, cut, 1), item, half) for rank in ends]
-        if max(each) > room:
-            break
+        runs = [dry_run_step(case, rank, cut, 1) for rank in ends]
+        each = [state_bytes(*run, item, half) for run in runs]
+        if max(a + scale * run[0].peak["activations"] for a, run in zip(each, runs, strict=True)) > room:
+            break  # more rows need no less
         stays[zero] = each
     before: dict[tuple[int, int], float] = {}  # the largest rank's without recomputation
     for recompute in (False, True):
@@ -123,10 +113,14 @@ def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool
             shown = min(m, stages + 2)
             cut = grid._replace(microbatches=shown, recompute=recompute)
             rows = -(-share // m) * shown
-            passing = [dry_run_step(case, rank, cut, rows)[0].peak["activations"] for rank in ends]
+            passing = []
+            for i, rank in enumerate(ends):
+                passing.append(scale * dry_run_step(case, rank, cut, rows)[0].peak["activations"])
+                if passing[i] + min(each[i] for each in stays.values()) > room:
+                    break
             fitting = []
-            for zero, each in stays.items():
-                sums = [a + b * (2 / item if half else 1) for a, b in zip(each, passing, strict=True)]
+            for zero, each in stays.items() if len(passing) == len(ends) else ():
+                sums = [a + b for a, b in zip(each, passing, strict=True)]
                 if max(sums) <= room:
                     fitting.append(zero)
                     if max(sums) < before.get((m, zero), math.inf):  # else recomputation saves nothing

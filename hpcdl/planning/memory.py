@@ -115,9 +115,10 @@ def data(case: Workload, rank: int, role: str) -> float:
     if role == "parameter server":
         return 0.0
     if options.placement == "streamed":
-        return float(batch)
+        reads = role == "data server" or not case.roles.data_servers
+        return float(batch + reads * sum((min(options.shuffle_window, n) + 1) * block for block, n in shape.blocks))
     holders = case.roles.data_servers or case.roles.workers
-    examples = shape.examples if rank == holders[0] else 0
+    examples = shape.rows if rank == holders[0] else 0
     if options.placement == "partitioned":
         examples = case.share(holders.index(rank), len(holders), shape.examples) if rank in holders else 0
     rows = examples + shape.test * (examples > 0)

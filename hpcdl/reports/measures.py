@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, nearest, parse_finite
 from hpcdl.files import finite
-from hpcdl.metric_lines import CLASS_SCORES, SCORES, USUAL_SCORES, VALUE_SCORES, MetricLines, base_of, larger_is_better
+from hpcdl.metric_lines import (
+    CLASS_SCORES,
+    SCORES,
+    TEXT_SCORES,
+    USUAL_SCORES,
+    VALUE_SCORES,
+    MetricLines,
+    base_of,
+    larger_is_better,
+)
 
 TAKEN = ("seconds", "bytes", "steps", "environment_steps")  # costs to reach a target; bytes of all ranks
 
@@ -59,7 +68,8 @@ USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target", "environmen
 
 def measure_of(name: str) -> Measure | None:
     """Return the measure of this name: one of MEASURES, or any other score of an evaluation; None: there is none."""
-    if name in BY_NAME or not name.startswith(SCORES) or base_of(name) not in (*CLASS_SCORES, *VALUE_SCORES):
+    others = (*CLASS_SCORES, *VALUE_SCORES, *TEXT_SCORES)
+    if name in BY_NAME or not name.startswith(SCORES) or base_of(name) not in others:
         return BY_NAME.get(name)
     return Measure(name, name.replace("_", " "), ".4g", better="more" if larger_is_better(name) else "less")
 

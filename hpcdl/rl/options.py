@@ -23,8 +23,8 @@ class RLOptions(Options):
     """Options shared by all reinforcement learning programs. Raises UsageError for invalid values."""
 
     unused = (
-        *("data", "placement", "partition", "validation", "augment", "standardize", "data_servers"),
-        *("epochs", "steps", "batch_per_rank", "accumulate", "patience", "class_weight", "scores"),
+        *("data", "placement", "shuffle_window", "partition", "validation", "validation_by", "augment", "standardize"),
+        *("data_servers", "epochs", "steps", "batch_per_rank", "accumulate", "patience", "class_weight", "scores"),
     )
 
     env: str = option(

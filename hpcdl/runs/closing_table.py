@@ -220,6 +220,8 @@ ROWS: list[tuple[str, str, Show]] = [
     ("validation loss", "validation_loss", formatted(".4f")),
     ("validation accuracy", "validation_accuracy", formatted(".2%")),
     ("test loss", "test_loss", formatted(".4f")),
+    ("test perplexity", "test_perplexity", formatted(".4g")),
+    ("test bits per byte", "test_bits_per_byte", formatted(".4f")),
     ("test accuracy", "test_accuracy", formatted(".2%")),
     ("test rmse", "test_rmse", formatted(".4f")),
     ("training episodes", "episodes", episodes),

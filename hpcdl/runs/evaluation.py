@@ -1,4 +1,9 @@
-"""Scores of a model on a set of examples: the mean loss, and the accuracy (classes) or the root mean squared error."""
+"""Scores of a model on a set of examples: the mean loss, and the accuracy (classes) or the root mean squared error.
+
+Of a text, whose loss is that of a token:
+
+    perplexity      exp(loss): as unsure as among so many equally likely tokens
+    bits per byte   loss / ln 2 / bytes of text per token: the one that can be compared between tokenizers"""
 
 import contextlib
 import math
@@ -10,6 +15,8 @@ import numpy as np
 from hpcdl.chunks import chunk, chunks
 from hpcdl.csr import on
 from hpcdl.data import Batch
+from hpcdl.data.formats.vocabulary import BYTES
+from hpcdl.data.schema import Schema
 from hpcdl.data.standard import TARGET
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, Device
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
     from hpcdl.comm import Communicator
 
+LARGEST_EXPONENT = 700.0  # of e, in a float
 Measures: TypeAlias = ClassMeasures | ValueMeasures
 
 
@@ -118,6 +126,23 @@ def scores(sums: np.ndarray, classes: int, outputs: tuple[int, ...] = (), unit: 
     return Scores(loss / examples, None, rmse, examples, "rmse" if unit is not None else "rmse_standardized")
 
 
+def text_scores(loss: float, schema: Schema, group: str) -> dict[str, float]:
+    """Return perplexity and bits per byte of a text by name, from the mean loss of its tokens; {} for other data.
+    group: of the file, whose bytes per token count; without them there are no bits per byte."""
+    if schema.vocabulary is None:
+        return {}
+    found = {"perplexity": math.exp(loss) if loss < LARGEST_EXPONENT else math.inf}
+    ratio = token_bytes(schema, group)
+    return found if ratio is None else found | {"bits_per_byte": loss / math.log(2) / ratio}
+
+
+def token_bytes(schema: Schema, group: str) -> float | None:
+    """Return the bytes of text per token of a group; None: unknown."""
+    if schema.vocabulary is not None and schema.vocabulary.description == BYTES:
+        return 1.0
+    return (schema.token_bytes or {}).get(group)
+
+
 def without_probabilities(model: Any) -> bool:
     """True if the model's predictions are classes, not their probabilities, as of a support vector machine."""
     return isinstance(last_layer(model), Hinge)
@@ -127,7 +152,7 @@ def score_names(data: Any, certain: bool = False) -> list[str]:
     """Return the names, without part, of the scores that evaluations on these data can have; the loss, and the
     accuracy or rmse, come first. certain: see `without_probabilities`."""
     if data.vocabulary is not None:
-        return ["loss", "accuracy"]
+        return ["loss", "accuracy", *text_scores(1.0, data.schema, "train")]
     if data.classes:
         left_out = (*(PAIR if data.classes > 2 else ()), *(OF_PROBABILITIES if certain else ()))
         return ["loss", *(name for name in CLASS_SCORES if name not in left_out)]

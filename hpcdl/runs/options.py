@@ -16,6 +16,7 @@ from hpcdl.faults.inject import parse_faults as read_faults
 from hpcdl.formatting import counted, dashed
 from hpcdl.memory import available
 from hpcdl.metric_lines import CLASS_SCORES, USUAL_SCORES, VALUE_SCORES, base_of
+from hpcdl.plugins import is_mixture
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget, Goal
 
@@ -117,14 +118,20 @@ class Options:
 
     data: str = of_data(
         "digits",
-        "data set: digits or text (come with the package), an HDF5 file made by prepare-data, or your "
-        "package.module:function, which returns x and y, or x, y, x_test and y_test",
+        "data set: digits or text (come with the package), an HDF5 file made by prepare-data, your "
+        "package.module:function, which returns x and y, or x, y, x_test and y_test; or mix:A=0.7,B=0.3, several files "
+        "with their shares of each batch",
     )
     placement: Literal["shared", "partitioned", "streamed"] = of_data(
         "shared", "rows in memory once per node, or split over the ranks, or read from the file as they are needed"
     )
+    shuffle_window: int = of_data(8, "placement streamed: blocks of 8 MB among which the rows of an epoch are shuffled")
     partition: str = of_data("iid", "which rows a rank gets: iid, by-label, shards:S, dirichlet:ALPHA or column:NAME")
     validation: float = of_data(0.0, "fraction of the training rows that is kept apart for validation")
+    validation_by: str = of_data(
+        "",
+        "column of the data file, as document: all rows with the same value are kept apart together, or none of them",
+    )
     augment: str = of_data("", "random changes of images: shift:PIXELS, flip, or both with a comma between")
     standardize: Literal["auto", "yes", "no"] = of_data(
         "auto",
@@ -239,6 +246,10 @@ class Options:
         read_faults(self.inject)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
+        if self.validation_by and not self.validation:
+            raise UsageError(
+                f"--validation-by {self.validation_by} says which rows are kept apart: add --validation 0.1"
+            )
         _ = self.allowance, self.checks, self.aim
         for name in filter(None, self.scores.split(",")):
             if name not in (known := (*CLASS_SCORES, *VALUE_SCORES, "loss", "all")):
@@ -275,6 +286,11 @@ class Options:
     def checks(self) -> Checks:
         """The parsed --check."""
         return Checks.read(self.check)
+
+    @property
+    def mixed(self) -> bool:
+        """True if --data is a mixture of data sets."""
+        return is_mixture(self.data)
 
     @property
     def standardized(self) -> bool | str:

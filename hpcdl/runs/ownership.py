@@ -38,7 +38,7 @@ from hpcdl.memory import Memory
 from hpcdl.models.model import abilities_of, unwrapped
 from hpcdl.optim import Optimizer
 from hpcdl.optim.optimizer import AVERAGE
-from hpcdl.runs.evaluation import Measures, evaluate, new_measures, scores, scores_of_all
+from hpcdl.runs.evaluation import Measures, evaluate, new_measures, scores, scores_of_all, text_scores
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.segments import Legs
 
@@ -197,7 +197,10 @@ class Ownership(Saved, Scored, Meeting):
             if split is not None:
                 measures = new_measures(self.further, data, self.model, split)
                 sums = self.evaluate(split, data.classes, measures)
-                found |= scores(sums, data.classes, data.outputs, data.unit).named(name)
+                plain = scores(sums, data.classes, data.outputs, data.unit)
+                found |= plain.named(name)
+                of_text = text_scores(plain.loss, data.schema, "test" if name == "test" else "train")
+                found |= {f"{name}_{each}": value for each, value in of_text.items()}
                 if measures is not None:
                     more = scores_of_all(self.peers, measures, self.further)
                     found |= {f"{name}_{each}": value for each, value in more.items()}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import auto
 from hpcdl.comm.progress import exempt
+from hpcdl.data.mixture import counts_of
 from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
 from hpcdl.models.mixture import counted_choices
@@ -144,6 +145,7 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict]) -> dict:
         "blas_threads": run.threads.used,
         "replicas_agree": run.agree,
         "checkpoints_failed": run.saver.failed,
+        **counts_of(run.data, run.step, run.per_epoch, run.batch),
         **run.reported,
         "allreduce_by_length": by_length(run.comm) if algorithm == run.comm.allreduce else None,
         "options": dataclasses.asdict(run.options) | run.setup.used,

@@ -129,10 +129,10 @@ def diversity_sums(combined: EnsemblePrediction) -> list[float]:
     return [rows, disagreement(combined.counts), float(spread[np.arange(rows), best].sum())]
 
 
-def evaluation_of(ensemble: Ensemble, name: str, split: str, counts: dict[str, Any]) -> dict[str, Any]:
+def evaluation_of(ensemble: Ensemble, rows: PredictionRows, split: str, counts: dict[str, Any]) -> dict[str, Any]:
     """Return an evaluation for JSON: fields of a run's evaluation, `members`, `spread`; for classes `disagreement`."""
     about = ensemble.reference
-    evaluation = report(about, name, split, counts, counts["measures"])
+    evaluation = report(about, rows, split, counts, counts["measures"])
     evaluation |= {"run": str(ensemble.folder), "combine": ensemble.combine, "spread": counts["spread"]}
     for of_a_run in ("step", "model"):
         evaluation.pop(of_a_run)

@@ -122,6 +122,7 @@ class CoordinateOptions(Options):
         away = self.placement == "streamed" or self.data_servers
         cuda = "--device cuda: coordinate descent runs on CPUs; leave out --device, or take train-allreduce"
         refuse(
+            (self.mixed, "--data mix: coordinate descent needs the rows of one data set in memory; give one"),
             (self.device != "cpu", cuda),
             (away, "a rank needs its rows in memory: take --placement shared or partitioned, without --data-servers"),
         )

@@ -186,6 +186,7 @@ class FederatedOptions(CompressOptions, SurvivingOptions):
         owners = self.clients == 0 and not self.partition.startswith("column:")
         hidden = "--secure" if self.secure else "--clip" if self.clip else ""
         refuse(
+            (self.mixed, "--data mix: federated averaging needs the rows of one data set in memory; give one"),
             (away, "federated averaging needs --placement shared, without --data-servers and --augment"),
             (not 0 < self.fraction <= 1, f"--fraction is greater than 0 and at most 1, not {self.fraction}"),
             (not 0 <= self.drop_out < 1, f"--drop-out is at least 0 and less than 1, not {self.drop_out}"),

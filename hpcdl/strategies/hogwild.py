@@ -425,6 +425,7 @@ class HogwildOptions(CompressOptions):
         streamed = self.placement == "streamed"
         others = f"--optimizer {self.optimizer} moves coordinates that are 0 in an example; take sgd or adagrad"
         refuse(
+            (self.mixed, "--data mix: HOGWILD! needs the rows of one data set in memory; give one"),
             (full, "--batch-size full: give the number of examples of a thread's update, 1 by default"),
             (rule not in ("sgd", "adagrad"), others),
             (self.device != "cpu", f"--device {self.device}: HOGWILD! runs on CPU cores; leave out --device"),

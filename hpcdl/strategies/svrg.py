@@ -106,6 +106,10 @@ class SvrgOptions(Options):
         saga, slowed = self.method == "saga", self.straggler or self.pretend_compute
         drawn, parts = self.snapshot != "last", self.inner_epochs != int(self.inner_epochs)
         refuse(
+            (
+                (saga or self.threads) and self.mixed,
+                "--data mix: --method saga and --threads need the rows of one data set in memory; give one",
+            ),
             (self.clip_norm, "--clip-norm: clipped steps undo the variance reduction; take a smaller --lr instead"),
             (self.augment, "--augment: an example that changes has no gradient to keep; leave it out"),
         )

@@ -10,6 +10,7 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.data import open_data
 from hpcdl.data.batch import Batch
+from hpcdl.data.placement import FileRows
 from hpcdl.errors import UsageError
 from hpcdl.memory import Memory
 from hpcdl.models import HALF, SETTINGS, for_data
@@ -42,6 +43,8 @@ class Shape:
     item: int = 4
     target: int = 8
     row: int = 0  # bytes of a row of x in memory
+    rows: int = EXAMPLES  # training rows; a mixture has others than `examples`, those of an epoch
+    blocks: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # of each file: bytes of a block, blocks
     statistics: Any = None
     nonzero: np.ndarray | None = None  # rows that are not zero in each column; for --sparse-push
 
@@ -58,18 +61,22 @@ def shape_of(options: Options, model: str) -> Shape:
         return Shape(f"tokens for {model}", (length,), configuration.vocabulary, vocabulary=True, target=0)
     dtype = "float32" if options.dtype == HALF else options.dtype
     how: dict[str, Any] = {"dtype": dtype, "seed": options.seed, "validation": options.validation}
-    how |= {} if is_plugin(options.data) else {"placement": "streamed"}  # no row is read
+    how |= {} if is_plugin(options.data) else {"placement": "streamed", "shuffle_window": 1}  # no row is read
     data = open_data(options.data, standardize=False, **how)
-    source, width = data.train.source, math.prod(data.features)
+    source: Any = data.train.source
+    width = math.prod(data.features)
     shape = Shape(data.name, data.features, data.classes, data.outputs, data.vocabulary, data.sparse, data.examples)
-    shape.test = 0 if data.test is None else data.test.examples
+    parts = [each.source for each in source.parts] if data.mixture else [source]
+    shape.rows, shape.test = data.train.examples, 0 if data.test is None else data.test.examples
     shape.target = math.prod(data.outputs) * np.dtype(source.y_kind).itemsize
     shape.item = getattr(source, "kind", np.dtype(dtype)).itemsize
     shape.row = width * shape.item
     if data.sparse:  # on average: the elements and their column numbers
         shape.row = 8 + math.ceil(source.most_elements(len(source)) * (shape.item + 4) / max(1, len(source)))
         if getattr(options, "sparse_push", False):
-            shape.nonzero = np.bincount(np.asarray(source.x.indices), minlength=width)
+            columns = (np.asarray(each.x.indices) for each in parts)
+            shape.nonzero = np.sum([np.bincount(each, minlength=width) for each in columns], axis=0)
+    shape.blocks = [(each.block_bytes, len(each.starts) - 1) for each in parts if isinstance(each, FileRows)]
     data.close()
     return shape
 

@@ -18,7 +18,8 @@ CASES = [
     {"partition": "dirichlet:0.3", "augment": "flip"},
     {"placement": "partitioned"},
     {"placement": "streamed"},
-    {"placement": "streamed", "augment": "shift:1", "validation": 0.1},
+    {"placement": "streamed", "shuffle_window": 1},
+    {"placement": "streamed", "shuffle_window": 2, "augment": "shift:1", "validation": 0.1},
 ]
 JUMPS = [(0, 0), (0, 1), (0, 5), (0, 2), (1, 1), (1, 2), (1, 6), (2, 0), (2, 1), (0, 6), (1, 0), (1, 1), (5, 4), (4, 4)]
 
@@ -90,7 +91,7 @@ def test_in_sequence_the_next_batch_is_made_ahead_through_the_end_of_an_epoch(im
 
 
 def test_a_block_is_read_when_a_row_of_another_one_is_needed(file, monkeypatch):
-    data = open_data(file, placement="streamed")
+    data = open_data(file, placement="streamed", shuffle_window=1)
     read = []
     original = FileRows.read
     monkeypatch.setattr(FileRows, "read", lambda self, start, *rest: read.append(start) or original(self, start, *rest))

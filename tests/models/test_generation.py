@@ -45,6 +45,8 @@ def plain_outputs(model, parameters):
         (5, 9, "gpt:kv-heads=2"),
         (8, 8, "gpt:biases=no"),
         (8, 9, "llama:kv-heads=2,units=8"),
+        (8, 9, "gpt:positions=rotary,latent=6"),
+        (5, 9, "llama:latent=6,query-latent=5,rope-width=4,head-width=3,units=8,experts=2,shared=1,dense=1"),
     ],
 )
 def test_kept_is_plain(length, context, model, dtype, near):
@@ -68,6 +70,14 @@ def test_keys_and_values_are_those_of_kv_heads():
         layer = generation.cached_layer(model.layers[1])
         sizes.append(layer.keys.size + layer.values.size)
     assert sizes == [2 * 32 * 8, 2 * 8 * 8]
+
+
+def test_latents_are_cached_alone():
+    """A token has latent + rope-width numbers in the cache: of DeepSeek-V3 576, 1/57 of its 2 x 128 x 128 of heads."""
+    model = make_model("llama:layers=1,width=32,heads=8,context=8,latent=12,rope-width=4", (8,), 20)
+    layer = generation.cached_layer(model.layers[1])
+    assert layer.cache.size == (12 + 4) * 8
+    assert sum(each.size for each in vars(layer).values() if isinstance(each, np.ndarray)) == layer.cache.size + 8
 
 
 def test_a_token_costs_one_row_and_a_full_window_half_of_it():

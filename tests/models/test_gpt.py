@@ -17,6 +17,10 @@ from hpcdl.random import Random
 LENGTH, VOCABULARY = 5, 7
 SPEC = "gpt:layers=2,width=12,heads=3,context=8"
 LLAMA, BASE = "llama:layers=2,width=16,heads=4,kv-heads=2,context=8,units=12,rope-base=30", 30.0
+DEEPSEEK = (
+    "llama:layers=2,width=12,heads=3,context=8,units=5,rope-base=30,latent=6,query-latent=7,rope-width=4,head-width=5"
+    ",experts=4,shared=2,dense=1,dense-units=9,balance=0,z=0"
+)
 HEADS = ["tied", "own"]
 TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
 
@@ -160,6 +164,67 @@ def test_llama_against_torch(dtype):
         np.testing.assert_allclose(view, want, rtol=TOLERANCE[dtype], atol=atol, err_msg=name)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_deepseek_against_torch(dtype):
+    """Latent attention, a block without experts, and one with shared and routed ones."""
+    torch = pytest.importorskip("torch")
+    functional, (heads, rope, head) = torch.nn.functional, (3, 4, 5)
+    model, parameters = build("own", dtype, DEEPSEEK)
+    batch = text(6, dtype)
+    loss, gradient = gradient_of(model, parameters, batch)
+    w = {name: torch.tensor(view, requires_grad=True) for name, view in model.layout.views(parameters).items()}
+    tokens = torch.tensor(batch.x.astype(int))
+    angles = torch.outer(
+        torch.arange(LENGTH, dtype=torch.float64), BASE ** -torch.tensor([0, 0.5], dtype=torch.float64)
+    )
+    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64 if dtype == "float32" else None)
+
+    def norm(x, name):
+        return functional.rms_norm(x, x.shape[-1:], w[f"{name}.gain"], 1e-5)
+
+    def turned(x):  # (rows, tokens, heads, rope)
+        pairs = torch.view_as_complex(x.unflatten(-1, (2, 2)).contiguous())
+        return torch.view_as_real(pairs * turn[:, None]).flatten(-2)
+
+    def network(x, name, chosen=()):
+        up, down = (w[f"{name}.{each}.weight"] for each in ("up", "down"))
+        for e in chosen:
+            up, down = up[e], down[e]
+        gate, value = (x @ up[:, k] for k in range(2))
+        return (functional.silu(gate) * value) @ down
+
+    h = w["embedding.token"][tokens]
+    for i in (1, 2):
+        at = f"block{i}.attention"
+        n = norm(h, f"{at}.norm")
+        q = (norm(n @ w[f"{at}.q_down.weight"], f"{at}.q_norm") @ w[f"{at}.q_up.weight"]).unflatten(2, (heads, -1))
+        c = norm(n @ w[f"{at}.kv_down.weight"], f"{at}.kv_norm")
+        k, v = ((c @ w[f"{at}.kv_up.weight"][:, k]).unflatten(2, (heads, head)) for k in range(2))
+        common = turned((n @ w[f"{at}.k_rope.weight"]).unsqueeze(2)).expand(-1, -1, heads, -1)
+        q, k = torch.cat([q[..., rope:], turned(q[..., :rope])], 3), torch.cat([k, common], 3)
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        a = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        h = h + a @ w[f"{at}.out.weight"]
+        n = norm(h, f"block{i}.mlp.norm")
+        if i == 1:
+            h = h + network(n, "block1.mlp")
+            continue
+        gates, chosen = (n @ w["block2.mlp.router"]).softmax(-1).topk(2)
+        gates = gates / gates.sum(-1, keepdim=True)
+        h = h + network(n, "block2.mlp.shared")
+        for e in range(4):
+            h = h + (gates * (chosen == e)).sum(-1, keepdim=True) * network(n, "block2.mlp", [e])
+    z = norm(h, "norm") @ w["head.weight"].T
+    following = torch.cat([tokens[:, 1:], torch.tensor(batch.y)[:, None]], dim=1)
+    total = functional.cross_entropy(z.flatten(0, 1), following.flatten(), reduction="sum") / LENGTH
+    total.backward()
+    assert loss == pytest.approx(total.item(), rel=TOLERANCE[dtype])
+    for name, view in model.layout.views(gradient).items():
+        want = w[name].grad.numpy()
+        atol = TOLERANCE[dtype] * abs(want).max()
+        np.testing.assert_allclose(view, want, rtol=TOLERANCE[dtype], atol=atol, err_msg=name)
+
+
 @pytest.mark.parametrize("head, spec", [("tied", SPEC), ("own", LLAMA)])
 def test_a_later_token_has_no_influence(head, spec):
     """Outputs before the token are equal to the bit; all from the token on differ."""
@@ -237,9 +302,12 @@ def test_initial_values_depend_on_seed_and_name_only():
 
 
 SPREAD = "layers=2,width=64,heads=2,context=100,head=own"
+LATENT = "latent=40,query-latent=50,rope-width=32"
 
 
-@pytest.mark.parametrize("spec", [f"gpt:{SPREAD}", f"llama:{SPREAD},kv-heads=1", f"llama:{SPREAD},biases=yes"])
+@pytest.mark.parametrize(
+    "spec", [f"gpt:{SPREAD}", f"llama:{SPREAD},kv-heads=1", f"llama:{SPREAD},biases=yes", f"llama:{SPREAD},{LATENT}"]
+)
 def test_initial_spread(spec):
     model = make_model(spec, (9,), 300, "float64")
     for name, view in model.layout.views(model.initialize(Random(0))).items():
@@ -247,7 +315,7 @@ def test_initial_spread(spec):
         if kind in ("bias", "gain"):
             assert (view == (kind == "gain")).all(), name
         else:
-            expected = 0.02 / (2 if name.endswith(("out.weight", "down.weight")) else 1)  # sqrt of 4 residual sums
+            expected = 0.02 / (2 if name.endswith((".out.weight", ".down.weight")) else 1)  # sqrt of 4 residual sums
             assert view.std() == pytest.approx(expected, rel=0.05) and abs(view.mean()) < 0.05 * expected, name
 
 

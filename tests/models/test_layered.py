@@ -15,6 +15,7 @@ from hpcdl.models import make_model
 from hpcdl.random import Random
 
 FEATURES = 5
+DEEPSEEK = "latent=3,query-latent=2,head-width=3,units=2,experts=2,shared=2,dense=1,dense-units=3,balance=0,z=0"
 CASES = {  # spec -> (classes, the reference's loss, its activation)
     "linear": (0, "squared", "none"),
     "mlp:5": (0, "squared", "relu"),
@@ -34,6 +35,8 @@ CASES = {  # spec -> (classes, the reference's loss, its activation)
     "llama:layers=2,width=8,heads=4,kv-heads=2,context=5,units=3,rope-base=9": (3, "gpt", None),
     "gpt:layers=1,width=4,heads=2,context=5,units=3,experts=3,capacity=0.8,balance=0,z=0": (3, "gpt", None),
     "llama:layers=1,width=4,heads=2,context=5,units=3,experts=3,top=1,balance=0,z=0": (3, "gpt", None),
+    "gpt:layers=1,width=5,heads=2,context=5,units=3,positions=rotary,rope-base=9,latent=3": (3, "gpt", None),
+    f"llama:layers=2,width=4,heads=2,context=5,rope-base=9,{DEEPSEEK}": (3, "gpt", None),
     "gpt:layers=1,width=6,heads=2,context=7": (4, "gpt", None),
     "gpt:layers=2,width=4,heads=1,context=5,head=own": (3, "gpt", None),
 }

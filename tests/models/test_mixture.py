@@ -44,11 +44,11 @@ def expert(kind, n, up, down):
 
 def plain(kind, experts, w, x):
     """Return (y, the two further terms of the objective, summed over sequences), token by token."""
-    gain, router, up, down = w
+    gain, router, up, down, *shared = w
     n = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5) * gain
     z = n @ router
     p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
-    y, objective = x.copy(), 0.0
+    y, objective = x + (expert(kind, n, *shared) if shared else 0), 0.0
     for start in range(0, len(x), LENGTH):
         used, wished = np.zeros(experts.count, int), np.zeros(experts.count)
         for t in range(start, start + LENGTH):
@@ -72,6 +72,8 @@ CASES = [
     ("gelu", {"top": 1, "capacity": 1.0, "z": 0.3}),
     ("gelu", {"count": 1, "top": 1}),
     ("swiglu", {"top": 4}),
+    ("swiglu", {"shared": 2, "capacity": 0.5}),
+    ("gelu", {"shared": 1, "z": 0.3}),
 ]
 
 
@@ -159,7 +161,7 @@ def test_sequences_one_by_one_are_the_batch_to_the_bit():
 def test_products_left_for_later_are_the_same():
     """Zero-bubble pipelines compute them after backward has given its buffers back, and others have written there."""
     for kind in ("gelu", "swiglu"):
-        layer, w = made(kind)
+        layer, w = made(kind, shared=1)
         x, d, gradients = tokens(), tokens(1), []
         for products in (None, []):
             g = [np.zeros_like(each) for each in w]
@@ -176,7 +178,7 @@ def test_products_left_for_later_are_the_same():
             assert np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("kind, more", [("gpt", ""), ("llama", ""), ("llama", ",capacity=0.6,top=1")])
+@pytest.mark.parametrize("kind, more", [("gpt", ""), ("llama", ""), ("llama", ",capacity=0.6,top=1,shared=2,dense=1")])
 def test_generation_with_a_cache_is_a_forward_pass(kind, more):
     """Also the choices of earlier tokens, which take an expert's room, are those of the whole sequence."""
     model = make_model(f"{kind}:{SMALL},experts=4{more}", (LENGTH,), 9, "float64", text=True)
@@ -202,16 +204,28 @@ def test_work_is_that_of_the_products():
     assert routers == 3 * 2 * t * 8 * 4 + 2 * taken * 6
     assert work.flops(work.operations(dense, ROWS)[0]) < 2 * work.flops(forward)
     assert work.moved(forward, 8) == 2 * work.moved(forward, 4) > 0
+    shared = make_model(f"llama:{SMALL},experts=4,capacity=0.5,shared=2", (LENGTH,), 9, text=True).layers[2]
+    more = [
+        work.flops(each) - work.flops(part)
+        for each, part in zip(work.operations(shared, ROWS), (forward, backward), strict=True)
+    ]
+    wider = make_model(f"llama:{SMALL}".replace("units=6", "units=12"), (LENGTH,), 9)
+    plain_layer, norm = (work.operations(wider.layers[at], ROWS) for at in (2, -3))
+    assert more == [work.flops(each) - work.flops(part) for each, part in zip(plain_layer, norm, strict=True)]
 
 
 def test_matrices_of_experts_are_those_that_muon_updates():
-    model = make_model(f"llama:{SMALL},experts=3", (LENGTH,), 9, "float64", text=True)
+    model = make_model(f"llama:{SMALL},experts=3,shared=2,dense=1,dense-units=7", (LENGTH,), 9, "float64", text=True)
     own = {tensor.name: tensor for tensor in model.layout.hidden if ".mlp." in tensor.name}
-    assert [name.partition(".mlp.")[2] for name in own] == ["up.weight", "down.weight"] * 2
+    matrices = ["up.weight", "down.weight"]
+    assert [name.partition(".mlp.")[2] for name in own] == [*matrices * 2, *(f"shared.{each}" for each in matrices)]
     values = np.arange(model.size, dtype="float64")
-    up, down = own["block1.mlp.up.weight"], own["block1.mlp.down.weight"]
+    up, down = own["block2.mlp.up.weight"], own["block2.mlp.down.weight"]
     assert (up.matrix_shape, down.matrix_shape) == ((6, 6, 8), (3, 8, 6))
+    shared = own["block2.mlp.shared.up.weight"]
+    assert (shared.matrix_shape, own["block1.mlp.down.weight"].matrix_shape) == ((2, 12, 8), (1, 8, 7))
     for tensor, wanted in [
+        (shared, [shared.view(values)[:, k].T for k in range(2)]),
         (up, [up.view(values)[e, :, k].T for e in range(3) for k in range(2)]),
         (down, [down.view(values)[e].T for e in range(3)]),
     ]:
@@ -229,6 +243,9 @@ def test_matrices_of_experts_are_those_that_muon_updates():
         ("experts=2,capacity=all", "not 'all'"),
         ("experts=2,balance=-1", "balance must be a finite number of at least 0, not -1"),
         ("experts=2,z=nan", "z must be a finite number"),
+        ("experts=2,shared=-1", "shared must be 1 or more, or 0 for no shared experts, not -1"),
+        ("experts=2,dense=4", "dense 4 of 4 blocks; take a number from 0 to 3"),
+        ("dense=1", "shared, dense and dense-units are settings of a mixture: add experts=8"),
     ],
 )
 def test_settings_that_make_no_mixture(settings, told):

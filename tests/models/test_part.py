@@ -32,6 +32,8 @@ GPTS = {
     "gpt:layers=2,width=8,heads=4,context=8,head=own": 7,
     "llama:layers=1,width=16,heads=8,kv-heads=4,context=8,units=12": 10,
     "gpt:layers=1,width=8,heads=4,context=8,positions=rotary,feed-forward=swiglu,units=4": 5,
+    "llama:layers=1,width=6,heads=4,context=8,units=12,latent=3,query-latent=5,experts=2,shared=1": 7,
+    "llama:layers=1,width=6,heads=4,context=8,units=12,latent=3,rope-width=4": 7,
 }
 CASES = MLPS | GPTS
 

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.data.batch import Batch
 from hpcdl.errors import UsageError
-from hpcdl.models import attention, feed_forward, group, losses, make_model, transformer
+from hpcdl.models import attention, feed_forward, group, latent_attention, losses, make_model, transformer
 from hpcdl.models.layers import ACTIVATIONS
 from hpcdl.models.normalization import NORMALIZATIONS
 from hpcdl.models.work import AttentionCall, KernelCall, Product, flops, moved, operations
@@ -18,7 +18,14 @@ MODELS = dict.fromkeys(["mlp:7,5", "mlp:6,activation=tanh", "mlp:6,activation=ge
 MODELS |= {"linear": ((4,), 0, {})}
 SMALL = "layers=1,width=8,heads=4,context=5"
 SETTINGS = ["norm=rms", "positions=rotary", "feed-forward=swiglu,units=6", "kv-heads=2", "biases=no", "units=6"]
-TEXTS = [f"gpt:{SMALL}", *(f"gpt:{SMALL},{each}" for each in SETTINGS), f"llama:{SMALL},units=6"]
+LATENT = "latent=3,query-latent=2,rope-width=4,head-width=5"
+TEXTS = [
+    f"gpt:{SMALL}",
+    f"llama:{SMALL},units=6,latent=3",
+    f"llama:{SMALL},units=6,{LATENT}",
+    *(f"gpt:{SMALL},{each}" for each in SETTINGS),
+    f"llama:{SMALL},units=6",
+]
 MODELS |= dict.fromkeys(TEXTS, ((5,), 11, {"text": True}))
 
 
@@ -45,6 +52,7 @@ def done(monkeypatch):
         feed_forward.swiglu: ["swiglu", "swiglu_backward"],
         transformer.embedding: ["embed", "embed_backward", "add_positions", "add_positions_backward"],
         transformer: ["add_into"],
+        latent_attention: ["add_into"],
         losses: ["scale"],
     }
     for module, names in places.items():

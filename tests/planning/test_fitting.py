@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcdl.errors import UsageError
-from hpcdl.planning.fitting import fits, microbatch_counts, parse_bytes, shapes
+from hpcdl.errors import UsageError, parse_bytes
+from hpcdl.planning.fitting import fits, microbatch_counts, shapes
 from hpcdl.planning.memory import forecast
 from hpcdl.scripts.plan import case_of as case
 

@@ -4,7 +4,7 @@ import pytest
 
 GPT = "--model gpt:layers=2,width=32,heads=4 --data text --steps 3 --batch-size 8"
 OWN = GPT.replace("heads=4", "heads=4,head=own").replace("--steps 3", "--steps 12")
-EXPERTS = GPT.replace("heads=4", "heads=4,experts=4,capacity=1")
+DEEPSEEK = GPT.replace("gpt:", "llama:latent=16,query-latent=24,units=32,experts=4,capacity=1,shared=1,dense=1,")
 MLP = "--model mlp:64,32,32 --steps 3"
 CASES = [  # ranks, program, options
     (2, "model-parallel", f"{GPT} --accumulate 2"),
@@ -21,10 +21,10 @@ CASES = [  # ranks, program, options
     (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 3"),
     (4, "grid", f"{GPT} --grid pipeline=2,tensor=2 --sequence-parallel --average"),
     (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),
-    (4, "grid", f"{EXPERTS} --grid data=2,expert=2 --stage 1 --recompute"),
+    (4, "grid", f"{DEEPSEEK} --grid data=2,expert=2 --stage 1 --recompute"),
 ]
 LONG = [
-    (4, "grid", f"{EXPERTS} --grid expert=2,tensor=2 --optimizer muon"),
+    (4, "grid", f"{DEEPSEEK} --grid expert=2,tensor=2 --sequence-parallel --optimizer muon"),
     (3, "pipeline", "--model mlp:64,32,32,64,32 --steps 3 --schedule zb-h1 --microbatches 6"),
     (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 2 --schedule zb-h1"),
     (2, "pipeline", f"{GPT} --schedule dualpipe-v --microbatches 4"),

@@ -140,7 +140,7 @@ def test_the_shortest_text_that_is_named_is_enough_and_no_shorter_one(prepare, f
 
 
 @pytest.mark.parametrize("level", ["character", "byte"])
-@pytest.mark.parametrize("name", ["absent", "."])
-def test_a_source_that_is_no_file(tmp_path, level, name):
+@pytest.mark.parametrize(("name", "message"), [("absent", "cannot be read: "), (".", " holds no files; name texts")])
+def test_a_source_that_is_no_file(tmp_path, level, name, message):
     status, said = ends("prepare_data", ["text", str(tmp_path / name), str(tmp_path / "a.h5"), "--level", level])
-    assert status == 2 and "cannot be read: " in said and not list(tmp_path.iterdir())
+    assert status == 2 and message in said and not list(tmp_path.iterdir())

@@ -27,6 +27,8 @@ OWN = f"{GPT},head=own"
 LONG = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"  # sequences of 24 tokens, cut along the axis context
 MIXTURE = "layers=1,width=24,heads=12,kv-heads=12,context=12,units=12,experts=3"  # 4 layers
 SHARED = MIXTURE.replace("experts=3", "experts=12")  # along the axis expert
+DEEPSEEK = "layers=2,width=24,heads=12,context=12,units=12,shared=2,dense=1,dense-units=24,latent=8,query-latent=10"
+LATENT = "layers=2,width=24,heads=12,context=24,units=12,latent=8,head-width=3,rope-width=4"
 LLAMA = "llama:layers=2,width=48,heads=24,kv-heads=12,context=12,units=12"
 
 
@@ -71,6 +73,8 @@ CASES = [
         {"optimizer": MUON, "lr": 0.02},
     ),
     (LLAMA, {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
+    (f"llama:{LATENT}", {"stage": 1, "attention": "ulysses"}, {"optimizer": ADAM}),
+    (f"llama:{LATENT}", {"stage": 3, "schedule": "zb-h2", "recompute": False}, {"clip_norm": 0.1}),
     (LLAMA, {"stage": 3, "sequence": True, "schedule": "1f1b", "recompute": True}, {"clip_norm": 0.1}),
     (GPT, {"stage": 0}, {"optimizer": MUON, "weight_decay": 0.1, "lr": 0.02}),
     (OWN, {"stage": 1, "sequence": True}, {"optimizer": MUON, "clip_norm": 0.1, "lr": 0.02}),
@@ -82,12 +86,16 @@ CASES = [
     (OWN, {"stage": 1, "schedule": "zb-v", "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
     (f"gpt:{MIXTURE}", {"stage": 1, "microbatches": 3}, {"optimizer": ADAM}),
     (f"llama:{MIXTURE},capacity=1.25", {"stage": 2, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
-    (f"llama:{MIXTURE},top=1", {"stage": 0, "schedule": "zb-h1"}, {"optimizer": MUON, "lr": 0.02}),
+    (
+        f"llama:{DEEPSEEK},experts=3,top=1",
+        {"stage": 0, "schedule": "zb-h1", "sequence": True},
+        {"optimizer": MUON, "lr": 0.02},
+    ),
     (GPT, {"stage": 0, "schedule": "dualpipe-v", "microbatches": 6, "recompute": True}, {}),
     (f"gpt:{SHARED}", {"stage": 0, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
     (f"llama:{SHARED},capacity=1.25", {"stage": 1, "sequence": True, "recompute": True}, {"clip_norm": 0.1}),
     (f"gpt:{SHARED},top=1,capacity=1.25", {"stage": 2, "schedule": "zb-h1"}, {"optimizer": ADAM, "batch_size": 3}),
-    (f"llama:{SHARED}", {"stage": 3, "sequence": True}, {"optimizer": MUON, "lr": 0.02, "clip_norm": 0.1}),
+    (f"llama:{DEEPSEEK},experts=12", {"stage": 3, "sequence": True}, {"optimizer": MUON, "lr": 0.02, "clip_norm": 0.1}),
     (f"gpt:{SHARED},top=1", {"stage": 0}, {"optimizer": MUON, "lr": 0.02, "weight_decay": 0.1}),
 ]
 

@@ -11,14 +11,16 @@ from hpcdl.strategies import grid
 from hpcdl.strategies.pipeline_schedules import INTERLEAVED, SCHEDULES, V_SHAPED
 
 SIZES = "layers=3,width=48,heads=24,context=24"
+LATENT = "latent=12,query-latent=10,head-width=4"
 EXPERTS = "layers=3,width=48,heads=24,kv-heads=24,context=24,units=24,experts=24"
 MODELS = {  # and the axes that cut it
     "mlp:24,24,24,24,24,24,24,24": {"data", "pipeline", "tensor"},
     f"gpt:{SIZES}": {"data", "pipeline", "context", "tensor"},
     f"gpt:{SIZES},head=own": {"data", "pipeline", "context", "tensor"},
+    f"llama:{SIZES},units=24,{LATENT}": {"data", "pipeline", "context", "tensor"},
+    f"llama:{EXPERTS},capacity=1.25,shared=1,dense=1,dense-units=48,{LATENT}": {"data", "pipeline", "expert", "tensor"},
     f"llama:{SIZES},kv-heads=24,units=24": {"data", "pipeline", "context", "tensor"},
     f"gpt:{EXPERTS}": {"data", "pipeline", "expert", "tensor"},
-    f"llama:{EXPERTS},capacity=1.25": {"data", "pipeline", "expert", "tensor"},
 }
 STAGES = 8  # at most: each model has 8 layers or more
 ALONE = [(axis, size) for axis in AXES for size in (2, 3, 4, 6, 8) if (axis, size) != ("context", 8)]

@@ -17,9 +17,9 @@ import numpy as np
 from hpcdl.csr import CSR
 from hpcdl.data.digest import Digest, set_digest_time, write_digest
 from hpcdl.data.fills import FILLED
-from hpcdl.data.format import NOTES, TABLE, Info, read_info
+from hpcdl.data.format import NOTES, TABLE, TOKEN_BYTES, TOKENIZER, Info, read_info
 from hpcdl.data.formats.sparse_file import SparseWriter, check_elements
-from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.formats.vocabulary import TokenizerVocabulary, Vocabulary
 from hpcdl.data.hdf5 import FilePath, NewFile, check_x, check_y, new_file, shown, slabs
 from hpcdl.data.partition import hold_out
 from hpcdl.data.shards import SHARD_SIZE, refuse_replacing
@@ -100,9 +100,11 @@ class Output:
         table: str | None = None,
         base: int | None = None,
         sparse: bool = False,
+        token_bytes: dict[str, float] | None = None,
     ) -> Info:
         """Write one file; return its structure. names: of the classes; None: their numbers. table: the recipe as JSON
-        (recipe.py). base: index of the first feature in libsvm's text. sparse: slabs of x are CSR. UsageError."""
+        (recipe.py). base: index of the first feature in libsvm's text. sparse: slabs of x are CSR. token_bytes: of
+        a text, as of Schema. UsageError."""
         for label in names or ():
             check_text(label, "a label")
         digest, scale = Digest(), scale if self.scale is None else self.scale
@@ -124,7 +126,11 @@ class Output:
             file.attrs["scale"] = scale
             optional: dict[str, Any] = {"labels": names, TABLE: table, "base": base, "source": self.origin or None}
             optional["recipe"] = self._recipe_text()
-            optional["vocabulary"] = vocabulary and vocabulary.characters
+            optional[TOKEN_BYTES] = token_bytes and json.dumps(token_bytes)
+            if isinstance(vocabulary, TokenizerVocabulary):
+                file[TOKENIZER] = np.frombuffer(vocabulary.text.encode(), np.uint8)
+            else:
+                optional["vocabulary"] = vocabulary and vocabulary.characters
             file.attrs.update({name: value for name, value in optional.items() if value is not None})
             features = next(iter(groups.values()))[0][1:]
             seconds = write_digest(file, digest.finish(features, classes, scale, vocabulary))

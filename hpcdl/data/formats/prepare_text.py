@@ -40,43 +40,55 @@ def prepare_text(
 ) -> Info:
     """Make a data file of plain text: rows of `length` tokens, the last `test_fraction` of the tokens for the test.
     level: `character` or `byte`. encoding: of characters; a byte order mark is dropped. UsageError: invalid text."""
-    if length < 1:
-        raise UsageError(f"the length of a row must be 1 or more, not {length}")
+    check_rows(length, test_fraction)
     if level not in LEVELS:
         raise unknown("level", level, LEVELS)
+    with blamed_on(f"{path} cannot be read"):
+        count, read, vocabulary, size = _bytes(path) if level == "byte" else _characters(path, encoding)
+    groups = token_groups(path, count, read, level, length, Fraction(str(test_fraction)))
+    kind, ratio = np.min_scalar_type(len(vocabulary) - 1), dict.fromkeys(groups, size / count)
+    return output.write(groups, kind, 1.0, None, len(vocabulary), vocabulary, token_bytes=ratio)
+
+
+def check_rows(length: int, test_fraction: float) -> None:
+    """Raise UsageError for a length of rows or a test fraction that cannot be."""
+    if length < 1:
+        raise UsageError(f"the length of a row must be 1 or more, not {length}")
     if not 0 < test_fraction < 1:
         raise UsageError(f"the test fraction must lie between 0 and 1, as 0.1, not {test_fraction}")
-    with blamed_on(f"{path} cannot be read"):
-        count, read, vocabulary = _bytes(path) if level == "byte" else _characters(path, encoding)
-    fraction = Fraction(str(test_fraction))
+
+
+def token_groups(path: FilePath, count: int, read: Read, what: str, length: int, fraction: Fraction) -> Groups:
+    """Return the groups of `count` tokens of a text, each a `what`; the last `fraction` of them is for the test."""
     # Each part must have a row and the token that follows it.
     least = max(math.ceil((length + 1) / fraction), math.floor(length / (1 - fraction)) + 1)
     if count < least:
         needed = f"rows of {length} and a test fraction of {float(fraction):g} need {least} or more"
-        raise UsageError(f"{path} has {count} {level}s; {needed}: take a longer text, or a smaller --length")
+        raise UsageError(f"{path} has {count} {what}s; {needed}: take a longer text, or a smaller --length")
     cut = count - math.floor(count * fraction)
-    kind = np.min_scalar_type(len(vocabulary) - 1)
     groups: Groups = {}
     for group, (start, stop) in {"train": (0, cut), "test": (cut, count)}.items():
         rows = (stop - 1 - start) // length
         y = read(slice(start + length, start + rows * length + 1, length))
-        groups[group] = (rows, length), _rows(read, start, rows, length), y, {}
-    return output.write(groups, kind, 1.0, None, len(vocabulary), vocabulary)
+        groups[group] = (rows, length), rows_of(read, start, rows, length), y, {}
+    return groups
 
 
-def _rows(read: Read, start: int, rows: int, length: int) -> Iterator[np.ndarray]:
+def rows_of(read: Read, start: int, rows: int, length: int) -> Iterator[np.ndarray]:
+    """Yield slabs of rows of the tokens that `read` gives, from token `start` on."""
     for slab in slabs(rows, length):
         yield read(slice(start + slab.start * length, start + slab.stop * length)).reshape(-1, length)
 
 
-def _bytes(path: FilePath) -> tuple[int, Read, Vocabulary]:
-    """Return the number of byte tokens, a function that reads a slice of them, and the vocabulary."""
+def _bytes(path: FilePath) -> tuple[int, Read, Vocabulary, int]:
+    """Return the number of byte tokens, a function that reads a slice of them, the vocabulary, and the bytes."""
     size = Path(path).stat().st_size
     memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
-    return size, lambda which: np.array(memory[which]), Vocabulary(BYTES)
+    return size, lambda which: np.array(memory[which]), Vocabulary(BYTES), size
 
 
-def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
+def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary, int]:
+    """Return what `_bytes` does, of characters."""
     code = _code_points(path, encoding)
     present = np.zeros(BEYOND, bool)
     present[code] = True
@@ -88,7 +100,9 @@ def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
         raise UsageError(f"{path} has {len(known)} different characters; {most}")
     number = np.zeros(BEYOND, np.min_scalar_type(max(0, len(known) - 1)))
     number[known] = np.arange(len(known))
-    return len(code), lambda which: number[code[which]], Vocabulary(map(chr, known) if len(known) else BYTES)
+    vocabulary = Vocabulary(map(chr, known) if len(known) else BYTES)
+    size = len(code) + sum(int(np.count_nonzero(code >= least)) for least in (0x80, 0x800, 0x10000))  # in UTF-8
+    return len(code), lambda which: number[code[which]], vocabulary, size
 
 
 def _code_points(path: FilePath, encoding: str) -> np.ndarray:

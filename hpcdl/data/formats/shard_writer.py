@@ -14,7 +14,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from hpcdl.data.formats.prepare import Groups, Output
 from hpcdl.data.formats.sparse_file import SparseSet, open_rows, slab_elements
 from hpcdl.data.hdf5 import dataset, open_file, slabs_of
 from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.schema import Schema
 from hpcdl.data.shards import SHARD_FIELDS, Shard, checksum, columns_of, is_ours, write_index
 from hpcdl.errors import UsageError
 from hpcdl.files import atomic_write, parse_json, sync_folder
@@ -47,6 +49,7 @@ class ShardWriter:
         self.folder = output.path.with_name(f".{output.path.name}.parts")
         about = [recipe, output.name, output.scale, output.origin, output.compress, output.shard_size]
         self.content = json.dumps([*about, "" if count is not None else f"{os.getpid()} {time.time_ns()}"], default=str)
+        self.counts: Counter[str] = Counter()
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         finished = run_together(comm, self._begin, here=self.rank == 0)
         finished = finished if comm is None else comm.bcast(finished)
@@ -77,13 +80,16 @@ class ShardWriter:
         """Return the numbers of the shards that this rank has to write."""
         return list(self.unfinished)
 
-    def write(self, number: int, groups: Groups, *arguments: Any, **about: Any) -> None:
-        """Write a shard. Arguments and errors: of `Output.write_file`. Without groups the shard is left out."""
-        path, entry = self._path(number), {}
+    def write(
+        self, number: int, groups: Groups, *arguments: Any, counts: Mapping[str, int] | None = None, **about: Any
+    ) -> None:
+        """Write a shard. Arguments and errors: of `Output.write_file`. Without groups the shard is left out. counts: of
+        what the source had, by name, of which `finish` makes the sums over all shards."""
+        path, entry = self._path(number), {"counts": {name: int(each) for name, each in (counts or {}).items()}}
         if groups:
             info = self.output.write_file(path, groups, *arguments, **about)
             with self.output.blamed():
-                entry = _entry(path, info)
+                entry |= _entry(path, info)
         with self.output.blamed(), atomic_write(path.with_suffix(".json")) as file:
             file.write(json.dumps(entry).encode())
         self.numbers.add(number)
@@ -92,23 +98,31 @@ class ShardWriter:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:05d}.h5"
 
+    def give_up(self) -> None:
+        """Remove the hidden folder if it has no finished shard, after an error that all ranks know. Local."""
+        if self.rank == 0 and not list(self.folder.glob("[0-9]*.json")):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
     def finish(self) -> Info:
         """Give the folder its name; or join all shards into the one file, in order, and remove them. Collective: each
         rank calls it after its last shard. Returns the structure of the data set. Raises UsageError."""
         run_together(self.comm, lambda: None)  # all have written
         info = run_together(self.comm, self._finish, here=self.rank == 0)
-        return info if self.comm is None else self.comm.bcast(info)
+        info, self.counts = (info, self.counts) if self.comm is None else self.comm.bcast((info, self.counts))
+        return info  # type: ignore[no-any-return]
 
     def _finish(self) -> Info:
         output, entries = self.output, dict[int, dict[str, Any]]()
         with output.blamed():
             for number in sorted(self.numbers):
                 entry = parse_json(self._path(number).with_suffix(".json").read_text())
+                self.counts += Counter(entry.pop("counts"))
                 entries |= {number: entry} if entry else {}
             if not entries:
                 raise UsageError(f"{output.path} would have no rows; look at the source")
             columns = _common_columns(entries)
             info = read_info(self._path(next(iter(entries))))
+            info = dataclasses.replace(info, schema=_common_schema(info.schema, self.counts))
             if not output.folder:
                 info = join(output, [(self._path(number), entry["rows"]) for number, entry in entries.items()], info)
                 shutil.rmtree(self.folder)
@@ -131,6 +145,17 @@ def _entry(path: Path, info: Info) -> dict[str, Any]:
     rows = {group: rows for group, rows in info.rows.items() if rows}
     shard = Shard(path.name, rows, info.elements, path.stat().st_size, checksum(path), file_digest(info))
     return dataclasses.asdict(shard) | {"columns": columns}
+
+
+def _common_schema(first: Schema, counts: Mapping[str, int]) -> Schema:
+    """Return the schema of all shards, of which `first` is one. counts: sums over shards; of texts, NAME_bytes and
+    NAME_tokens of each group."""
+    found = {
+        name: counts[f"{name}_bytes"] / max(1, counts.get(f"{name}_tokens", 0))
+        for name in GROUPS
+        if counts.get(f"{name}_bytes")
+    }
+    return dataclasses.replace(first, token_bytes=found or first.token_bytes)
 
 
 def _common_columns(entries: dict[int, dict]) -> dict[str, list]:
@@ -170,6 +195,7 @@ def join(output: Output, parts: list[tuple[Path, dict[str, int]]], info: Info) -
     table = None if schema.recipe is None else json.dumps(schema.recipe)
     about: dict[str, Any] = {"vocabulary": schema.vocabulary, "table": table, "base": schema.base}
     about |= {"names": schema.labels and list(schema.labels), "classes": info.classes, "sparse": info.sparse}
+    about["token_bytes"] = schema.token_bytes
     return output.write_file(output.path, groups, kind, info.scale, **about)
 
 
