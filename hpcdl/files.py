@@ -16,7 +16,7 @@ import platformdirs
 
 from hpcdl import drill
 
-CRC_BYTES = 8 << 20  # of a file that are read at a time
+CRC_BYTES = 256 << 10  # of a file that are read at a time
 
 
 def temporary_name(path: Path) -> Path:

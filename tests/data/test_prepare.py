@@ -30,7 +30,7 @@ def write_idx_folder(folder, x, y, x_test, y_test, end="", test="t10k"):
 
 def attributes(file):
     """But for the digest."""
-    return {name: value for name, value in file.attrs.items() if name != "digest"}
+    return {name: value for name, value in file.attrs.items() if name not in ("digest", "recipe")}
 
 
 def rows_with_labels(*pairs):

@@ -1,6 +1,9 @@
 """Shards are the same files from any number of ranks, and a killed call is gone on with."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -25,6 +28,24 @@ def shard(number):
 def write(writer, numbers):
     for number in numbers:
         writer.write(number, shard(number), np.dtype(np.uint16), 1.0, ["a", "b"], 2)
+
+
+KILLED = """
+import json, os, sys
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.shard_writer import ShardWriter
+from test_shard_writer import SHARDS, shard, write
+
+writer = ShardWriter(Output(sys.argv[1]), json.loads(sys.argv[2]), SHARDS)
+write(writer, [0, 3, 5])
+(group, (shape, slabs, *more)), = shard(2).items()
+
+def half():
+    yield slabs[0]
+    os._exit(9)
+
+writer.write(2, {group: (shape, half(), *more)}, slabs[0].dtype, 1.0, ["a", "b"], 2)
+"""  # which ends as a killed process does, in the middle of a shard
 
 
 def contents(path):
@@ -80,13 +101,15 @@ def test_any_number_of_ranks_writes_the_same(each_group, mpi_tmp_path, out):
 def test_a_killed_call_is_gone_on_with(tmp_path):
     """The shards of a call that ended are kept, its half-written file is not; those of another recipe are discarded."""
     recipe, hidden = {"source": "numbers", "length": 3}, tmp_path / ".out.parts"
-    first = ShardWriter(Output(f"{tmp_path}/out/"), recipe, SHARDS)
-    write(first, [0, 3, 5])
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, f"{tmp_path}/out/", json.dumps(recipe)], cwd=Path(__file__).parent
+    )
+    (left,) = hidden.glob(".*.part")
+    assert done.returncode == 9 and left.name.startswith(".00002.h5.") and not (tmp_path / "out").exists()
     (hidden / "00001.h5").write_bytes(b"its entry was not written")
-    (hidden / ".00002.h5.17.part").write_bytes(b"half a file")
     kept = (hidden / "00005.h5").stat().st_ino
     again = ShardWriter(Output(f"{tmp_path}/out/"), recipe, SHARDS)
-    assert again.missing() == [1, 2, 4, 6] and not (hidden / ".00002.h5.17.part").exists()
+    assert again.missing() == [1, 2, 4, 6] and not left.exists()
     write(again, again.missing())
     again.finish()
     assert (tmp_path / "out" / "00005.h5").stat().st_ino == kept and not hidden.exists()

@@ -21,6 +21,7 @@ from hpcdl.scripts import prepare_data
 
 TRAIN, TEST, SHARD = 101, 23, 400  # rows, and bytes of a shard
 KINDS = ("dense", "sparse", "text")
+ON_RANKS = ["dense", "sparse", pytest.param("text", marks=pytest.mark.long)]
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def same(ones, others):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ON_RANKS)
 def test_it_is_the_one_file_to_the_bit(each_group, mpi_tmp_path, kind):
     """Under placements shared and partitioned: batches, splits, held-out rows, statistics and owners."""
 
@@ -107,7 +108,7 @@ def test_it_is_the_one_file_to_the_bit(each_group, mpi_tmp_path, kind):
     each_group(body)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ON_RANKS)
 def test_streamed_blocks_lie_in_one_shard(each_group, mpi_tmp_path, kind):
     """Each row comes once, in the same order on any number of ranks."""
 

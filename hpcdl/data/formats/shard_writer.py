@@ -24,7 +24,7 @@ import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.digest import file_digest, joined_digest
-from hpcdl.data.format import GROUPS, Info, read_info
+from hpcdl.data.format import GROUPS, TOKEN_BYTES, Info, read_info
 from hpcdl.data.formats.prepare import Groups, Output
 from hpcdl.data.formats.sparse_file import SparseSet, open_rows, slab_elements
 from hpcdl.data.hdf5 import dataset, open_file, slabs_of
@@ -130,6 +130,8 @@ class ShardWriter:
             shards = [Shard(**{name: entry[name] for name in SHARD_FIELDS}) for entry in entries.values()]
             about = {"name": info.name, "classes": info.classes, "features": list(info.features)}
             about |= {"scale": info.scale, "schema": info.schema.describe(), "columns": columns}
+            if info.schema.token_bytes:  # of the whole: a shard has those of its own rows
+                about["attributes"] = {TOKEN_BYTES: json.dumps(info.schema.token_bytes)}
             about |= {"digest": joined_digest(shard.digest for shard in shards)}
             write_index(self.folder, about | {"recipe": self.recipe, "origin": output.origin}, shards)
             _replace_folder(self.folder, output.path)
