@@ -57,7 +57,7 @@ class MemoryOptions:
 
 def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
     """Say what each rank of a training will hold, and which grids fit."""
-    start_mpi()  # forecasts call the strategies, which need MPI
+    start_mpi(stoppable=False)  # forecasts call the strategies, which need MPI
     from hpcdl.launch.command_lines import read_command
     from hpcdl.planning import fitting, memory_report
     from hpcdl.strategies.workload import Workload
