@@ -9,8 +9,10 @@ import pytest
 from batches import dense
 from sparse_files import make_sparse, write_sparse
 
+from hpcdl.csr import CSR
 from hpcdl.data import hdf5, open_data
 from hpcdl.data.batch import BatchBuffers
+from hpcdl.data.formats.prepare import Output
 from hpcdl.data.order.readers import BlockMemory, StreamReader
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.errors import UsageError
@@ -49,6 +51,11 @@ def files(tmp_path, images):
     with h5py.File(tmp_path / "dense.h5", "w") as file:
         file["train/x"], file["train/y"], file["test/x"], file["test/y"] = images()
     yield tmp_path / "dense.h5"
+    for name, made, cut in (("dense", images(), np.asarray), ("sparse", (x, y, x_test, y_test), CSR.of)):
+        x, y, x_test, y_test = made
+        parts = {"train": (x.shape, [cut(x)], y, {}), "test": (x_test.shape, [cut(x_test)], y_test, {})}
+        Output(f"{tmp_path}/{name}/", shard_size=900).write(parts, x.dtype, 1.0, None, 10, sparse=name == "sparse")
+        yield tmp_path / name
 
 
 @pytest.mark.parametrize("window", [1, 3, 40])
@@ -58,6 +65,8 @@ def test_the_order_is_that_of_any_number_of_ranks_wherever_it_stops(tmp_path, im
     monkeypatch.setattr(MemoryRows, "gather", lambda self, *what: time.sleep(0.001) or original(self, *what))
     random = np.random.default_rng(window)
     for path in files(tmp_path, images):
+        if path.is_dir() and window != 3:
+            continue
         data = open_data(path, placement="streamed", shuffle_window=window, validation=0.15, seed=4)
         steps = data.steps_per_epoch(7)
         whole = np.concatenate([batch.index.copy() for batch in data.batches(1, 7)])
