@@ -379,7 +379,7 @@ def scored(world, plan: EnsemblePlan, folder: Path, members: list[EnsembleMember
             with refuse_together(world):
                 rows = whole.rows(source, "test", world.size)
             counts = ensemble_scores.predict_all(world, whole, rows)
-            report = ensemble_scores.evaluation_of(whole, next(iter(rows.values())).name, "test", counts)
+            report = ensemble_scores.evaluation_of(whole, next(iter(rows.values())), "test", counts)
             found["scores"], of_members = report["scores"], [each["scores"] for each in report["members"]]
             found |= {name: report[name] for name in ("disagreement", "spread") if name in report}
             table = ensemble_scores.table(report)

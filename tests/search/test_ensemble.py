@@ -122,7 +122,8 @@ def test_stacking_is_fitted_on_the_rows_that_are_held_out(world, folder):
 
 def test_scores_of_members_and_of_the_whole(world, folder):
     ensemble, counts = predicted(world, folder)
-    found = ensemble_scores.evaluation_of(ensemble, "few", "test", counts)
+    (rows, *_) = ensemble.rows(str(folder / "few.h5"), "test", world.size).values()
+    found = ensemble_scores.evaluation_of(ensemble, rows, "test", counts)
     p, y = naive(folder)
     mean = p.mean(axis=0)
     assert found["scores"]["accuracy"] == pytest.approx((mean.argmax(axis=1) == y).mean())
