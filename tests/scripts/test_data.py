@@ -18,7 +18,12 @@ from hpcdl.data.formats.prepare_table import prepare_table
 from hpcdl.reports.data_view import data_view, half_blocks, ramp, reduced
 from hpcdl.scripts import data
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text().split("## Folders of shards")[1].split("## Placement")[0]
+PAGE = (
+    (Path(__file__).parents[2] / "docs" / "data.md")
+    .read_text()
+    .split("## Folders of shards")[1]
+    .split("## Placement")[0]
+)
 
 
 def said(capsys, *arguments, status=0):

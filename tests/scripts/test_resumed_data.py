@@ -80,7 +80,7 @@ def test_a_checkpoint_from_before_there_were_digests(train, tables):
 def test_another_order_in_the_middle_of_an_epoch(train):
     train(7)
     for options, now in [
-        (["--placement", "streamed"], "all rows by blocks of 160"),
+        (["--placement", "streamed"], "all rows by blocks of 160 in windows of 8"),
         (["--partition", "by-label"], "rows divided by-label (ranks: 2)"),
         (["--placement", "partitioned"], "rows divided iid (ranks: 2)"),
     ]:
