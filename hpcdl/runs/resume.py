@@ -104,8 +104,8 @@ def refuse_another(mine: dict, found: Checkpoint, resume: str, per_epoch: int, h
     if at and None not in (was, now) and was != now:
         raise UsageError(
             f"{refusal} checkpoint is {counted(at, 'step')} into an epoch of {per_epoch}, with {was}, now {now}: "
-            "take --placement, --partition, --shuffle-window and number of ranks of that run, or a checkpoint at the end "
-            "of an epoch"
+            "take --placement, --partition, --shuffle-window and number of ranks of that run, or a checkpoint at the "
+            "end of an epoch"
         )
 
 
