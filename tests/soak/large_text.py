@@ -1,7 +1,7 @@
 """A text larger than memory, from documents to a model that writes: python tests/soak/large_text.py [SIZE [STEPS]]
 
     corpus.py      SIZE bytes of JSON lines from a grammar, or a folder that it made   default 2e9
-    prepare-data   a tokenizer of 8,192 tokens, shards, on 2 ranks                     killed once, and gone on with
+    prepare-data   a tokenizer of 4,096 tokens, shards, on 2 ranks                     killed once, and gone on with
     train          STEPS steps on 2 ranks, rows streamed from the shards               default 2000
                    killed with signal 9 after half of them, and resumed on 3 ranks and, from a copy, on 2
     evaluate       on the test documents, with a sample
@@ -33,8 +33,8 @@ from hpcdl.data.order.sampler import WindowOrder
 from hpcdl.data.placement import FileRows
 
 MEMORY = 1 << 30
-LINE = "--model gpt:layers=2,width=64,heads=4,context=64 --optimizer adamw --lr 0.002 --batch-size 32 --seed 1"
-WINDOW = 8
+LINE = "--model gpt:layers=2,width=64,heads=4,context=64 --optimizer adamw --lr 0.002 --batch-size 24 --seed 1"
+WINDOW = 4  # blocks of 8 MB, of each rank
 OPTIONS = f"{LINE} --shuffle-window {WINDOW} --progress none"
 ROUNDING = 1e-2  # of a loss in float32, after some thousand steps on another number of ranks
 
@@ -119,7 +119,9 @@ def main(size: str, steps: int) -> None:
         else:
             print(f"{write_corpus(folder / 'corpus', int(float(size)))} documents", flush=True)
         group = stack.enter_context(memory_limit(MEMORY))
-        prepare = "prepare-data text corpus rows/ --field text --tokenizer bpe:8192 --shard-size 64MB"
+        prepare = (
+            "prepare-data text corpus rows/ --field text --tokenizer bpe:4096 --shard-size 64MB --test-fraction 0.01"
+        )
         kill_when(started(2, prepare, folder, group), lambda: any(folder.glob(".rows.parts/*.h5")))
         run(2, prepare, folder, group)
         train = (
