@@ -39,7 +39,9 @@ class MemoryOptions:
     """Options of `plan memory`."""
 
     lines: list[str] = option(list, "lines as they would be run, in quotes, after -n RANKS:, or folders of runs")
-    model: str = option("", "a named configuration: bert-large, gpt2-xl, turing-nlg, gpt3, llama3-8b or llama3-70b")
+    model: str = option(
+        "", "a named configuration: bert-large, gpt2-xl, turing-nlg, gpt3, llama3-8b or -70b, mixtral-8x7b, deepseek-v3"
+    )
     ranks: int = option(0, "ranks of a line without -n; with --fit: ranks of the grids")
     fit: str = option("", "list the grids of --ranks on which each rank has this memory, as 32GiB")
     bits: Literal["32", "16"] = option("32", "with --fit: 32: as the model is; 16: 16 bit with master weights")
