@@ -31,6 +31,7 @@ from hpcdl.data.placement import (
     MemoryRows,
     check_room,
     memory_type,
+    on_first_rank,
     read_x,
     read_y,
     refuse_other_files,
@@ -100,7 +101,7 @@ def open_data(
         check_room(info, placement, options.dtype, 1 if comm is None else comm.size)
         return info
 
-    info = _on_first_rank(comm, read)
+    info = on_first_rank(comm, read)
     refuse_other_files(comm, info.path)
     if not info.rows["train"]:
         groups = " and ".join(group for group, rows in info.rows.items() if rows)
@@ -138,12 +139,6 @@ def _open_mixture(text: str, placement: str, comm: Comm, options: DataOptions) -
         for each in opened:
             each.close()
         raise
-
-
-def _on_first_rank(comm: Comm, work: Callable[[], Any]) -> Any:
-    """Do the work on the first rank; return its result, or raise its UsageError, on all ranks."""
-    result = run_together(comm, work, here=comm is None or comm.rank == 0)
-    return result if comm is None else comm.bcast(result)
 
 
 class _DataFile:
@@ -188,7 +183,7 @@ class _DataFile:
         """Return the first rank's result of `work`; cached as `what` for later calls that hold out the same rows."""
         drawn = self.options.drawn_by, self.options.validation, self.options.validation_by
         key, cache = (what, *drawn), self.cache
-        return _on_first_rank(self.comm, work if cache is None else lambda: cache.remember(key, work))
+        return on_first_rank(self.comm, work if cache is None else lambda: cache.remember(key, work))
 
     def owners(self) -> np.ndarray | None:
         """Return the owners of training examples (column:NAME), or None."""
@@ -274,7 +269,7 @@ def _open_shared(file: _DataFile) -> Data:
     info, options, comm = file.info, file.options, file.comm
     if info.fills:  # the cached rows have the fills of the file
         file.cache = row_cache.find(info.path, options.dtype, comm, info.fills)
-    owners, cache, resources = _on_first_rank(comm, file.owners), file.cache, []
+    owners, cache, resources = on_first_rank(comm, file.owners), file.cache, []
     if cache is None:
         parts = ((group, info.rows[group], info.elements.get(group, 0), None) for group in ("train", "test"))
         arena = file.arena(*parts)
@@ -305,7 +300,7 @@ def _open_partitioned(file: _DataFile) -> Data:
         return make_partition(options.partition, labels, info.classes, count, options.seed, file.owners())
 
     parts = run_together(comm, divide, here=comm is None or comm.rank == 0)
-    before = _on_first_rank(comm, lambda: rows_before(parts))
+    before = on_first_rank(comm, lambda: rows_before(parts))
     requested: Any = [numbers] if comm is None else comm.gather(numbers)
     handed = requested and [[parts[number] for number in each] for each in requested]
     own_parts = handed[0] if comm is None else comm.scatter(handed)
@@ -321,7 +316,7 @@ def _open_partitioned(file: _DataFile) -> Data:
 
     own = file.memory_rows(run_together(comm, read_own), file.augment)
     whole = run_together(comm, lambda: FileRows(info, "train", options.dtype, file.standard))
-    elements = _on_first_rank(comm, lambda: file.elements(file.held_out))
+    elements = on_first_rank(comm, lambda: file.elements(file.held_out))
     testing = "test", info.rows["test"], info.elements.get("test", 0), None
     arena = file.arena(testing, ("train", len(file.held_out), elements, file.held_out))
     half = len(arena.arrays) // 2

@@ -292,3 +292,9 @@ def run_together(comm: "Comm", work: Callable[[], Any], here: bool = True) -> An
 
     with refuse_together(comm):
         return work() if here else None
+
+
+def on_first_rank(comm: Comm, work: Callable[[], Any]) -> Any:
+    """Do the work on the first rank; return its result, or raise its UsageError, on all ranks."""
+    result = run_together(comm, work, here=comm is None or comm.rank == 0)
+    return result if comm is None else comm.bcast(result)

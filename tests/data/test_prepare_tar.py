@@ -152,7 +152,7 @@ def test_labels_arrays_and_tars_for_tests(tmp_path, prepare):
 
 
 def test_odd_names_are_harmless(tmp_path, prepare):
-    names = ["../../up", "/root/absolute", "a\nb", "x" * 300, "dots.in.folder/é", "back\\slash", "\udcff"]
+    names = ["../../up", "/absolute", "a\nb", "x" * 300, "dots.in.folder/é", "back\\slash", "\udcff"]
     members = [("../hidden/.x.png", b"?"), ("README", b"no dot"), ("._a.png", b"?")]
     for at, name in enumerate(names):
         members += [

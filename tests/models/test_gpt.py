@@ -119,6 +119,16 @@ def test_against_torch(head, dtype):
         np.testing.assert_allclose(view, want, rtol=TOLERANCE[dtype], atol=atol, err_msg=name)
 
 
+def in_torch(torch, model, parameters, batch):
+    """Tensors of PyTorch: the parameters by name, the tokens, and the rotations of heads of 4 elements."""
+    w = {name: torch.tensor(view, requires_grad=True) for name, view in model.layout.views(parameters).items()}
+    angles = torch.outer(
+        torch.arange(LENGTH, dtype=torch.float64), BASE ** -torch.tensor([0, 0.5], dtype=torch.float64)
+    )
+    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64 if parameters.dtype == "float32" else None)
+    return w, torch.tensor(batch.x.astype(int)), turn
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_llama_against_torch(dtype):
     """With PyTorch's RMSNorm, silu, and attention with fewer heads of keys; it counts the heads of a group in turn."""
@@ -127,12 +137,7 @@ def test_llama_against_torch(dtype):
     model, parameters = build("own", dtype, LLAMA)
     batch = text(6, dtype)
     loss, gradient = gradient_of(model, parameters, batch)
-    w = {name: torch.tensor(view, requires_grad=True) for name, view in model.layout.views(parameters).items()}
-    tokens = torch.tensor(batch.x.astype(int))
-    angles = torch.outer(
-        torch.arange(LENGTH, dtype=torch.float64), BASE ** -torch.tensor([0, 0.5], dtype=torch.float64)
-    )
-    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64 if dtype == "float32" else None)
+    w, tokens, turn = in_torch(torch, model, parameters, batch)
 
     def norm(name):
         return functional.rms_norm(h, (16,), w[f"{name}.gain"], 1e-5)
@@ -172,12 +177,7 @@ def test_deepseek_against_torch(dtype):
     model, parameters = build("own", dtype, DEEPSEEK)
     batch = text(6, dtype)
     loss, gradient = gradient_of(model, parameters, batch)
-    w = {name: torch.tensor(view, requires_grad=True) for name, view in model.layout.views(parameters).items()}
-    tokens = torch.tensor(batch.x.astype(int))
-    angles = torch.outer(
-        torch.arange(LENGTH, dtype=torch.float64), BASE ** -torch.tensor([0, 0.5], dtype=torch.float64)
-    )
-    turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64 if dtype == "float32" else None)
+    w, tokens, turn = in_torch(torch, model, parameters, batch)
 
     def norm(x, name):
         return functional.rms_norm(x, x.shape[-1:], w[f"{name}.gain"], 1e-5)

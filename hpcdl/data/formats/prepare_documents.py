@@ -30,7 +30,7 @@ from hpcdl.data.formats import documents
 from hpcdl.data.formats.documents import DocumentSpan, Part, TextOptions, find_sources, kind_of, survey
 from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.formats.prepare_text import LEVELS, check_rows, prepare_text, rows_of, token_groups
-from hpcdl.data.formats.shard_writer import ShardWriter
+from hpcdl.data.formats.shard_writer import ShardWriter, source_states
 from hpcdl.data.formats.tokenizer import (
     BEYOND,
     TRAINED,
@@ -44,7 +44,7 @@ from hpcdl.data.formats.tokenizer import (
     vocabulary_text,
 )
 from hpcdl.data.hdf5 import FilePath
-from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.placement import Comm, on_first_rank, run_together
 from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
 
@@ -109,8 +109,7 @@ def prepare_documents(
                 named[0], output, length=length, level=level, test_fraction=test_fraction, encoding=encoding
             )
 
-        info = run_together(comm, whole_file, here=comm is None or comm.rank == 0)
-        return info if comm is None else comm.bcast(info)
+        return on_first_rank(comm, whole_file)  # type: ignore[no-any-return]
     errors = "surrogateescape" if kind == "bytes" else "strict"
     options = TextOptions(document_separator, field, encoding, errors)
     corpus = _plan(named, options, test_fraction, comm)
@@ -220,8 +219,7 @@ def _encoder(
             raise UsageError(f"--tokenizer {spec} needs the package tokenizers: pip install 'hpcdl[text]'") from None
         return trained(kind, count, sample_of(corpus, sample, test_fraction))
 
-    text = run_together(comm, make, here=comm is None or comm.rank == 0)
-    text = text if comm is None else comm.bcast(text)
+    text = on_first_rank(comm, make)
     return run_together(comm, lambda: Tokenizer(text))  # type: ignore[no-any-return]
 
 
@@ -267,8 +265,7 @@ def _known_characters(corpus: Corpus, comm: Comm) -> np.ndarray:
 
 def _recipe(corpus: Corpus, encoder: Encoder) -> dict[str, Any]:
     """Return what decides the content of the shards: sources, with sizes and times, and the vocabulary."""
-    stats = [(path, os.stat(path)) for path in corpus.files]
-    sources: Any = [[path, about.st_size, about.st_mtime_ns] for path, about in stats]
+    sources: Any = source_states(corpus.files)
     if len(sources) > MOST_LISTED:
         sources = {"files": len(sources), "digest": hashlib.sha256(repr(sources).encode()).hexdigest()}
     vocabulary = hashlib.sha256(repr(encoder.vocabulary.description).encode()).hexdigest()

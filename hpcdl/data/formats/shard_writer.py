@@ -28,7 +28,7 @@ from hpcdl.data.format import GROUPS, TOKEN_BYTES, Info, read_info
 from hpcdl.data.formats.prepare import Groups, Output
 from hpcdl.data.formats.sparse_file import SparseSet, open_rows, slab_elements
 from hpcdl.data.hdf5 import dataset, open_file, slabs_of
-from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.placement import Comm, on_first_rank, run_together
 from hpcdl.data.schema import Schema
 from hpcdl.data.shards import SHARD_FIELDS, Shard, checksum, columns_of, is_ours, write_index
 from hpcdl.errors import UsageError
@@ -51,8 +51,7 @@ class ShardWriter:
         self.content = json.dumps([*about, "" if count is not None else f"{os.getpid()} {time.time_ns()}"], default=str)
         self.counts: Counter[str] = Counter()
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
-        finished = run_together(comm, self._begin, here=self.rank == 0)
-        finished = finished if comm is None else comm.bcast(finished)
+        finished = on_first_rank(comm, self._begin)
         self.numbers = set(range(count or 0))
         self.unfinished = sorted(self.numbers - finished)[self.rank :: self.size]
 
@@ -85,7 +84,7 @@ class ShardWriter:
     ) -> None:
         """Write a shard. Arguments and errors: of `Output.write_file`. Without groups the shard is left out. counts: of
         what the source had, by name, of which `finish` makes the sums over all shards."""
-        path, entry = self._path(number), {"counts": {name: int(each) for name, each in (counts or {}).items()}}
+        path, entry = self.path(number), {"counts": {name: int(each) for name, each in (counts or {}).items()}}
         if groups:
             info = self.output.write_file(path, groups, *arguments, **about)
             with self.output.blamed():
@@ -95,7 +94,8 @@ class ShardWriter:
         self.numbers.add(number)
         self.unfinished = [each for each in self.unfinished if each != number]
 
-    def _path(self, number: int) -> Path:
+    def path(self, number: int) -> Path:
+        """Return the path of a shard that is or will be written."""
         return self.folder / f"{number:05d}.h5"
 
     def give_up(self) -> None:
@@ -107,24 +107,23 @@ class ShardWriter:
         """Give the folder its name; or join all shards into the one file, in order, and remove them. Collective: each
         rank calls it after its last shard. Returns the structure of the data set. Raises UsageError."""
         run_together(self.comm, lambda: None)  # all have written
-        info = run_together(self.comm, self._finish, here=self.rank == 0)
-        info, self.counts = (info, self.counts) if self.comm is None else self.comm.bcast((info, self.counts))
+        info, self.counts = on_first_rank(self.comm, lambda: (self._finish(), self.counts))
         return info  # type: ignore[no-any-return]
 
     def _finish(self) -> Info:
         output, entries = self.output, dict[int, dict[str, Any]]()
         with output.blamed():
             for number in sorted(self.numbers):
-                entry = parse_json(self._path(number).with_suffix(".json").read_text())
+                entry = parse_json(self.path(number).with_suffix(".json").read_text())
                 self.counts += Counter(entry.pop("counts"))
                 entries |= {number: entry} if entry else {}
             if not entries:
                 raise UsageError(f"{output.path} would have no rows; look at the source")
             columns = _common_columns(entries)
-            info = read_info(self._path(next(iter(entries))))
+            info = read_info(self.path(next(iter(entries))))
             info = dataclasses.replace(info, schema=_common_schema(info.schema, self.counts))
             if not output.folder:
-                info = join(output, [(self._path(number), entry["rows"]) for number, entry in entries.items()], info)
+                info = join(output, [(self.path(number), entry["rows"]) for number, entry in entries.items()], info)
                 shutil.rmtree(self.folder)
                 return info
             shards = [Shard(**{name: entry[name] for name in SHARD_FIELDS}) for entry in entries.values()]
@@ -239,6 +238,12 @@ def write_shards(output: Output, groups: Groups, kind: np.dtype, *arguments: Any
             writer.write(number, {group: (shape, taken, labels, others)}, kind, *arguments, **about)
             number, at = number + 1, stream.taken
     return writer.finish()
+
+
+def source_states(paths: Iterable[str]) -> list[list]:
+    """Return [path, size, time of modification] of each source, for the recipe of a `ShardWriter`."""
+    found = [(path, os.stat(path)) for path in paths]
+    return [[path, about.st_size, about.st_mtime_ns] for path, about in found]
 
 
 class RowStream:

@@ -20,7 +20,7 @@ import numpy as np
 from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Output, split_by_group
 from hpcdl.data.hdf5 import FilePath, shown
-from hpcdl.data.placement import Comm, run_together
+from hpcdl.data.placement import Comm, on_first_rank, run_together
 from hpcdl.data.samples.image_decoder import SIZE, ImageDecoder
 from hpcdl.data.samples.prepare_samples import SampleSet, SourceSample, rows_of_shard, write_samples
 from hpcdl.errors import UsageError, blamed_on
@@ -56,8 +56,7 @@ def prepare_images(
     """Make a data file of a folder of images, (size, size) or with color (size, size, 3). skip_broken: leave out files
     that are no images. Collective over `comm`. Raises UsageError."""
     decoder = run_together(comm, partial(ImageDecoder, size, color))
-    found = run_together(comm, partial(find_images, folder), here=comm is None or comm.rank == 0)
-    found = found if comm is None else comm.bcast(found)
+    found = on_first_rank(comm, partial(find_images, folder))
     groups = run_together(comm, partial(_split, folder, found, test_fraction, seed))
     paths = [path for part in found.paths.values() for path in part]
     y = np.concatenate(list(found.classes.values()))

@@ -119,7 +119,7 @@ def _decoded(samples: SampleSet, number: int) -> tuple[Groups, list[Broken]]:
 
 def _left_out(samples: SampleSet, number: int, writer: ShardWriter) -> list[Broken]:
     """Return the broken samples of a finished shard: those that it lacks are decoded again."""
-    path, there = writer.folder / f"{number:05d}.h5", set[int]()
+    path, there = writer.path(number), set[int]()
     if path.exists():  # else all were broken
         with open_file(path) as file:
             there = {row for group in file for row in dataset(file, f"{group}/row")[:].tolist()}

@@ -14,7 +14,6 @@ import contextlib
 import io
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import numpy as np
 
 from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import Output, class_numbers, split_by_group
+from hpcdl.data.formats.shard_writer import source_states
 from hpcdl.data.hdf5 import short, shown
 from hpcdl.data.placement import Comm, run_together
 from hpcdl.data.samples.image_decoder import SIZE, SUFFIXES, ImageDecoder
@@ -118,7 +118,7 @@ def prepare_tar(
         names=rows.names,
         classes=rows.classes,
     )
-    states = [[os.fspath(tar), os.stat(tar).st_size, os.stat(tar).st_mtime_ns] for _, tar in tars]
+    states = source_states(tar for _, tar in tars)
     recipe: dict[str, Any] = {"kind": "tar", "source": sources, "tars": states, "size": size, "color": color}
     recipe |= {"label": label, "regression": regression, "test_fraction": test_fraction, "seed": seed}
     return write_samples(samples, output, recipe, skip_broken, comm)
