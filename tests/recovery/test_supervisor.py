@@ -161,7 +161,7 @@ def test_a_launcher_that_outlives_its_ranks_is_ended_with_what_it_leaves(supervi
     """Nobody holds the folder any more. Who has made the supervisor keeps its own processes."""
     monkeypatch.setattr(supervisor, "LEFT", 0.0)
     own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    status, said, starts = supervise("save 10; leave a process; wait", "end 10")
+    status, said, starts = supervise("leave a process; save 10; wait", "end 10")
     assert status == 0 and len(starts) == 2
     assert said[0] == "its ranks released run 0 s ago: the launcher, which still runs, is ended"
     assert "status 143 (SIGTERM)" in said[1] and not Path("/proc", Path("left").read_text()).exists()
