@@ -224,6 +224,7 @@ class MixtureOfExperts(TokenLayer):
             self.network.activate(self.matmul(h, wide, out=common[0]), None, common[1])
         self.give(h, unless=n)
         owned = self.owners.owned(routes)
+        self.owners.note(self.name, owned)
         (rows,) = self.owners.to_owners((rows,), owned, pool)
         z, u = pool.take(len(rows), up.shape[2]), pool.take(len(rows), down.shape[1])
         for e, own in owned.by_expert():

@@ -72,7 +72,8 @@ class OwnedRows(ExpertRows):
 
 class SharedExperts(ExpertGroup):
     """The ranks of `comm`, each with the same number of experts. messages, bytes: sent since `clear`, but for what the
-    communicator does not count, as evaluations."""
+    communicator does not count, as evaluations. rows: of each layer, those of this rank's experts in each forward pass
+    of this step. most: those of the step in which activations were at their peak."""
 
     def __init__(self, comm: Communicator):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
@@ -80,12 +81,24 @@ class SharedExperts(ExpertGroup):
 
     def clear(self) -> None:
         self.messages = self.bytes = 0
+        self.rows: dict[str, list[int]] = {}
+        self.most: dict[str, list[int]] = {}
+        self.peak = 0
 
     def owned(self, sent: ExpertRows) -> OwnedRows:
         counts = np.diff(np.array(sent.ends, np.int64), prepend=0).reshape(self.size, -1)
         leaving = counts.sum(axis=1).tolist()
         self.comm.all_to_all(counts)
         return OwnedRows(leaving, counts, sent.forecast)
+
+    def note(self, mixture: str, owned: ExpertRows) -> None:
+        if self.comm.traffic.counting:
+            self.rows.setdefault(mixture, []).append(owned.taken)
+
+    def end_step(self, peak: int) -> None:
+        if peak > self.peak:
+            self.peak, self.most = peak, self.rows
+        self.rows = {}
 
     def to_owners(self, arrays: Sequence[Array], owned: Any, pool: Pool) -> list[Array]:
         arrived = self._exchanged(arrays, owned.leaving, owned.arriving, pool)
@@ -134,8 +147,11 @@ def runs(counts: Sequence[int]) -> list[slice]:
 
 
 def sent_along(experts: Any, own: Communicator) -> dict[str, Any]:
-    """Return the entry of the summary, equal on all ranks: messages and bytes of tokens' rows, and of what goes with
-    them, in training, of all ranks; without counts of rows and sums of gradients. Collective on `own`."""
-    totals = np.array([experts.messages, experts.bytes], np.int64)
-    own.all_reduce(totals)
-    return {"expert": dict(zip(("messages", "bytes"), totals.tolist(), strict=True))}
+    """Return entries of the summary, equal on all ranks: messages and bytes of tokens' rows, and of what goes with
+    them, in training, of all ranks, without counts of rows and sums of gradients; and of each mixture the rows of
+    each rank's experts in the forward passes of the step with the rank's most activations. Collective on `own`."""
+    each = own.mpi.allgather((experts.messages, experts.bytes, experts.most))
+    messages, moved_bytes = (sum(rank[k] for rank in each) for k in (0, 1))
+    names = sorted({name for rank in each for name in rank[2]})
+    rows = {name: [rank[2].get(name, []) for rank in each] for name in names}
+    return {"expert": {"messages": messages, "bytes": moved_bytes}, "expert_rows": rows}

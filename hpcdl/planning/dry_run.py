@@ -24,8 +24,10 @@ from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.comm.trace import Traffic
 from hpcdl.memory import Memory
 from hpcdl.models.balance import cut_layers
+from hpcdl.models.group import ExpertRows
+from hpcdl.models.mixture import mixtures_of
 from hpcdl.models.part import ModelPart, whole_part
-from hpcdl.parallel.expert import SharedExperts
+from hpcdl.parallel.expert import OwnedRows, SharedExperts
 from hpcdl.parallel.gathered_matrices import GatheredMatrices
 from hpcdl.parallel.ring_attention import RingAttention
 from hpcdl.parallel.sharded_weights import weights_of
@@ -134,6 +136,21 @@ class UntimedStage(Stage):
         yield
 
 
+class UnevenExperts(SharedExperts):
+    """Ranks of which this one's experts get rows[k] rows in forward pass k, as in a step of a run."""
+
+    def __init__(self, comm: Any, rows: list[int]):
+        super().__init__(comm)
+        self.foretold = itertools.cycle(rows)
+
+    def owned(self, sent: ExpertRows) -> OwnedRows:
+        found = super().owned(sent)
+        rows, each = next(self.foretold), len(found.ends)
+        found.ends = [rows * k // each for k in range(1, each + 1)]
+        found.arriving = [rows, *[0] * (self.size - 1)]
+        return found
+
+
 def cut_of(case: Workload) -> Cut:
     """Return the partition of the model by the workload's strategy."""
     assert case.strategy.cut is not None
@@ -168,6 +185,8 @@ def dry_run_step(
         part = whole_part(case.model)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
+    for mixture in mixtures_of(part) if experts is not None and case.expert_rows else ():
+        mixture.owners = UnevenExperts(experts.comm, case.expert_rows[mixture.name][rank] or [0])
     hidden = case.model.layout.hidden if case.matrix_flops else ()
     rule: Any = MetaOptimizer(case.vectors, device, case.dtype, hidden)
     who = SimpleNamespace(memory=memory, random=None)

@@ -130,6 +130,7 @@ def compare_run(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload
     for name, value in options.items():
         refuse_untrusted(names_of(name, value), str(config_of(str(folder))), trust)
     case = Workload(command.training.strategy, options_class(**options), ranks)
+    case.expert_rows = summary.get("expert_rows", {})
     each = itertools.product(forecast(case), KINDS)
     return case, [ComparedMemory(of.rank, kind, of.bytes[kind], float(measured[kind][of.rank])) for of, kind in each]
 

@@ -83,12 +83,14 @@ def shape_of(options: Options, model: str) -> Shape:
 
 class Workload:
     """The training that a forecast is made for. UsageError if options, ranks and model do not fit together. ranks: with
-    data servers; size: without. plan: (batch size, steps per epoch, steps). checked: False to begin a search."""
+    data servers; size: without. plan: (batch size, steps per epoch, steps). checked: False to begin a search.
+    expert_rows: of each mixture and rank, the rows of its experts in each forward pass of a step; {}: even ones."""
 
     model: Any
 
     def __init__(self, strategy: Strategy, options: Any, ranks: int, checked: bool = True):
         self.strategy, self.program, self.ranks = strategy, strategy.program, ranks
+        self.expert_rows: dict[str, list[list[int]]] = {}
         known, spec = CONFIGURATIONS.get(options.model), options.model
         self.data = shape_of(options, spec)
         self.spec = spec if known is None else known.spec

@@ -5,6 +5,7 @@ import pytest
 GPT = "--model gpt:layers=2,width=32,heads=4 --data text --steps 3 --batch-size 8"
 OWN = GPT.replace("heads=4", "heads=4,head=own").replace("--steps 3", "--steps 12")
 DEEPSEEK = GPT.replace("gpt:", "llama:latent=16,query-latent=24,units=32,experts=4,capacity=1,shared=1,dense=1,")
+DROPLESS = DEEPSEEK.replace("capacity=1,", "")  # a rank's experts get other rows than another's: as the run found
 MLP = "--model mlp:64,32,32 --steps 3"
 CASES = [  # ranks, program, options
     (2, "model-parallel", f"{GPT} --accumulate 2"),
@@ -21,7 +22,7 @@ CASES = [  # ranks, program, options
     (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 3"),
     (4, "grid", f"{GPT} --grid pipeline=2,tensor=2 --sequence-parallel --average"),
     (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),
-    (4, "grid", f"{DEEPSEEK} --grid data=2,expert=2 --stage 1 --recompute"),
+    (4, "grid", f"{DROPLESS} --grid data=2,expert=2 --stage 1 --recompute"),
     (4, "grid", f"{DEEPSEEK} --grid data=2,context=2 --stage 1"),
 ]
 LONG = [
