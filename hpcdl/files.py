@@ -1,4 +1,4 @@
-"""Atomic file writes (a temporary name, fsync, then the final name), and the cache folder."""
+"""Atomic file writes (a temporary name, fsync, then the final name), the files of a folder, and the cache folder."""
 
 import contextlib
 import errno
@@ -17,11 +17,35 @@ import platformdirs
 from hpcdl import drill
 
 CRC_BYTES = 256 << 10  # of a file that are read at a time
+LITTER = ("Thumbs.db", "desktop.ini")  # of file managers
 
 
 def temporary_name(path: Path) -> Path:
     """Return the temporary name under which this process writes a file."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def hidden(name: str) -> bool:
+    """True for names that users do not see, as they begin with a dot or belong to a file manager."""
+    return name.startswith(".") or name in LITTER
+
+
+def files_below(folder: str, part: str = "") -> list[str]:
+    """Return the paths of the files below a part of the folder, relative to the folder, sorted, but for hidden ones.
+    Links are followed. OSError: a folder cannot be read."""
+    found, visited, start = list[str](), set[str](), os.path.join(folder, "")
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for where, below, names in os.walk(start + part, onerror=fail, followlinks=True):
+        below[:] = [name for name in below if not hidden(name)]
+        if (real := os.path.realpath(where)) in visited:  # a link to a folder above
+            below.clear()
+            continue
+        visited.add(real)
+        found += [os.path.join(where, name)[len(start) :] for name in names if not hidden(name)]
+    return sorted(found)
 
 
 def parse_json(text: str | bytes) -> Any:

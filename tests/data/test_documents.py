@@ -400,5 +400,7 @@ def test_order_of_sources(tmp_path):
     for name in ("b/2.txt", "b/10.txt", "b/.hidden", "a/z.txt", "a/.git/c.txt", "c.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
+    (tmp_path / "b/more").symlink_to(tmp_path / "a")
     found = find_sources([tmp_path / "c.txt", tmp_path / "b", f"{tmp_path}/*/*.txt"])
-    assert [each.removeprefix(f"{tmp_path}/") for each in found] == ["c.txt", "b/10.txt", "b/2.txt", "a/z.txt"]
+    wanted = ["c.txt", "b/10.txt", "b/2.txt", "b/more/z.txt", "a/z.txt"]
+    assert [each.removeprefix(f"{tmp_path}/") for each in found] == wanted

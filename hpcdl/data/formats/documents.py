@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from hpcdl.data.hdf5 import shown
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.files import files_below
 
 PIECE = 16 << 20  # bytes of a piece, at least
 PART = 1 << 20  # bytes of text that are read at a time
@@ -75,7 +76,7 @@ def find_sources(sources: Sequence[str | os.PathLike[str]]) -> list[str]:
     for source in map(str, sources):
         with blamed_on(f"{shown(source, 200)} cannot be read"):
             if os.path.isdir(source):
-                inside = sorted(_below(source))
+                inside = [os.path.join(source, path) for path in files_below(source)]
                 if not inside:
                     raise UsageError(f"the folder {source} holds no files; name texts, or a folder of texts")
                 found += inside
@@ -92,12 +93,6 @@ def find_sources(sources: Sequence[str | os.PathLike[str]]) -> list[str]:
     if not files:
         raise UsageError(f"all files of {', '.join(map(str, sources))} are empty; there is no text")
     return files
-
-
-def _below(folder: str) -> Iterator[str]:
-    for path, folders, names in os.walk(folder):
-        folders[:] = [each for each in folders if not each.startswith(".")]
-        yield from (os.path.join(path, name) for name in names if not name.startswith("."))
 
 
 def kind_of(path: str) -> str:

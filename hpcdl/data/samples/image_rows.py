@@ -8,8 +8,8 @@ import numpy as np
 
 from hpcdl.data.batch import PredictionRows, RowBlock, in_blocks
 from hpcdl.data.samples.image_decoder import SUFFIXES, BrokenError, ImageDecoder
-from hpcdl.data.samples.prepare_images import files_below
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.files import files_below
 
 
 def image_files(source: str) -> list[str]:
@@ -20,7 +20,7 @@ def image_files(source: str) -> list[str]:
 
     if os.path.isdir(source):
         with blamed_on(f"{source} cannot be read"):
-            return [os.path.join(source, path) for path in files_below(source, "") if is_image(path)]
+            return [os.path.join(source, path) for path in files_below(source) if is_image(path)]
     return [source] if is_image(source) and os.path.isfile(source) else []
 
 

@@ -24,11 +24,11 @@ from hpcdl.data.placement import Comm, on_first_rank, run_together
 from hpcdl.data.samples.image_decoder import SIZE, ImageDecoder
 from hpcdl.data.samples.prepare_samples import SampleSet, SourceSample, rows_of_shard, write_samples
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.files import files_below, hidden
 from hpcdl.formatting import counted
 from hpcdl.random import Random
 
 TESTS = ("test", "val", "valid", "validation")  # names of the test part's folder, the first one found
-LITTER = ("Thumbs.db", "desktop.ini")  # of file managers
 
 
 class ImageFolder(NamedTuple):
@@ -141,30 +141,9 @@ def _entries(folder: FilePath) -> tuple[list[str], list[str]]:
     folders, files = list[str](), list[str]()
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not _hidden(entry.name):
+            if not hidden(entry.name):
                 (folders if entry.is_dir() else files).append(entry.name)
     return sorted(folders), sorted(files)
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith(".") or name in LITTER
-
-
-def files_below(folder: str, part: str) -> list[str]:
-    """Return the paths of the files below a part of the folder, relative to the folder, sorted. Links are followed."""
-    found, visited, start = list[str](), set[str](), os.path.join(folder, "")
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for where, below, names in os.walk(start + part, onerror=fail, followlinks=True):
-        below[:] = [name for name in below if not _hidden(name)]
-        if (real := os.path.realpath(where)) in visited:  # a link to a folder above
-            below.clear()
-            continue
-        visited.add(real)
-        found += [os.path.join(where, name)[len(start) :] for name in names if not _hidden(name)]
-    return sorted(found)
 
 
 def _state(path: str) -> bytes:
