@@ -9,6 +9,7 @@ from printed import as_printed, commands
 PAGE = (Path(__file__).parents[1] / "docs" / "rl.md").read_text()
 
 
+@pytest.mark.long
 def test_as_printed(environment, tmp_path):
     pytest.importorskip("gymnasium")
     (shown,) = [each for each in commands(PAGE) if "train-apex" in each[0]]

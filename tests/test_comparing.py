@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from printed import as_printed, commands, shell
 
@@ -11,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "comparing.md").read_text()
 
 
+@pytest.mark.long
 def test_the_way_as_printed(environment, tmp_path):
     shown = commands(PAGE)
     assert len(shown) == 3
@@ -20,6 +22,7 @@ def test_the_way_as_printed(environment, tmp_path):
     assert "<svg" in (tmp_path / "first.html").read_text()
 
 
+@pytest.mark.long
 def test_the_file_of_a_comparison(environment, tmp_path):
     text = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1]
     assert len(yaml.safe_load(text)["lines"]) == 2

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pytest
 from printed import as_printed, commands, shell
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -10,6 +11,7 @@ PAGE = (DOCS / "debugging.md").read_text()
 EXAMPLES = "who_calls_what.py", "faulty.py", "drifting.py", "cost_of_checking.py"
 
 
+@pytest.mark.long
 def test_the_page_as_printed(environment, tmp_path):
     for name in EXAMPLES:
         shutil.copy(DOCS / "examples" / name, tmp_path)

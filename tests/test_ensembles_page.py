@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from printed import as_printed, commands
 
 PAGE = (Path(__file__).parents[1] / "docs" / "ensembles.md").read_text()
 
 
+@pytest.mark.long
 def test_as_printed(environment, tmp_path):
     shown = commands(PAGE)
     assert len(shown) == 6

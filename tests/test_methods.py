@@ -8,6 +8,7 @@ from printed import as_printed, commands
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page, count", [("svrg", 6), ("sgld", 4), ("gpt", 8)])
 def test_as_printed(page, count, environment, tmp_path):
     shown = commands((DOCS / f"{page}.md").read_text())

@@ -16,6 +16,7 @@ NOTEBOOKS = [
 PRINTED = "# > "
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_as_printed(path, environment, tmp_path):
     (tmp_path / "docs").symlink_to(ROOT / "docs")

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from printed import assert_said, commands, shell, write_shown
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_data.md").read_text()
 
 
+@pytest.mark.long
 def test_the_whole_way_as_printed(environment, tmp_path):
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     shown = commands(PAGE[: PAGE.index("## A value")])

@@ -4,12 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from printed import as_printed, commands, write_shown
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_data.md").read_text()
 
 
+@pytest.mark.long
 def test_as_printed(environment, tmp_path):
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

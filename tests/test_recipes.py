@@ -74,6 +74,7 @@ def summary(tree, out):
     return json.loads((tree / out / "summary.json").read_text())
 
 
+@pytest.mark.long
 def test_an_all_reduce_algorithm(tree, in_tree):
     follow("An all-reduce algorithm", tree)
     common = ["-m", "hpcdl", "train-allreduce", "--steps=4", "--dtype=float64", "--progress=none"]
@@ -86,6 +87,7 @@ def test_an_all_reduce_algorithm(tree, in_tree):
     assert sent == [4 * 1, 4 * 2, 4 * 1]
 
 
+@pytest.mark.long
 def test_a_strategy(tree, in_tree):
     assert len(follow("A strategy", tree)) == 5
     command = ["-m", "hpcdl", "train-majority-vote", "--lr=0.001", "--epochs=1", "--progress=none", "--out=run"]
@@ -96,6 +98,7 @@ def test_a_strategy(tree, in_tree):
     assert "Train by a majority vote of signs" in in_tree(1, "-m", "hpcdl", "train-majority-vote", "--help").stdout
 
 
+@pytest.mark.long
 def test_a_data_format(tree, in_tree):
     follow("A data format", tree)
     lines = [json.dumps({"x": [i % 7, i % 3], "y": ["no", "yes"][i % 7 > i % 3]}) for i in range(100)]
@@ -106,6 +109,7 @@ def test_a_data_format(tree, in_tree):
     assert summary(tree, "run")["test_accuracy"] > 0.5
 
 
+@pytest.mark.long
 def test_an_option(tree, in_tree):
     follow("An option", tree)
     command = ["-m", "hpcdl", "train-allreduce", "--steps=4", "--progress=none"]
@@ -126,6 +130,7 @@ def with_kernels(tree):
     return tree
 
 
+@pytest.mark.long
 def test_a_kernel(with_kernels, in_tree):
     follow("A kernel with its twins", with_kernels)
     options = ["--kernels=sum_of_absolutes", "--sizes=4KiB", "--seconds=0.01", "--json=k.json"]

@@ -14,6 +14,7 @@ def run_as_printed(chosen, folder, environment):
     return {path.name for path in (folder / "pictures").iterdir()}
 
 
+@pytest.mark.long
 def test_a_run_and_its_page_as_printed(environment, tmp_path):
     chosen = [each for each in commands(PAGE) if "allreduce" in each[0] or "report runs" in each[0]]
     assert len(chosen) == 2

@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from printed import as_printed, commands
 
 PAGE = (Path(__file__).parents[1] / "docs" / "search.md").read_text()
 
 
+@pytest.mark.long
 def test_a_job_for_each_trial_as_printed(environment, tmp_path):
     shown = [each for each in commands(PAGE) if "runs/a" in each[0]]
     assert len(shown) == 3
@@ -15,6 +17,7 @@ def test_a_job_for_each_trial_as_printed(environment, tmp_path):
     assert len((tmp_path / "runs/a/trials.csv").read_text().splitlines()) == 4
 
 
+@pytest.mark.long
 def test_the_way_as_printed(environment, tmp_path):
     shown = [each for each in commands(PAGE) if each[0].startswith(("mpiexec -n 2 hpcdl search", "hpcdl "))][:3]
     assert len(shown) == 3

@@ -90,7 +90,10 @@ def run(command, folder, environment):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", SAID)
+FIRST, *OTHERS = SAID
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_from_a_table_to_predictions(environment, tmp_path, name):
     new = write_tables(tmp_path, name)
     assert SAID[name] in run(COMMANDS[name], tmp_path, environment)

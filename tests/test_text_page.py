@@ -44,6 +44,7 @@ def sources(folder):
     parquet.write_table(pyarrow.table({"body": texts}), folder / "web" / "a.parquet")
 
 
+@pytest.mark.long
 def test_sources_of_every_kind(environment, tmp_path):
     sources(tmp_path)
     for command in COMMAND.findall(TEXT)[:2]:

@@ -43,6 +43,7 @@ LONG = ("images", "a gpt", "a job that is kept")  # a minute
 LONG = [pytest.param(part, marks=pytest.mark.exhaustive) for part in LONG]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [*LONG, "by hand", "planning"])
 def test_as_printed(part, alone, environment, tmp_path):
     if part == "images" and not IMAGES.exists():

@@ -12,6 +12,7 @@ from printed import as_printed, commands
 PAGE = (Path(__file__).parents[1] / "docs" / "watching.md").read_text()
 
 
+@pytest.mark.long
 def test_the_page_as_printed(environment, tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
     shown = commands(PAGE)

@@ -139,8 +139,8 @@ class ExpertGroup:
     def note(self, mixture: str, owned: ExpertRows) -> None:
         """Note the rows of this rank's experts in a forward pass of the layer of this name."""
 
-    def end_step(self, peak: int) -> None:
-        """End a step of training; peak: bytes of activations at their peak since training began."""
+    def end_step(self, pool: Pool) -> None:
+        """End a step of training. pool: of the activations."""
 
     def own(self, experts: int) -> slice:
         """Return this rank's experts of `experts` in all."""

@@ -95,7 +95,8 @@ class SharedExperts(ExpertGroup):
         if self.comm.traffic.counting:
             self.rows.setdefault(mixture, []).append(owned.taken)
 
-    def end_step(self, peak: int) -> None:
+    def end_step(self, pool: Pool) -> None:
+        peak = pool.memory.peak["activations"] if pool.memory is not None else 0
         if peak > self.peak:
             self.peak, self.most = peak, self.rows
         self.rows = {}

@@ -63,7 +63,7 @@ def train(
     for batch in run.batches(data, held.share):
         held.zero_gradient()
         loss = layers.run(actions_of(schedule, stages, p, microbatches, chunks), batch.split(microbatches))
-        held.part.experts.end_step(run.memory.peak["activations"])
+        held.part.experts.end_step(held.part.pool)
         held.update(batch.total)
         run.record(loss if held.reports_loss else 0.0, batch.total)
         run.boundary()

@@ -51,6 +51,7 @@ def write_sources(folder):
             db.execute(f"copy ({rows}) to '{folder}/parts/part-{part}.parquet'")
 
 
+@pytest.mark.long
 def test_as_printed(environment, tmp_path):
     write_sources(tmp_path)
     parts = PAGE.split("\n## ")

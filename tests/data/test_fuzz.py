@@ -191,6 +191,7 @@ def emptied(folder, *kept):
     assert not left, left
 
 
+@pytest.mark.long
 @cases(150)
 @given(made=CHANGES, options=OPTIONS, file=st.sampled_from(GOOD))
 def test_files_with_other_things_in_them(folder, made, options, file):
@@ -298,6 +299,7 @@ LINES = st.lists(FILLED, max_size=12) | st.lists(st.lists(FIELDS, max_size=4) | 
 WHOLE = mostly(bytes, bytes) | damages()
 
 
+@pytest.mark.long
 @cases(50)
 @given(table=LINES, damage=WHOLE, settings=st.fixed_dictionaries(TABLE))
 def test_csv(folder, table, damage, settings):
@@ -342,6 +344,7 @@ AGAIN = {
 }
 
 
+@pytest.mark.long
 @cases(20)
 @given(
     table=LINES,
@@ -382,6 +385,7 @@ def filled(shape, kind, value):
 NPZ = st.fixed_dictionaries({"regression": st.booleans(), "test_fraction": st.sampled_from([None, None, 0.3, 0.0])})
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @cases(60)
 @given(
@@ -406,6 +410,7 @@ def test_npz(folder, arrays, damage, which, settings):
     prepared(folder, source, prepare_npz, settings)
 
 
+@pytest.mark.long
 @cases(50)
 @given(
     damage=damages(),
@@ -437,6 +442,7 @@ TEXT = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @cases(50)
 @given(text=st.text(max_size=40) | st.just("abc def " * 8), damage=damages(), settings=TEXT)
 def test_text(folder, text, damage, settings):

@@ -319,6 +319,7 @@ def test_prepare_data_cuts_what_it_would_write_into_one_file(tmp_path, monkeypat
     assert infos[0].schema.describe() == infos[1].schema.describe() and infos[0].rows == infos[1].rows
 
 
+@pytest.mark.long
 def test_any_change_of_the_index_is_one_line_or_changes_nothing(made):
     """Values of the index are replaced at random: the rows are what they were, or a line says what is wrong."""
     _, many = made()

@@ -46,6 +46,7 @@ def marked(name):
     return pytest.param(name, marks=[pytest.mark.long] * (CASES[name].kernel.kind == "elementwise"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [0, 1])  # which of its element types
 @pytest.mark.parametrize("name", map(marked, CASES))
 @pytest.mark.in_turn("kind")

@@ -20,6 +20,7 @@ def wrong():
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_in_the_simulator(name, wrong):
     assert not wrong[name], wrong[name]

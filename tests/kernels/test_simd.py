@@ -88,6 +88,7 @@ SCALAR = ("take", "add_at", "quantize", "pack", "add_codes", "rotations")
 SCALAR += ("count_choices", "place_choices", "gather_choices", "add_placed", "scale_choices")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [0, 1])  # which of its element types
 @pytest.mark.parametrize("name", [marked(name) for name in CASES if name.split()[0] not in SCALAR])
 @pytest.mark.in_turn("kind")

@@ -161,6 +161,7 @@ def check(folder, start):
     assert_ends(program, options)
 
 
+@pytest.mark.long
 def test_a_run_or_one_line(folder, monkeypatch):
     if MPI.COMM_WORLD.size > 1:
         pytest.skip("a program on one rank")

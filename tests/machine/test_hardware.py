@@ -121,6 +121,7 @@ def rows():
         return [row for part in ("machine", "memory", "cores") for row in hardware.PARTS[part](found, SHORT)], found
 
 
+@pytest.mark.long
 def test_rows_of_the_machine_and_between_its_cores(rows):
     made, found = rows
     kinds, cores = [row["what"] for row in made], len(found.one_per_core())

@@ -21,6 +21,7 @@ def one_processor():
     return MachineTopology("made", "", [Processor(number, number, 0, 0)], [], {}, [number])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not X86, reason="reads x86-64 machine code")
 @pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
 def test_the_machine_code_has_the_width(level):

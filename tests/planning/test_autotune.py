@@ -28,6 +28,7 @@ def program(candidate):
     return candidate.forecast.line.replace(f" {MODEL}", "")
 
 
+@pytest.mark.long
 def test_they_are_in_order_and_all_fit():
     first, refused = found()
     rates = [each.forecast.parts.rate for each in first]
@@ -42,6 +43,7 @@ def test_they_are_in_order_and_all_fit():
     assert any("on a rank" in text for text in left_out)
 
 
+@pytest.mark.long
 def test_a_slow_network_prefers_few_bytes():
     slow, _ = found(bandwidth=1e5)
     fast, _ = found(bandwidth=1e12, latency=0)
@@ -60,6 +62,7 @@ def test_a_slow_network_prefers_few_bytes():
     assert one("train-allreduce") < one("train-parameter-server")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_its_command_can_be_run(ranks):
     first, refused = found(ranks=ranks)

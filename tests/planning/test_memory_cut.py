@@ -8,24 +8,24 @@ DEEPSEEK = GPT.replace("gpt:", "llama:latent=16,query-latent=24,units=32,experts
 DROPLESS = DEEPSEEK.replace("capacity=1,", "")  # a rank's experts get other rows than another's: as the run found
 MLP = "--model mlp:64,32,32 --steps 3"
 CASES = [  # ranks, program, options
-    (2, "model-parallel", f"{GPT} --accumulate 2"),
     (3, "pipeline", GPT),
     (2, "pipeline", f"{GPT} --schedule interleaved --chunks 2"),
     (3, "pipeline", f"{OWN} --schedule pipedream"),  # which stashes weights
     (3, "pipeline", f"{GPT} --schedule zb-h2 --microbatches 6"),
     (2, "pipeline", f"{GPT} --schedule zb-v --microbatches 4"),
     (2, "tensor-parallel", f"{GPT} --sequence-parallel"),
-    (2, "tensor-parallel", MLP),
-    (3, "fully-sharded", f"{GPT} --stage 2 --accumulate 2"),
     (3, "fully-sharded", f"{GPT} --stage 3 --optimizer adam"),
     (4, "grid", f"{GPT} --grid data=2,tensor=2 --optimizer muon"),
-    (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 3"),
-    (4, "grid", f"{GPT} --grid pipeline=2,tensor=2 --sequence-parallel --average"),
-    (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),
     (4, "grid", f"{DROPLESS} --grid data=2,expert=2 --stage 1 --recompute"),
     (4, "grid", f"{DEEPSEEK} --grid data=2,context=2 --stage 1"),
 ]
 LONG = [
+    (2, "model-parallel", f"{GPT} --accumulate 2"),
+    (2, "tensor-parallel", MLP),
+    (3, "fully-sharded", f"{GPT} --stage 2 --accumulate 2"),
+    (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 3"),
+    (4, "grid", f"{GPT} --grid pipeline=2,tensor=2 --sequence-parallel --average"),
+    (4, "grid", f"{MLP} --grid data=2,pipeline=2 --stage 1"),
     (4, "grid", f"{DEEPSEEK} --grid expert=2,tensor=2 --sequence-parallel --optimizer muon"),
     (3, "pipeline", "--model mlp:64,32,32,64,32 --steps 3 --schedule zb-h1 --microbatches 6"),
     (4, "grid", f"{GPT} --grid data=2,pipeline=2 --stage 2 --schedule zb-h1"),

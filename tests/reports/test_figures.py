@@ -71,6 +71,7 @@ def numbers_at(axis, low, high, log):
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg), svg
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from("xy"), st.floats(-12, 12), st.floats(-9, 12), st.booleans(), st.booleans())
 @example("y", np.log10(80.415), -4.2, False, False)  # 80.42, 80.42, 80.42

@@ -138,6 +138,7 @@ CHECKS = [  # folder, cases, files that are changed, fewest changes, programs
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, count, files, least, programs", CHECKS)
 def test_who_reads_it_tells_of_it(folder, monkeypatch, name, count, files, least, programs):
     @cases(count)

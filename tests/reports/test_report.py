@@ -194,6 +194,7 @@ def test_many_runs_are_shown_together_and_some_with_pictures_of_their_own(tmp_pa
     assert "Of 9 runs the pictures of the first 1 are shown" in page.text and page.tags.count("section") == 2
 
 
+@pytest.mark.long
 def test_a_thousand_ranks_are_grouped(tmp_path):
     run = write_run(tmp_path / "run", ranks=1000)
     found = {each.name: each for each in pictures_of(record(run))}
@@ -224,6 +225,7 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path):
         assert text in page.text, text
 
 
+@pytest.mark.long
 def test_summaries_that_are_odd_do_no_harm(tmp_path):
     odd = [None, -1.5, "x", [None], {}, [[]], {"a": 1}, [1, "x"], 10**400, [float("nan")], [10**400], [{"1": 2}]]
     names = [*json.loads((write_run(tmp_path / "like", steps=1) / "summary.json").read_text())]
@@ -255,6 +257,7 @@ def test_of_a_comparison_that_cannot_be_read_the_runs_are_shown(tmp_path):
     assert made.runs == 2 and "Accuracy of each run against steps" in page.text
 
 
+@pytest.mark.long
 def test_files_of_others_stay(tmp_path):
     run = write_run(tmp_path / "run", steps=5, evaluations=0, traced=False)
     foreign = tmp_path / "report.html"

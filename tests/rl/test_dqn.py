@@ -12,6 +12,7 @@ from hpcdl.rl.training import Learning
 from hpcdl.runs.context import RunContext
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how",
     [

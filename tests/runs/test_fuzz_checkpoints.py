@@ -126,6 +126,7 @@ def check(folder, made):
     assert 1 not in (evaluated, resumed) or not inside
 
 
+@pytest.mark.long
 def test_it_goes_on_or_one_line_refuses(alone, folder, monkeypatch):
     monkeypatch.chdir(folder)
     check(folder)

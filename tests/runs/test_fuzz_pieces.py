@@ -174,6 +174,7 @@ def check(folder, saved, changes):
         assert read == resumed == 0
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_it_is_read_or_refused(folder, saved, monkeypatch):
     monkeypatch.chdir(folder)

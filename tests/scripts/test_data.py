@@ -139,6 +139,7 @@ def test_pixels_of_a_smaller_picture_are_means():
     assert [line.plain for line in odd] == ["\u2580\u2580   "] * 2
 
 
+@pytest.mark.long
 def test_the_page_as_printed(environment, tmp_path):
     shown = commands(PAGE)
     assert len(shown) == 6

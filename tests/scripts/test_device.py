@@ -46,6 +46,7 @@ def test_training_resuming_and_scoring(simulate, run_on, few):
     assert np.abs(parameters(few / "over") - parameters(few / "never")).max() <= 1e-10
 
 
+@pytest.mark.long
 def test_without_a_gpu(simulate, launch, tmp_path):
     """One line on rank 0 and status 2, before the data are read."""
     for words, start, environment in [

@@ -76,6 +76,7 @@ def refused(capsys):
     return run
 
 
+@pytest.mark.long
 def test_sample(run_on, tmp_path, refused):
     """Rank 0 writes the text that the model makes of the prompt, the same for the same seed."""
     spec, program = "gpt:layers=1,width=16,heads=2,context=64", FOLDER / "evaluate.py"

@@ -62,6 +62,7 @@ def test_a_resumed_run_keeps_its_weights(train, run_on):
     run_on(3, *again, check=0)
 
 
+@pytest.mark.long
 def test_models_that_are_cut_or_kept_elsewhere_have_the_same_scores(train):
     options = ["--model", "mlp:8", "--scores", "f1,roc_auc,calibration_error", "--class-weight", "yes=10"]
     one, *_ = train(1, "allreduce", *options, out="one")
@@ -76,6 +77,7 @@ def test_models_that_are_cut_or_kept_elsewhere_have_the_same_scores(train):
         assert found == pytest.approx(one, rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_run_ends_at_its_goal_and_is_judged_by_a_threshold(train, run_on, tmp_path):
     options = ["--model", "logistic", "--class-weight", "balanced"]
     found, *_ = train(2, "allreduce", *options, "--goal", "test_recall=0.5", "--epochs", "50")

@@ -141,6 +141,7 @@ def test_documents_are_held_out_whole(folder):
     assert status == 2 and "a.h5 has packed rows, which may hold parts of several documents: make the file by" in said
 
 
+@pytest.mark.long
 def test_training_needs_no_library(folder):
     """A missing library is named when text is encoded or decoded, and only then."""
     program = "import sys; sys.modules['tokenizers'] = None; from hpcdl.scripts.{} import main; main(sys.argv[1:])"

@@ -17,6 +17,7 @@ SCRIPT = SCRIPTS / "train_sgld.py"
 SMALL = ["--data", "digits", "--model", "softmax", "--lr", "0.001", "--epochs", "8", "--seed", "1"]
 
 
+@pytest.mark.long
 def test_samples_are_drawn_and_scored_together(run_on, tmp_path):
     printed = run_on(4, SCRIPT, *SMALL, "--chains", "2", "--thin", "9", "--out", "a", check=0).stdout
     found = summary(tmp_path / "a")

@@ -64,6 +64,7 @@ def test_larger_scores_are_smaller_losses(tmp_path):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rungs", [1, 3])
 def test_cut_at_any_byte_each_job_ends_exactly_once(tmp_path, monkeypatch, rungs):
     """What had ended is not done again, what had begun is begun again; and the method is told in the same order."""

@@ -90,6 +90,7 @@ def beyond_the_best(spread, seeds):
     return late, listed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", [0.25, 1.0])
 def test_the_end_is_near_that_of_the_best_schedule(spread):
     late, listed = beyond_the_best(spread, 20)

@@ -236,6 +236,7 @@ def suboptimality(x, y):
     return apart
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["last", "random", "saga", "4 threads"])
 def test_the_rate_is_linear(method, follow):
     """By the factor of the paper's theorem for each round, or faster, to 1e-12; SGD with the same rate stalls."""

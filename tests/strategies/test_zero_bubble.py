@@ -65,6 +65,7 @@ def theory(name, p, m, v, f, b, w):
     return (p - 1) * late.get(name, Fraction(f + b - w, 2 if name == "dualpipe-v" else v))
 
 
+@pytest.mark.long
 def test_idle_times_are_those_of_theory():
     for name, p, m, v in cases():
         for f, b, w in TIMES[: TRIED.get(name, 4)] if m in (2 * p, 4 * p) else TIMES[:1]:
