@@ -185,8 +185,9 @@ def dry_run_step(
         part = whole_part(case.model)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
-    for mixture in mixtures_of(part) if experts is not None and case.expert_rows else ():
-        mixture.owners = UnevenExperts(experts.comm, case.expert_rows[mixture.name][rank] or [0])
+    if experts is not None and case.expert_rows:
+        for mixture in mixtures_of(part):
+            mixture.owners = UnevenExperts(experts.comm, case.expert_rows[mixture.name][rank] or [0])
     hidden = case.model.layout.hidden if case.matrix_flops else ()
     rule: Any = MetaOptimizer(case.vectors, device, case.dtype, hidden)
     who = SimpleNamespace(memory=memory, random=None)
