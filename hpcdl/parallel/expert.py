@@ -151,7 +151,8 @@ def sent_along(experts: Any, own: Communicator) -> dict[str, Any]:
     """Return entries of the summary, equal on all ranks: messages and bytes of tokens' rows, and of what goes with
     them, in training, of all ranks, without counts of rows and sums of gradients; and of each mixture the rows of
     each rank's experts in the forward passes of the step with the rank's most activations. Collective on `own`."""
-    each = own.mpi.allgather((experts.messages, experts.bytes, experts.most))
+    with own.inside("gather the rows of experts"):
+        each = own.mpi.allgather((experts.messages, experts.bytes, experts.most))
     messages, moved_bytes = (sum(rank[k] for rank in each) for k in (0, 1))
     names = sorted({name for rank in each for name in rank[2]})
     rows = {name: [rank[2].get(name, []) for rank in each] for name in names}
