@@ -48,8 +48,7 @@ test-four: $(STAMP)
 	HPCDL_CHECK=1 $(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
 
 test-long:
-	$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
-	$(MAKE) --no-print-directory test-three
+	$(MAKE) --no-print-directory test test-three ARGS="--long $(ARGS)"
 
 test-all:
 	$(MAKE) --no-print-directory test test-three ARGS="--all $(ARGS)"

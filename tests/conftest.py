@@ -7,7 +7,7 @@
                              4, and those with the mark `four`, for which the number of ranks does not matter
     --long                   also those, groups of 2, and the mark `long`: what takes long and shows what other tests
                              show for another program, number of ranks or device, or what only many starts show;
-                             pages' longer commands, and the fuzzers' full number of cases
+                             the fuzzers' full number of cases; and pages' commands on ranks of their own
     --started                only those that start ranks of their own: what another MPI can change on one rank
     --all                    leave out nothing: whole grids, and on several ranks also what needs but one
 

@@ -39,7 +39,7 @@ def program(command):
 
 def shell(command, folder, environment, timeout=120):
     """Run a command as a user would who has activated the environment; one program of ours, on ranks that are up."""
-    started = program(command)
+    started = None if os.environ.get("HPCDL_TESTS") == "long" else program(command)
     if started:
         given = dict(environment.items() - clean_environment().items())
         given.pop("TMPDIR", None)

@@ -1,6 +1,6 @@
 """Ranks that stay up and run one program after another (tests/standin/rank.py).
 
-A page's commands run on them, too (printed.py)."""
+A page's commands run on them, too (printed.py), unless HPCDL_TESTS=long: then they start ranks, as for a reader."""
 
 import contextlib
 import json

@@ -297,7 +297,6 @@ def dying(monkeypatch, after):
     return done
 
 
-@pytest.mark.long
 def test_whenever_a_run_dies_a_whole_checkpoint_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: None)  # some hundred of them; the machine goes on
     begun, how = tmp_path / "begun", {"keep": 2, "ranks": 2}

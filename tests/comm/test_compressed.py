@@ -217,7 +217,7 @@ def test_everything_is_no_compression(spec):
 def test_the_sum_is_unbiased(spec):
     rows, draws = vectors(3, 8, "float64"), []
     states = [compressed(spec, 8, "float64") for _ in rows]
-    for _ in range(300):
+    for _ in range(2000):
         result = [row.copy() for row in rows]
         run_locally(lambda comm, vector: states[comm.Get_rank()].steps(comm, vector), result)
         draws.append(result[0])

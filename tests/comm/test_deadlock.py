@@ -131,7 +131,6 @@ def last_of(way):
     return 2 if GROUP in way[1] or way[1] == LONG else 1
 
 
-@pytest.mark.long
 def test_otherwise_the_job_is_ended_with_one_line(launch):
     ways = [(*each, *["plain"][: i % 2]) for i, each in enumerate(DIFFERENT)]
     with ThreadPoolExecutor(4) as pool:

@@ -30,7 +30,6 @@ ENDS = [  # how a rank leaves, what the others do then, and which rank it is
 ]
 
 
-@pytest.mark.long
 def test_a_rank_that_leaves_others_waiting_is_a_failure(launch):
     """Each way to leave, while others wait for it, or for one that waits for it: one line, no matter how."""
     with ThreadPoolExecutor() as pool:

@@ -65,7 +65,6 @@ def test_other_ways_to_wait_for_ever(launch):
         assert re.search(where, done.stderr), done.stderr
 
 
-@pytest.mark.long
 def test_computing_after_an_operation_is_no_waiting(launch):
     program = (
         "import time\nfrom hpcdl.comm import Communicator\ncomm = Communicator(timeout=1)\n"

@@ -40,7 +40,6 @@ def test_what_is_wrong_is_told_before_a_rank_starts():
         hpcdl.launch("train-gosip")
 
 
-@pytest.mark.long
 def test_what_the_job_says_is_the_error():
     with pytest.raises(UsageError, match=r"train-allreduce: error: .*--lrr 3 .*did you mean '--lr'"):
         hpcdl.launch("train-allreduce", ranks=2, lrr=3, show=False)
@@ -71,7 +70,6 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.long
 def test_an_interrupt_saves_and_the_run_goes_on(interruptible):
     def interrupt():
         while not os.path.exists("runs/a/metrics.jsonl"):

@@ -1,9 +1,6 @@
 """Programs of one process under a launcher: one of the ranks does the work, and none waits for another."""
 
-import pytest
 
-
-@pytest.mark.long
 def test_a_plan_under_a_launcher_is_made_once(launch):
     done = launch(3, "-m", "hpcdl", "plan", "memory", check=0)  # it starts MPI, late, on the rank that does it
     assert done.stdout.count("gpt3 ") == 1, done.stdout

@@ -34,7 +34,6 @@ def values(folder, measure):
     return [[run["values"].get(measure) for run in line["runs"]] for line in found["lines"]]
 
 
-@pytest.mark.long
 def test_each_line_with_each_seed(compare, few, run_on):
     done = compare(3, ALL_REDUCE, LOCAL, GOSSIP, "--seeds", "2", "--target", "accuracy=0.01", "--out", "c", check=0)
     assert done.stdout == "" and done.stderr == ""  # --progress none
@@ -126,7 +125,6 @@ def test_stopped_or_killed_it_goes_on(launch, few, run_on, interfere, number):
     assert values(few / "c", "test_loss")[0] == values(few / "c", "test_loss")[1]  # resumed = never stopped
 
 
-@pytest.mark.long
 def test_a_rank_that_fails_alone_ends_the_job_and_is_not_tried_again(launch, few, run_on, interfere):
     said = "ends the job: it leaves the program, with status 51 (interfere.py, line 9)"
     program = interfere(2, 1, "sys.exit(51)", "compare", "1-train", "isolated_run.PATIENCE = 0.2")

@@ -14,7 +14,6 @@ LONG, MORE = pytest.mark.long, pytest.mark.exhaustive
 RING = ["--allreduce", "ring", "--checkpoint-every", "10", "--timeout", "4"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "program, ranks, more, fault, said",
     [

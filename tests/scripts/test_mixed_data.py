@@ -25,7 +25,6 @@ def files(tmp_path):
     return tmp_path
 
 
-@pytest.mark.long
 def test_a_run_that_goes_on_elsewhere_is_one_that_never_stopped(run_on, files):
     def train(ranks, *options, status=0):
         done = run_on(ranks, SCRIPTS / "train_allreduce.py", *COMMON, *options)

@@ -75,7 +75,6 @@ def test_a_postmortem_knows_each_try_until_the_run_has_ended_well(supervise, env
     assert shown(0) == "run: the run has ended in good order, and has left no recordings\n"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
 def test_ctrl_c_saves_and_ends_it(supervise, few, number):
     process = supervise.start(

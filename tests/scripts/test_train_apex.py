@@ -29,7 +29,6 @@ def test_a_run_and_what_it_says(run_on, folder, ranks, more, roles):
     assert not (folder / "a/replay").exists()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("more", ["", "--learners 2 --replays 0", "--uniform --free"])
 def test_a_run_that_diverges_ends_everywhere(run_on, folder, more):
     wild = ["--lr", "1e30", "--clip-norm", "0", "--optimizer", "sgd", "--loss", "squared"]

@@ -175,7 +175,6 @@ def test_the_lines_of_the_page(run_on, tmp_path):
     assert "It prints `0.09 at x=3.13, y=-1.27`" in page
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("lone, code", [(0, "raise KeyError('alone')"), (1, "exit(9)")])
 def test_a_rank_that_raises_alone_ends_the_job(launch, tmp_path, lone, code):
     """Of either of two groups, with the controller's thread or without; what has ended stays ended."""
