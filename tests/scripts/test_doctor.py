@@ -78,7 +78,6 @@ def test_alone(by_itself, tmp_path):
     assert "export OMP_NUM_THREADS=" in done.stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", ["0", "2"])
 def test_a_world_of_one_of_three(by_itself, tmp_path, number):
     """As `srun --mpi=none` starts it; number 0 has the word."""
@@ -94,7 +93,6 @@ def test_a_world_of_one_of_three(by_itself, tmp_path, number):
         assert row["what"] == "world" and row["verdict"] == "hurts" and flavour in row["advice"]
 
 
-@pytest.mark.long
 def test_strategies_of_one_rank_and_ranks_of_a_batch_script(by_itself):
     """A world of one that is meant, in a step of three tasks; one that may not be meant, in a batch script."""
     done = by_itself("train_sequential.py", *QUICK, check=0, **STEP)
@@ -117,7 +115,6 @@ def test_mpich_under_a_launcher_that_offers_pmix_alone(by_itself):
     assert done.stdout + done.stderr == ""
 
 
-@pytest.mark.long
 @pytest.mark.skipif("/MPI.cpython" in MPI.__file__, reason="this mpi4py was built for one library")
 def test_no_mpi_library(by_itself):
     for script, status in (("doctor.py", 1), ("train_allreduce.py", 2)):
