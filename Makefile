@@ -1,6 +1,6 @@
 # make train          train on the embedded digits over RANKS ranks
 # make test           on one rank, two tests at a time; what ranks do together, on 4        ARGS=, TESTS=: of pytest
-# make test-long      also what takes long, and on 3 ranks: what CI runs
+# make test-long      also what takes long, and on 3 ranks; CI takes it in turns: .ci/run
 # make test-all       with whole grids of parameters, and on 4 ranks also what needs but one; longer
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           random operations, pipelines, runs, also such as act; thousands of bad inputs; three quarters of an hour

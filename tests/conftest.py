@@ -8,6 +8,8 @@
     --long                   also those, groups of 2, and the mark `long`: what takes long and shows what other tests
                              show for another program, number of ranks or device, or what only many starts show;
                              the fuzzers' full number of cases; and pages' commands on ranks of their own
+    --turn K/N               also the K-th of N shares of the tests marked `long`: as CI, which takes them in turn
+    --few-kernels            compile those that tests come to, not all before the first: for a few files
     --started                only those that start ranks of their own: what another MPI can change on one rank
     --all                    leave out nothing: whole grids, and on several ranks also what needs but one
 
@@ -59,10 +61,20 @@ GROUP, EACH = ("bare", "comm"), object()  # the communicator of a group as an ar
 auto.SECONDS = 0.001  # each run measures anew, and any table will do
 
 
+def turn(text):
+    """K and N of K/N."""
+    turn, turns = map(int, text.split("/"))
+    if not 1 <= turn <= turns:
+        raise ValueError
+    return turn, turns
+
+
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="whole grids; on several ranks, what needs one, too")
     parser.addoption("--long", action="store_true", help="also what takes long; --all implies it")
+    parser.addoption("--turn", metavar="K/N", type=turn, help="also the K-th of N shares of what takes long")
     parser.addoption("--started", action="store_true", help="only what starts ranks of its own")
+    parser.addoption("--few-kernels", action="store_true", help="compile kernels as tests come to them")
     parser.addoption("--without-groups", action="store_true", help="leave out what 4 ranks show for any number")
 
 
@@ -75,7 +87,7 @@ def pytest_configure(config):
     os.environ["HPCDL_CACHE"] = config.cache_folder.name  # what `auto` measures is not kept
     if MPI.COMM_WORLD.rank > 0:
         config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115 - open as long as pytest runs
-    elif "PYTEST_XDIST_WORKER" not in os.environ:
+    elif "PYTEST_XDIST_WORKER" not in os.environ and not config.getoption("few_kernels"):
         compile_kernels()
     meet(MPI.COMM_WORLD)
     config.pluginmanager.register(Budget())
@@ -97,6 +109,7 @@ def pytest_collection_modifyitems(config, items):
     without = {"each_group", "four"} if config.getoption("without_groups") else set()
     thin = not config.getoption("all") and not any("::" in argument for argument in config.args)
     left = {"exhaustive"} if config.getoption("long") else {"exhaustive", "long"}
+    turn, turns = config.getoption("turn") or (0, 1)
     tests = collections.defaultdict(list)
     for item in items:
         tests[item.location[0], getattr(item, "originalname", item.name)].append(item)
@@ -111,6 +124,8 @@ def pytest_collection_modifyitems(config, items):
             shown = together or "mpi" in marks
         if config.getoption("started") and "alone" not in fixtures:
             return False
+        if zlib.crc32(item.nodeid.encode()) % turns == turn - 1:
+            marks.discard("long")
         return not (fixtures | marks) & without and (not thin or (shown and not marks & left))
 
     kept = set(filter(wanted, chosen))

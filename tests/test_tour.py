@@ -39,12 +39,8 @@ def test_the_readme_has_two_of_them():
     assert len(found) == 3 and found.pop(0).startswith("hpcdl doctor") and {*found} <= {*COMMANDS}
 
 
-LONG = ("images", "a gpt", "a job that is kept")  # a minute
-LONG = [pytest.param(part, marks=pytest.mark.exhaustive) for part in LONG]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("part", [*LONG, "by hand", "planning"])
+@pytest.mark.parametrize("part", ["images", "a gpt", "a job that is kept", "by hand", "planning"])
 def test_as_printed(part, alone, environment, tmp_path):
     if part == "images" and not IMAGES.exists():
         pytest.skip("dataset-fashion-mnist is not installed")
