@@ -61,7 +61,7 @@ def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
     """Say what each rank of a training will hold, and which grids fit."""
     start_mpi(stoppable=False)  # forecasts call the strategies, which need MPI
     from hpcdl.launch.command_lines import read_command
-    from hpcdl.planning import fitting, memory_report
+    from hpcdl.planning import memory_report
     from hpcdl.strategies.workload import Workload
 
     ranks = options.ranks or 1
@@ -81,7 +81,7 @@ def memory(options: MemoryOptions, trust: tuple[str, ...]) -> list[str]:
         grid = command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1")
         case = Workload(strategy, grid, ranks, checked=False)
         half = options.bits == "16"
-        return memory_report.grid_report(case, *fitting.fits(case, room, half), room, half)
+        return memory_report.grid_report(case, room, half)
     said = []
     for text in options.lines:
         if os.path.isdir(text):

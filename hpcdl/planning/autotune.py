@@ -82,15 +82,19 @@ def grid_lines(model: str, ranks: int, room: float, read: Read) -> list[str]:
     """Return the lines of grids that fit and cut the model; [] if the model has no layers."""
     if ranks == 1:
         return []
-    try:
+    lines: list[str] = []
+    staged: list[str] = []
+    with contextlib.suppress(UsageError):  # the model has no layers: every line reports it
         case = read(f"train-grid {model} --grid data={ranks} --microbatches 1", ranks)
-        fitting, _ = fits(case, int(min(room, 1 << 62)))
-    except UsageError:  # the model has no layers: every line reports it
-        return []
-    cut = [fit for fit in fitting if fit.shape[0] < ranks]
-    lines = [f"train-grid {model} {fit.options}" for fit in cut[:GRIDS]]
-    staged = [f"train-grid {model} {fit.options}" for fit in cut if fit.shape[1] > 1]
-    for line in (f"{each} --schedule {name}" for each in staged[:VARIED] for name in VARIANTS):
+        for fit in fits(case, int(min(room, 1 << 62))):
+            line = f"train-grid {model} {fit.options}"
+            if fit.shape[0] < ranks and len(lines) < GRIDS:
+                lines.append(line)
+            if fit.shape[1] > 1 and len(staged) < VARIED:
+                staged.append(line)
+            if len(lines) == GRIDS and len(staged) == VARIED:
+                break
+    for line in (f"{each} --schedule {name}" for each in staged for name in VARIANTS):
         with contextlib.suppress(UsageError):  # too few layers or micro-batches
             read(line, ranks)
             lines.append(line)

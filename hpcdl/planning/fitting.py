@@ -9,8 +9,10 @@ Best first: without recomputation (which costs a third more computing), then the
 (p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent) and of a sequence, the lowest
 stage of ZeRO, the fewest ranks that share experts, the fewest stages, the fewest micro-batches. The schedule is 1F1B:
 stage s has at most p - s micro-batches in flight, so p - s + 2 show its maximum. The ranks of the first replica's
-first and last stage hold most."""
+first and last stage hold most. The order needs no memory: the search ends with the last grid that is asked for."""
 
+import bisect
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -71,62 +73,108 @@ def microbatch_counts(rows: int) -> list[int]:
     return sorted({1 << k for k in range(rows.bit_length())} | {rows})
 
 
-def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list[str]]:
-    """Return grids that fit into `room`, best first, and errors of shapes. half: 16 bit, master weights. UsageError."""
+def fits(case: Workload, room: int, half: bool = False, refused: list[str] | None = None) -> Iterator[Fit]:
+    """Yield grids that fit into `room`, best first, each found when it is asked for: a large model has thousands.
+    half: 16 bit, master weights. refused: gets the errors of shapes to which the search came. UsageError."""
     if case.ranks > LARGEST:
         raise UsageError(f"--ranks {case.ranks}: grids are searched for at most {LARGEST:,} ranks")
-    found: list[Fit] = []
-    refused: list[str] = []
+    refused = [] if refused is None else refused
     counts = [layer.experts.count for layer in mixtures_of(case.model)]
     owners = [e for e in range(1, min(counts, default=1) + 1) if all(count % e == 0 for count in counts)]
     beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
+    found = False
     for cut in (False, True):  # sequences are cut only if nothing else fits
-        for shape in shapes(case.ranks, cut, owners) if not found and (case.model.sequences or not cut) else ():
+        if found or (cut and not case.model.sequences):
+            return
+        grids: dict[tuple[int, ...], GridMemory | None] = {}
+        for shape in shapes(case.ranks, cut, owners):
             try:
-                found += list(fits_on_grid(case, shape, room - beside, half))
+                grids[shape] = GridMemory(case, shape, room - beside, half)
             except UsageError as error:
-                refused.append(f"{'x'.join(map(str, shape))}: {error}")
-    whole = [fit._replace(bytes=fit.bytes + beside) for fit in found]
-    return sorted(whole, key=lambda fit: fit.order), refused
+                refused.append(refusal(shape, error))
+        for fit in sorted((fit for grid in grids.values() if grid for fit in grid.ways()), key=lambda fit: fit.order):
+            grid = grids[fit.shape]
+            try:
+                whole = grid.filled(fit) if grid else None
+            except UsageError as error:
+                refused.append(refusal(fit.shape, error))
+                grids[fit.shape] = None
+                continue
+            if whole:
+                found = True
+                yield whole._replace(bytes=whole.bytes + beside)
 
 
-def fits_on_grid(case: Workload, shape: tuple[int, ...], room: float, half: bool) -> Iterator[Fit]:
-    """Yield the ways to fit into `room` bytes per rank on a grid of this shape."""
-    copies, stages, context, expert, parts = shape
-    check_context(case.model, context, "ring")
-    grid = PIPELINE._replace(shape=(copies, stages, parts), context=context, expert=expert)
-    share = case.share(0, grid.shares)
-    ends = sorted({0, (stages - 1) * grid.apart})  # ranks of the first and the last stage
-    item = case.dtype.itemsize
-    scale = 2 / item if half else 1  # of activations
-    stays = {}
-    for zero in reversed(range(1 + 3 * (copies * context > 1))):  # from the least memory on
-        cut = grid._replace(zero=zero)  # with layers gathered for a step of one row
-        runs = [dry_run_step(case, rank, cut, 1) for rank in ends]
-        each = [state_bytes(*run, item, half) for run in runs]
-        if max(a + scale * run[0].peak["activations"] for a, run in zip(each, runs, strict=True)) > room:
-            break  # more rows need no less
-        stays[zero] = each
-    before: dict[tuple[int, int], float] = {}  # the largest rank's without recomputation
-    for recompute in (False, True):
-        for m in reversed(microbatch_counts(share) if stays else []):  # from the least memory on
-            passing = []
-            for i, rank in enumerate(ends):
-                shown = min(m, stages - rank // grid.apart + 2)
-                cut, rows = grid._replace(microbatches=shown, recompute=recompute), -(-share // m) * shown
-                passing.append(scale * dry_run_step(case, rank, cut, rows)[0].peak["activations"])
-                if passing[i] + min(each[i] for each in stays.values()) > room:
-                    break
-            fitting = []
-            for zero, each in stays.items() if len(passing) == len(ends) else ():
-                sums = [a + b for a, b in zip(each, passing, strict=True)]
-                if max(sums) <= room:
-                    fitting.append(zero)
-                    if max(sums) < before.get((m, zero), math.inf):  # else recomputation saves nothing
-                        yield Fit(shape, zero, m, recompute, max(sums), ends[sums.index(max(sums))])
-                    before.setdefault((m, zero), max(sums))
-            if not fitting:
-                break
+def refusal(shape: tuple[int, ...], error: UsageError) -> str:
+    """Return why the model cannot be cut to this shape."""
+    return f"{'x'.join(map(str, shape))}: {error}"
+
+
+class GridMemory:
+    """The memory of the ranks that hold most on a grid of this shape; each dry run is made once, when it is needed.
+    room: bytes for what the case's rank holds beside its data."""
+
+    def __init__(self, case: Workload, shape: tuple[int, ...], room: float, half: bool):
+        copies, stages, context, expert, parts = shape
+        check_context(case.model, context, "ring")
+        self.case, self.shape, self.room, self.half = case, shape, room, half
+        self.grid = PIPELINE._replace(shape=(copies, stages, parts), context=context, expert=expert)
+        self.share = case.share(0, self.grid.shares)
+        self.ends = sorted({0, (stages - 1) * self.grid.apart})  # ranks of the first and the last stage
+        self.zeros = range(1 + 3 * (copies * context > 1))
+        self.scale = 2 / case.dtype.itemsize if half else 1  # of activations
+        self.state, self.passing = functools.cache(self._state), functools.cache(self._passing)
+        self.fewest = functools.cache(self._fewest)
+
+    def ways(self) -> Iterator[Fit]:
+        """Yield all ways to train on the grid, their bytes unknown yet."""
+        for recompute, m, zero in itertools.product((False, True), microbatch_counts(self.share), self.zeros):
+            yield Fit(self.shape, zero, m, recompute, math.nan, 0)
+
+    def filled(self, fit: Fit) -> Fit | None:
+        """Return `fit` with its bytes; None if it does not fit, or recomputes and saves nothing by it. UsageError."""
+        if self.state(self.zeros[-1]) is None or fit.microbatches < self.fewest(fit.stage, fit.recompute):
+            return None
+        found = self._most(fit.stage, fit.microbatches, fit.recompute)
+        without = self._most(fit.stage, fit.microbatches, False) if fit.recompute else None
+        if found is None or (without is not None and found[0] >= without[0]):
+            return None
+        return fit._replace(bytes=found[0], rank=found[1])
+
+    def _fewest(self, zero: int, recompute: bool) -> float:
+        """Return the least number of micro-batches that fits, as do all above it; infinite if none does."""
+        counts = microbatch_counts(self.share)
+        if self._most(zero, counts[-1], recompute) is None:
+            return math.inf
+        return counts[bisect.bisect_left(counts, True, key=lambda m: self._most(zero, m, recompute) is not None)]
+
+    def _most(self, zero: int, m: int, recompute: bool) -> tuple[float, int] | None:
+        """Return the bytes of the rank that holds most, and the rank; None if they do not fit."""
+        state, sums = self.state(zero), []
+        if state is None:
+            return None
+        for own, rank in zip(state, self.ends, strict=True):
+            sums.append((own + self.passing(rank, m, recompute), rank))
+            if sums[-1][0] > self.room:
+                return None
+        return max(sums, key=lambda each: each[0])
+
+    def _state(self, zero: int) -> list[float] | None:
+        """Return the state of each end under this stage of ZeRO; None if it does not fit with one row of a batch."""
+        cut = self.grid._replace(zero=zero)  # with layers gathered for a step of one row
+        found = []
+        for rank in self.ends:
+            memory, updated = dry_run_step(self.case, rank, cut, 1)
+            found.append(state_bytes(memory, updated, self.case.dtype.itemsize, self.half))
+            if found[-1] + self.scale * memory.peak["activations"] > self.room:
+                return None  # more rows need no less
+        return found
+
+    def _passing(self, rank: int, m: int, recompute: bool) -> float:
+        """Return the rank's activations with `m` micro-batches."""
+        shown = min(m, self.shape[1] - rank // self.grid.apart + 2)
+        cut, rows = self.grid._replace(microbatches=shown, recompute=recompute), -(-self.share // m) * shown
+        return self.scale * dry_run_step(self.case, rank, cut, rows)[0].peak["activations"]
 
 
 PIPELINE = Cut((1, 1, 1), schedule="1f1b", microbatches=1, tensor=True)

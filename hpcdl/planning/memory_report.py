@@ -14,7 +14,7 @@ from hpcdl.launch.config_migration import config_of
 from hpcdl.launch.option_parser import resumed
 from hpcdl.memory import KINDS
 from hpcdl.models.configurations import ADAM_BYTES, CONFIGURATIONS
-from hpcdl.planning.fitting import Fit
+from hpcdl.planning.fitting import fits
 from hpcdl.planning.memory import OTHER_KINDS, RankMemory, forecast
 from hpcdl.planning.summaries import summary_of
 from hpcdl.plugins import names_of, refuse_untrusted
@@ -145,21 +145,26 @@ def run_report(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
     return [f"{folder}: {case.program} on {counted(case.ranks, 'rank')}, {case.spec}", *table(rows, (0, 1)), largest]
 
 
-def grid_report(case: Workload, fitting: list[Fit], refused: list[str], room: int, half: bool) -> list[str]:
-    """Return the table of grids that fit, best first, and the command of the first."""
+def grid_report(case: Workload, room: int, half: bool) -> list[str]:
+    """Return the table of the best grids that fit, and the command of the first."""
+    refused: list[str] = []
+    fitting = list(itertools.islice(fits(case, room, half, refused), SHOWN + 1))
     precision = "16 bit with master weights" if half else str(case.dtype)
     text = f"{case.spec}, {counted(case.length, 'parameter', ',')}, {precision}, {case.options.optimizer}"
-    lines = [f"{text}: {counted(len(fitting), 'grid')} of {case.ranks} ranks fit into {size(room)} a rank"]
-    if not fitting:
-        return [*lines, "nothing fits: take more ranks, more memory, or a smaller --batch-size"]
-    rows = [[*AXES, "stage", "micro-batches", "recompute", "idle", "largest rank"]]
-    for fit in fitting[:SHOWN]:
-        cells = *map(str, fit.shape), str(fit.stage), str(fit.microbatches), "yes" if fit.recompute else "no"
-        rows.append([*cells, f"{100 * fit.idle:.0f} %", size(fit.bytes)])
-    lines += table(rows, ())
+    lines = [f"{text}: grids of {case.ranks} ranks that fit into {size(room)} a rank"]
+    if fitting:
+        rows = [[*AXES, "stage", "micro-batches", "recompute", "idle", "largest rank"]]
+        for fit in fitting[:SHOWN]:
+            cells = *map(str, fit.shape), str(fit.stage), str(fit.microbatches), "yes" if fit.recompute else "no"
+            rows.append([*cells, f"{100 * fit.idle:.0f} %", size(fit.bytes)])
+        lines += table(rows, ())
+    else:
+        lines.append("nothing fits: take more ranks, more memory, or a smaller --batch-size")
     if len(fitting) > SHOWN:
-        lines.append(f"{len(fitting) - SHOWN} more grids fit")
-    if refused:
+        lines.append("more grids fit")
+    elif refused:  # the search came to all
         lines.append(f"{counted(len(refused), 'grid')} left out; the first: {refused[0]}")
-    options = f"--model {case.spec} --optimizer {case.options.optimizer} --batch-size {case.plan[0]}"
-    return [*lines, f"the first grid: mpiexec -n {case.ranks} hpcdl train-grid {options} {fitting[0].options}"]
+    if fitting:
+        options = f"--model {case.spec} --optimizer {case.options.optimizer} --batch-size {case.plan[0]}"
+        lines.append(f"the first grid: mpiexec -n {case.ranks} hpcdl train-grid {options} {fitting[0].options}")
+    return lines
