@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from hpcdl.comm.diagnostics.flight_recorder import BROKE
 from hpcdl.comm.progress import LONGEST, activity
 
 OTHERS = 1.0  # seconds within which all ranks of a failing job exit
+RANK = "PMI_RANK", "PMIX_RANK"  # variables of which a launcher sets one
 
 
 def end_job(status: int, reason: str = "") -> None:
@@ -47,3 +49,24 @@ def is_the_last() -> bool:
         with contextlib.suppress(MPI.Exception):
             comm.Iprobe()  # MPI notices a death only inside its calls
         time.sleep(LONGEST)
+
+
+def launcher() -> int:
+    """Return the process id of the launcher's process that has started this rank; 0 without a launcher."""
+    return os.getppid() if any(name in os.environ for name in RANK) else 0
+
+
+def end_without(parent: int) -> None:
+    """End this rank if `parent`, the launcher's process, is gone, and nobody reads the rank's output: nobody else will.
+    (MPICH's launcher may leave ranks after an abort: seen on a machine with more processes than cores.)"""
+    if parent and os.getppid() != parent and any(map(unread, (1, 2))):
+        if activity.flight is not None:
+            activity.flight.ended(BROKE, "the launcher has ended")
+        os._exit(1)
+
+
+def unread(file: int) -> bool:
+    """True if this file descriptor is a pipe whose reader is gone."""
+    poll = select.poll()
+    poll.register(file, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

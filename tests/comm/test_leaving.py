@@ -1,9 +1,19 @@
 """A rank that leaves others waiting ends the job; one that leaves nobody waiting does not."""
 
+import contextlib
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+
+from hpcdl.machine.launcher import mpiexec
 
 LEAVES = """
 import sys, threading, time
@@ -64,3 +74,50 @@ def test_who_leaves_nobody_waiting_is_none(launch):
     with ThreadPoolExecutor() as pool:
         for done in pool.map(lambda way: launch(3, "-c", LEAVES, *way, 1, check=0), ways):
             assert done.stdout.count("done") == 2 and done.stderr == ""
+
+
+SLEEPS = """
+import os, time
+from hpcdl.comm import Communicator
+
+comm = Communicator()
+comm.barrier()
+with open(f"rank{comm.rank}", "w") as file:
+    file.write(f"{os.getpid()} {os.getppid()}")
+time.sleep(600)
+"""
+
+
+def test_ranks_whose_launcher_is_killed_end(environment, tmp_path):
+    """The parent of the ranks: of Hydra a process for each host, of Open MPI mpiexec itself."""
+    command, written = [mpiexec(), "-n", "2", sys.executable, "-c", SLEEPS], tmp_path.glob
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=PIPE, stderr=PIPE) as job:
+        try:
+            until(lambda: [path.read_text().count(" ") for path in written("rank*")] == [1, 1])
+            ranks, parents = zip(*(map(int, path.read_text().split()) for path in written("rank*")), strict=True)
+            os.kill(parents[0], signal.SIGKILL)
+            until(lambda: not any(map(runs, ranks)))
+        finally:
+            for path in written("rank*"):
+                kill(int(path.read_text().split()[0]))
+            job.kill()
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def until(condition):
+    end = time.monotonic() + 50
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def runs(pid):
+    """True if the process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -8,7 +8,8 @@ one line. With a timeout, a longer wait ends the job, too, with a line for each 
 
 If rank 0 does not react (it may be stopped), the rank whose timeout is over ends the job. All this needs MPI's
 THREAD_MULTIPLE; without it each rank acts alone, and on timeouts only. A rank whose program ends reports that to rank
-0, which listens until all have: MPI_Finalize waits for the other ranks, which may wait for this one."""
+0, which listens until all have: MPI_Finalize waits for the other ranks, which may wait for this one. A rank whose
+launcher is gone ends."""
 
 import functools
 import json
@@ -32,7 +33,7 @@ from hpcdl.comm.diagnostics import deadlock, status_signal
 from hpcdl.comm.diagnostics.call_signature import ALL
 from hpcdl.comm.diagnostics.call_site import innermost, location
 from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus
-from hpcdl.comm.job_abort import end_job
+from hpcdl.comm.job_abort import end_job, end_without, launcher
 from hpcdl.comm.progress import LONGEST, Wait, WaitTarget, activity
 
 FOLDERS = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(kernels.__file__)
@@ -47,8 +48,10 @@ polling = threading.Lock()  # held while the thread polls, or the list of watchd
 
 def poll_all() -> None:
     """Poll for all watchdogs of this process, for ever; the body of their thread."""
+    parent = launcher()
     while True:
         time.sleep(min((each.period for each in list(activity.watchdogs)), default=PERIOD))
+        end_without(parent)
         if activity.flight is not None:
             activity.flight.beat()
         if activity.watchdogs and status_signal.received():
