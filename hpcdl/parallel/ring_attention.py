@@ -18,42 +18,23 @@ adds, and which goes home in the end.
     forward       (C-1) 2 T w                                          C-1
     backward      (C-1) 4 T w                                          2 (C-1)
 
-MPI moves a message only inside its calls. So a block is computed in pieces: some sequences, or some queries of one,
-which in the causal part see the keys of their own piece, and then those before it as a block.
-
 (Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", 2023)"""
 
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from hpcdl.chunks import chunks
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
-from hpcdl.kernels.attention import TILE, causal_attention, causal_attention_backward
+from hpcdl.kernels.attention import causal_attention, causal_attention_backward
 from hpcdl.kernels.block_attention import attend_block, attend_block_backward
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
 from hpcdl.parallel.token_group import TokenGroup
 
 KV, GRADIENT = 0, 1  # tags
-PIECES = 8  # of a block, between which messages advance
-LEAST = TILE  # queries of a piece
-
-
-class Piece(NamedTuple):
-    """Rows of sequences of `length` queries, which see keys from query `first` on; and rows with their keys."""
-
-    queries: slice
-    keys: slice
-    length: int
-    first: int
-
-    @property
-    def before(self) -> int:
-        """How many keys of its sequence are before it."""
-        return int(self.queries.start - self.keys.start)
+PIECES = 8  # of the sequences of a block, between which messages advance
 
 
 class RingAttention(TokenGroup):
@@ -71,14 +52,11 @@ class RingAttention(TokenGroup):
         a, lse = pool.take(len(qkv), heads * size), pool.take(len(qkv), heads)
         for step, (owner, kv) in enumerate(self.blocks(self.keys(qkv, heads * size, pool), pool)):
             first, keys = self.seen(owner, length)
-            for piece in self.pieces(len(qkv), length, 0 if step == 0 else first):
-                rows = piece.queries
+            for rows in self.pieces(len(qkv), length):
                 if step == 0:
-                    self.causal(qkv[rows], piece.length, size, scale, a[rows], lse[rows])
-                seen = piece.before if step == 0 else keys
-                if seen:
-                    more = (piece.length, piece.first, seen, size, scale, a[rows], lse[rows])
-                    self.block(qkv[rows], kv[piece.keys], *more)
+                    self.causal(qkv[rows], length, size, scale, a[rows], lse[rows])
+                else:
+                    self.block(qkv[rows], kv[rows], length, first, keys, size, scale, a[rows], lse[rows])
         self.exchanges += 0.5
         return a, (qkv, lse)
 
@@ -91,26 +69,18 @@ class RingAttention(TokenGroup):
         leaving: list[tuple[Request, Array]] = []
         for step, (owner, kv) in enumerate(self.blocks(self.keys(qkv, width, pool), pool)):
             first, keys = self.seen(owner, length)
-            gradient, arriving = zeros_like(kv, pool) if step else None, None
+            if step == 0:
+                for rows in self.pieces(len(qkv), length):
+                    self.causal_backward(qkv[rows], a[rows], da[rows], lse[rows], length, size, scale, dqkv[rows])
+                continue
+            gradient, arriving = pool.take(*kv.shape), None
+            gradient[:] = 0
             if step > 1:  # the ranks before have added to it
                 others = pool.take(*kv.shape)
                 arriving = self.timed(self.comm.iwait, others, self.left, GRADIENT)
-                self.requests += [arriving, *(request for request, _ in leaving)]
-            for piece in self.pieces(len(qkv), length, 0 if step == 0 else first):
-                rows = piece.queries
-                given = (a[rows], da[rows], lse[rows], piece.length)
-                if step == 0:
-                    self.causal_backward(qkv[rows], *given, size, scale, dqkv[rows])
-                seen = piece.before if step == 0 else keys
-                if seen:
-                    gradient = zeros_like(kv, pool) if gradient is None else gradient
-                    more = (piece.first, seen, size, scale, dqkv[rows], gradient[piece.keys])
-                    self.block_backward(qkv[rows], kv[piece.keys], *given, *more)
-            if step == 0:
-                if gradient is not None:
-                    dqkv[:, width:] += gradient
-                    pool.give(gradient)
-                continue
+            for rows in self.pieces(len(qkv), length):
+                more = (length, first, keys, size, scale, dqkv[rows], gradient[rows])
+                self.block_backward(qkv[rows], kv[rows], a[rows], da[rows], lse[rows], *more)
             if arriving is not None:
                 self.timed(arriving.wait)
                 add_into(gradient.reshape(-1), others.reshape(-1))
@@ -136,37 +106,25 @@ class RingAttention(TokenGroup):
     def blocks(self, kv: Array, pool: Any) -> Iterator[tuple[int, Array]]:
         """Yield (owner, its kv) for all ranks, from this one on; while one is in use, the next one travels."""
         for step in range(self.size):
-            travelling, following = [], None  # type: Any, Any
+            self.requests, following = [], None  # type: Any, Any
             if step + 1 < self.size:
                 following = pool.take(*kv.shape)
-                travelling = [
+                self.requests = [
                     self.timed(self.comm.iwait, following, self.left, KV),
                     self.timed(self.comm.ipush, kv, self.right, KV),
                 ]
-            self.requests = [*travelling]
             yield (self.rank - step) % self.size, kv
-            for request in travelling:
+            for request in self.requests:
                 self.timed(request.wait)
             pool.give(kv)
             kv = following
 
-    def pieces(self, rows: int, length: int, first: int) -> Iterator[Piece]:
-        """Yield a few sequences at a time, whose queries see keys from `first` on, or such queries of one sequence; in
-        between the messages advance."""
-        sequences = rows // length
-        each = sequences // PIECES
-        tiles = -(-(length - first) // LEAST)
-        for start in range(0, rows, max(1, each) * length):
-            if each or not self.requests or tiles < 2:
-                whole = slice(start, min(rows, start + max(1, each) * length))
-                yield Piece(whole, whole, length, first)
-                self.timed(self.advance)
-                continue
-            end = start + length
-            for part in chunks(tiles, min(tiles, -(-PIECES // sequences))):
-                queries = slice(start + first + part.start * LEAST, min(end, start + first + part.stop * LEAST))
-                yield Piece(queries, slice(start, end), queries.stop - queries.start, 0)
-                self.timed(self.advance)
+    def pieces(self, rows: int, length: int) -> Iterator[slice]:
+        """Yield the rows of a few sequences at a time; in between the messages advance."""
+        each = max(1, rows // length // PIECES) * length
+        for start in range(0, rows, each):
+            yield slice(start, min(rows, start + each))
+            self.timed(self.advance)
 
     def advance(self) -> None:
         for request in self.requests:
@@ -187,13 +145,6 @@ class RingAttention(TokenGroup):
     causal_backward: Any = causal_attention_backward
     block: Any = attend_block
     block_backward: Any = attend_block_backward
-
-
-def zeros_like(array: Array, pool: Any) -> Array:
-    """Return an array of the pool of this shape, with zeros."""
-    zeros: Array = pool.take(*array.shape)
-    zeros[:] = 0
-    return zeros
 
 
 class ExchangeAlone(RingAttention):

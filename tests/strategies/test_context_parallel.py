@@ -1,13 +1,8 @@
 """Context parallelism: steps are those of sequential SGD; messages, bytes and memory are those of the formulas."""
 
-import numpy as np
 import pytest
 from local_ranks import all_to_all_rows
-from mpi4py import MPI
 
-from hpcdl.comm import Communicator
-from hpcdl.parallel import ring_attention
-from hpcdl.parallel.ring_attention import RingAttention
 from hpcdl.strategies import context_parallel
 
 LAYERS, WIDTH, LENGTH = 2, 12, 24
@@ -15,7 +10,6 @@ GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24"
 OWN = "gpt:layers=1,width=24,heads=12,context=24,head=own"
 EXPERTS = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=24,units=12,experts=6,balance=0.5,z=0.1"
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
-LLAMA = "llama:layers=1,width=24,heads=12,kv-heads=4,context=24"
 WAYS = ("ring", "ulysses")
 
 
@@ -35,38 +29,6 @@ WAYS = ("ring", "ulysses")
 def test_steps_are_those_of_sequential_sgd(model, stage, options, attention, cut, world):
     run = cut(world, context_parallel.train, {"attention": attention, "stage": stage}, model, **options)
     assert run.reported["attention"] == attention
-
-
-@pytest.mark.parametrize("model", [GPT, LLAMA])
-def test_blocks_may_be_cut_by_queries(model, cut, world, monkeypatch):
-    monkeypatch.setattr(ring_attention, "LEAST", 2)
-    found, plain = [], RingAttention.pieces
-
-    def noted(self, *given):
-        for piece in plain(self, *given):
-            found.append(piece)
-            yield piece
-
-    monkeypatch.setattr(RingAttention, "pieces", noted)
-    cut(world, context_parallel.train, {"attention": "ring"}, model, optimizer=ADAM, accumulate=2)
-    assert any(piece.before for piece in found) == (world.size > 1)
-
-
-@pytest.mark.parametrize("first", [0, 96])
-@pytest.mark.parametrize("sequences", [0, 1, 3, 8, 20])
-def test_pieces_have_each_query_once(sequences, first):
-    """While messages travel, 8 sequences or more are cut between sequences, and fewer within them."""
-    length, ring = 192, RingAttention(Communicator(MPI.COMM_SELF))
-    done = ring.comm.iall_reduce(np.zeros(1))
-    for ring.requests, least in ([], 1), ([done], 8):
-        queries = []
-        pieces = [*ring.pieces(sequences * length, length, first)]
-        for each in pieces:
-            assert each.keys.start % length == 0 and each.keys.stop % length == 0
-            for row in range(each.queries.start, each.queries.stop, each.length):
-                queries += range(row + each.first, row + each.length)
-        assert queries == [row * length + i for row in range(sequences) for i in range(first, length)]
-        assert len(pieces) >= min(least, sequences * ((length - first) // 64))
 
 
 def test_auto_takes_what_was_faster(cut, world):
