@@ -33,6 +33,7 @@ FLAVOURS = {OPEN_MPI: "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "
 MPICH_ROOM = 1_062_000  # bytes of /dev/shm that it needs for each rank (measured with 5.0.2)
 ENLARGE = "in a container: docker run --shm-size=8g; else delete old files there, or mount -o remount,size=8g /dev/shm"
 GET_MPI = "pip install 'hpcdl[mpi]', or load the site's MPI module, or set MPI4PY_LIBMPI to the library's file"
+NETWORK = "MPIR_CVAR_CH4_NETMOD"  # MPICH's variable for its network library: ucx or ofi
 PATIENCE = 2.0  # seconds: Open MPI's mpiexec kills all when one exits, and the reporting one may be late
 SPECIAL = 0xFFFFFFF0  # least of the step numbers that Slurm gives batch scripts and interactive shells, without srun
 
@@ -133,12 +134,13 @@ def start(status: int = 2) -> None:
 
     Three errors end the process with one line and this status, where the import gives a traceback, an obscure message
     or none: no MPI library; a /dev/shm too small for MPICH, which writes to it without reserving pages (SIGBUS); and a
-    launcher that offers only PMIx, which some MPICH builds lack (an MPI session shows it: it returns errors)."""
+    launcher that offers only PMIx, which some MPICH builds lack (an MPI session shows it: it returns errors).
+    MPICH gets another network library where its addresses could be cut (`addresses_cut`)."""
     import mpi4py
 
     pmix = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
-    small = shm_shortage(os.environ)
-    by_hand = (pmix or small) and "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
+    small, cut = shm_shortage(os.environ), addresses_cut(os.environ)
+    by_hand = (pmix or small or cut) and "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
     if by_hand:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # initialized here; finalized at exit as usual
     try:
@@ -151,6 +153,8 @@ def start(status: int = 2) -> None:
     session, name = None, library()
     if small and name == "MPICH":
         exit_process(f"{small}; {ENLARGE}", number_on_host(os.environ), status)
+    if cut and "ch4:ucx ofi" in MPI.Get_library_version():  # it has both, and takes UCX
+        os.environ[NETWORK] = "ofi"
     if pmix and name != OPEN_MPI:
         try:
             about = MPI.Info.Create({"thread_level": "MPI_THREAD_MULTIPLE"})
@@ -174,6 +178,17 @@ def without_library(error: ImportError | RuntimeError, status: int = 2) -> None:
         found = launch(os.environ, "")
         said = f"mpi4py finds no MPI library ({text.splitlines()[-1]}); {GET_MPI}"
         exit_process(said, found.number if found else 0, status)
+
+
+def addresses_cut(environ: Mapping[str, str]) -> bool:
+    """True if Slurm's PMI may cut the addresses of ranks on several nodes, and the user has named no network library.
+
+    For UCX, MPICH (5.0) publishes 4,096 bytes from the address on: what follows it in memory, too. Slurm's pmi2 reads
+    lines of at most 1,024 bytes, so that a start can fail, or wait for ever, by what lies there. Addresses of libfabric
+    (`ofi`) are short."""
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "")
+    several = nodes.isdecimal() and int(nodes) > 1
+    return several and in_step(environ) and "PMI_JOBID" in environ and NETWORK not in environ
 
 
 def shm_shortage(environ: Mapping[str, str], folder: str = shared_memory.FOLDER) -> str:

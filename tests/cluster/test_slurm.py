@@ -432,6 +432,30 @@ def test_the_wrong_flavour_of_srun(submit, mpi):
         assert f"--mpi={FLAVOUR[mpi]}" in job.log
 
 
+LITTERED = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [libc.malloc(size) for size in range(64, 1600, 16) for _ in range(32)]
+for block in blocks:
+    ctypes.memmove(block, os.urandom(64), 64)
+    ctypes.memmove(block + libc.malloc_usable_size(ctypes.c_void_p(block)) - 64, os.urandom(64), 64)
+for block in blocks[::2]:
+    libc.free(block)
+from hpcdl.machine import world
+world.start()
+from mpi4py import MPI
+print(MPI.COMM_WORLD.size)
+"""
+
+
+@ONE_MPI
+def test_ranks_of_two_nodes_meet_whatever_lies_in_memory(slurm, venv, shared, mpi):
+    """Random bytes lie around the free blocks from which MPI takes the memory of its address."""
+    command = ["srun", f"--mpi={FLAVOUR[mpi]}", "--nodes=2", "--ntasks=2", venv / "bin" / "python", "-c", LITTERED]
+    assert slurm(2).run(*command, **shared).split() == ["2", "2"]
+
+
 @ONE_MPI
 def test_a_sick_node(submit, slurm, venv, tmp_path):
     """One core for the threads of four ranks, and a /dev/shm without room: doctor ends with 1 and names it."""

@@ -40,6 +40,21 @@ def test_what_the_launcher_says(environ, wanted):
     assert launch(environ, "MPICH") == launch(environ, "Open MPI") == wanted
 
 
+@pytest.mark.parametrize(
+    "more, cut",
+    [
+        ({"SLURM_STEP_NUM_NODES": "2"}, True),
+        ({"SLURM_STEP_NUM_NODES": "1"}, False),
+        ({}, False),
+        ({"SLURM_STEP_NUM_NODES": "2", "MPIR_CVAR_CH4_NETMOD": "ucx"}, False),  # the user has chosen
+        ({"SLURM_STEP_NUM_NODES": "2", "SLURM_EXTERNAL_LAUNCHER": "1"}, False),  # mpiexec's own PMI
+    ],
+)
+def test_where_slurm_may_cut_addresses(more, cut):
+    assert launched.addresses_cut(PMI2 | more) is cut
+    assert not launched.addresses_cut(PMIX | more) and not launched.addresses_cut(HYDRA | more)
+
+
 def test_a_librarys_own_launcher_counts_first():
     both = PRTE | {"PMI_SIZE": "1", "PMI_RANK": "0"}
     assert launch(both, "MPICH").ranks == 1 and launch(both, "Open MPI").ranks == 3
