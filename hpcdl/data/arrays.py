@@ -160,11 +160,20 @@ def from_returned(spec: str, returned: dict[str, Any], **options: Any) -> Data:
     return data
 
 
-def from_function(spec: str, comm: Comm, options: DataOptions) -> Data:
+def from_function(spec: str, comm: Comm, options: DataOptions, placement: str = "shared") -> Data:
     """Return the data of a user's function; UsageError if the ranks get different arrays. Collective. Each rank calls
     the function and holds its arrays; memory-mapped arrays (numpy.load, mmap_mode="r") are in a node's memory once."""
-    how = {name: getattr(options, name) for name in OPTION_NAMES}
-    data = run_together(comm, lambda: from_returned(spec, call_data_function(spec, options.drawn_by), **how))
+
+    def make() -> Data:
+        returned = call_data_function(spec, options.drawn_by)
+        how = {name: getattr(options, name) for name in OPTION_NAMES}
+        if "reopened" in returned:  # a Dataset of PyTorch, which makes examples in any order
+            how |= {"placement": placement, "shuffle_window": options.shuffle_window}
+        elif placement != "shared":
+            raise UsageError(f"--data {spec} is in the memory of each rank: it needs placement shared, not {placement}")
+        return from_returned(spec, returned, **how)
+
+    data = run_together(comm, make)
     digests = [data.digest] if comm is None else comm.allgather(data.digest)
     for rank, each in enumerate(digests):
         if each != digests[0]:

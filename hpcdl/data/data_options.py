@@ -20,6 +20,13 @@ MOST_ROUNDING = 1e-3  # rounding error, as a fraction of the deviation
 Standardize = bool | str | dict[str, np.ndarray]  # a flag, "auto", or the statistics to use
 
 
+def check_placement(placement: str, partition: str) -> None:
+    """Raise UsageError for a partition of rows that are streamed."""
+    if placement == "streamed" and partition != "iid":
+        what = "placement streamed shares every block among the ranks"
+        raise UsageError(f"{what}: partition {partition!r} needs placement shared or partitioned")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
     """The options of `open_data`; `dtype` is the model's."""

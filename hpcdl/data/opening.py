@@ -13,7 +13,14 @@ from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data import row_cache
 from hpcdl.data.arrays import from_function
 from hpcdl.data.augment import Augment, make_augment
-from hpcdl.data.data_options import DataOptions, Standardize, held_out_owners, held_out_rows, model_type
+from hpcdl.data.data_options import (
+    DataOptions,
+    Standardize,
+    check_placement,
+    held_out_owners,
+    held_out_rows,
+    model_type,
+)
 from hpcdl.data.dataset import Data
 from hpcdl.data.digest import file_digest
 from hpcdl.data.fills import unfilled_slabs, with_recomputed_fills
@@ -88,13 +95,11 @@ def open_data(
     if is_mixture(str(name)):
         return _open_mixture(str(name), placement, comm, options)
     if is_plugin(str(name)) and not os.path.exists(name):
-        if placement != "shared":
-            raise UsageError(f"--data {name} is in the memory of each rank: it needs placement shared, not {placement}")
         if validation_by:
             raise UsageError(
                 f"--validation-by {validation_by}: --data {name} has no columns, which only data files have"
             )
-        return from_function(name, comm, options)
+        return from_function(name, comm, options, placement)
 
     def read() -> Info:
         info = read_info(find_data_file(name))
@@ -108,9 +113,7 @@ def open_data(
         raise UsageError(f"{info.path} has no rows to train on (group train): it holds {groups} alone")
     text = info.vocabulary is not None
     options.check_fit(info.classes, info.features, info.rows["train"], info.scale, text, info.sparse)
-    if placement == "streamed" and partition != "iid":
-        what = "placement streamed shares every block among the ranks"
-        raise UsageError(f"{what}: partition {partition!r} needs placement shared or partitioned")
+    check_placement(placement, partition)
     data = placements[placement](_DataFile(info, placement, comm, options))
     data.source = str(name) if str(name) in KNOWN else os.path.abspath(info.path)
     return data

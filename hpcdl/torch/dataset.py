@@ -6,7 +6,10 @@ A row is dataset[i], its transforms included, after collate_fn (default_collate)
 the model's type; a module gets (rows, *features) again. Before each example the generators of torch, numpy and Python
 are seeded with (seed, epoch, i), so a random transform is the same on any number of ranks and workers, and differs in
 each epoch. `--data package.module:function` takes the result of a function that calls from_dataset, with the run's
-seed, partition and held-out rows; each rank calls it, and holds the data set in its memory."""
+seed, partition and held-out rows; each rank calls it, and holds the data set in its memory.
+
+Placement streamed: examples are drawn block by block, in the order of a file with the same rows and blocks
+(`sampler.WindowOrder`), for data sets that lie in files and are slow at random places."""
 
 import contextlib
 import hashlib
@@ -23,11 +26,12 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 from hpcdl.chunks import chunks
-from hpcdl.data.data_options import DataOptions, held_out_rows, model_type
+from hpcdl.data.data_options import DataOptions, check_placement, held_out_rows, model_type
 from hpcdl.data.dataset import Data
 from hpcdl.data.digest import Digest
+from hpcdl.data.hdf5 import slabs
 from hpcdl.data.order.readers import MemoryReader, training_numbers
-from hpcdl.data.order.sampler import order_name
+from hpcdl.data.order.sampler import order_name, training_counts
 from hpcdl.data.schema import Schema
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.plugins import plugin_errors
@@ -101,6 +105,9 @@ class DatasetRows:
         self.augment: Any = SimpleNamespace(moves=lambda epoch, *_: epoch)  # for an Augment; passes the epoch on
         self.standard = options.standard(dict, Schema())
         self.workers = Workers(examples.rows, workers) if workers else None
+        blocks = [each.start for each in slabs(len(self), self.width * self.dtype.itemsize)]
+        self.starts = np.array([*blocks, len(self)])
+        self.block = int(self.starts[1])  # rows of a block
 
     def __len__(self) -> int:
         return len(self.examples.dataset)
@@ -181,6 +188,8 @@ def from_dataset(
     augment: str = "",
     standardize: Any = False,
     data_seed: int | None = None,
+    placement: str = "shared",
+    shuffle_window: int = 8,
 ) -> Data:
     """Return the `Data` (hpcdl.data) whose training rows are the examples (x, y) of a Dataset; `test`: its test rows.
     collate_fn: makes x (rows, features...) and y (rows,) or (rows, outputs) from a list of examples. workers: processes
@@ -188,7 +197,11 @@ def from_dataset(
     longer than its share of a step and cores are free. Workers are spawned, so the data set and collate_fn must be
     picklable. classes: None: from `dataset.targets` or `dataset.classes`; 0: regression, the default for float y.
     Other arguments as in `open_data`. UsageError for other kinds of data sets, and if the first example fails."""
-    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, data_seed=data_seed)
+    how = partition, model_type(dtype), seed, validation, augment, standardize
+    options = DataOptions(*how, data_seed=data_seed, shuffle_window=shuffle_window)
+    if placement not in ("shared", "streamed"):
+        raise UsageError(f"placement {placement!r}: every rank makes its examples; take placement shared or streamed")
+    check_placement(placement, partition)
     name = name or type(dataset).__name__
     for each in (dataset, test):
         if each is not None and (isinstance(each, IterableDataset) or not hasattr(each, "__getitem__")):
@@ -225,6 +238,7 @@ def from_dataset(
             rows.check(*rows.examples.rows(np.arange(1), -1))
     source: Any = train
     numbers = training_numbers(len(train), held_out)
+    blocks = (training_counts(train.starts, held_out), shuffle_window) if placement == "streamed" else None
     data = DatasetData(
         name=name,
         features=features,
@@ -234,9 +248,9 @@ def from_dataset(
         train=train,
         test=test_rows,
         held_out=held_out,
-        reader=MemoryReader(source, numbers, classes, options.seed, options.partition),
+        reader=MemoryReader(source, numbers, classes, options.seed, options.partition, blocks=blocks),
         threaded=workers > 0,  # else the thread would draw from the generators that a module draws from
-        order=order_name("shared", options.partition, classes),
+        order=order_name(placement, options.partition, classes, train.block, shuffle_window),
         digest=partial(digest_of, features, classes, train, test_rows),
     )
     data.reopened = partial(from_dataset, dataset, test, collate_fn, workers, classes, name=name)

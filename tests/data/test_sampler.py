@@ -57,6 +57,7 @@ def test_windows_hold_every_row_once_and_an_epoch_can_start_anywhere(counts, win
     order = WindowOrder(5, 2, np.array(counts), window)
     whole = rows_of(order, 0, sum(counts))
     assert sorted(whole) == list(range(sum(counts)))
+    assert order.examples().tolist() == whole
     for start in range(sum(counts) + 1):
         for stop in range(start, sum(counts) + 1):
             assert rows_of(order, start, stop) == whole[start:stop]

@@ -3,13 +3,14 @@
 import random
 import sys
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from in_process import ends
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from hpcdl.data import from_arrays
+from hpcdl.data import from_arrays, hdf5, open_data
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.torch import from_dataset
 
@@ -61,6 +62,23 @@ def test_it_is_as_the_same_arrays_are():
     assert alike(batches(data, 1), batches(arrays, 1))
     assert np.array_equal(data.test.rows(2, 4)[0], still.x[2:4].view(2, 6))
     assert data.steps_per_epoch(7) == 5 and data.scales is None
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_streamed_it_has_the_order_of_a_file_with_the_same_rows(tmp_path, monkeypatch, window):
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 100)  # 4 rows
+    still = Images(moved=False)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["train/x"], file["train/y"] = still.x.numpy(), np.array(still.targets, np.int32)
+        file.attrs["classes"] = 3
+    how = {"placement": "streamed", "shuffle_window": window, "validation": 0.3, "seed": 7}
+    data, of_file = from_dataset(still, **how), open_data(str(tmp_path / "d.h5"), **how)
+    assert data.order == of_file.order and data.examples == of_file.examples < ROWS
+    for epoch in range(2):
+        one = batches(data, 1, epoch)
+        assert alike(one, batches(of_file, 1, epoch)) and alike(one, batches(data, 3, epoch))
+    assert not alike(one, batches(from_dataset(still, validation=0.3, seed=7), 1, 1))
+    of_file.close()
 
 
 def test_transforms_draw_by_the_seed_the_epoch_and_the_row():
@@ -218,6 +236,13 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert ends("train_federated", [*told[:-2], *federated]) == (0, "")
     status, said = ends("train_hogwild", [*told, "--model", "logistic"])
     assert status == 2 and "this needs all training rows in memory, and a Dataset of PyTorch makes" in said
-    status, said = ends("train_allreduce", [*told, "--placement", "streamed"])
-    assert status == 2 and "it needs placement shared" in said
+    streamed = [*told[:-2], "--placement", "streamed", "--shuffle-window", "2", "--out", "c", "--epochs"]
+    assert ends("train_allreduce", [*streamed, "1"]) == (0, "")
+    assert ends("train_allreduce", ["--resume", "c", "--trust", "c", "--epochs", "2", "--progress", "none"]) == (0, "")
+    for other, words in (
+        ("partitioned", "take placement shared or streamed"),
+        ("streamed --partition by-label", "every block"),
+    ):
+        status, said = ends("train_allreduce", [*told, "--placement", *other.split()])
+        assert status == 2 and words in said
     sys.modules.pop("my_dataset", None)

@@ -91,7 +91,9 @@ def test_many_characters_are_two_bytes_each(prepare):
     assert "4001 different characters; a data file can name 4000, so use --level byte" in prepare(text + "a")
 
 
-def test_encodings(prepare):
+@pytest.mark.parametrize("slab", [8 << 20, 7])  # bytes; characters lie across the ends of short ones
+def test_encodings(prepare, monkeypatch, slab):
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", slab)
     for encoding in ("latin-1", "utf-16", "utf-8-sig"):
         text = TEXT.replace("€", "¢")
         path = prepare(text.encode(encoding), *([] if encoding == "utf-8-sig" else ["--encoding", encoding]))
@@ -123,7 +125,9 @@ def test_encodings(prepare):
         (TEXT, ["--label", "1"], "unrecognized arguments: --label"),
     ],
 )
-def test_refusals(prepare, content, options, message):
+def test_refusals(prepare, monkeypatch, content, options, message):
+    assert message in prepare(content, *options)
+    monkeypatch.setattr(hdf5, "SLAB_BYTES", 7)
     assert message in prepare(content, *options)
 
 

@@ -6,27 +6,33 @@
 
 A group of n tokens has (n - 1) // length rows; a rest is left out. Every kept token but the first is a target once.
 
-    level      a token is         tokens are numbered                        memory
-    character  a character        by code point, among those of the text     the text, about 10 bytes a character
-    byte       a byte             0 ... 255                                  a slab"""
+    level      a token is         tokens are numbered
+    character  a character        by code point, among those of the text
+    byte       a byte             0 ... 255
 
+A slab of the text is in memory. Code points wait in a file without a name beside the output, 4 bytes a character."""
+
+import codecs
+import contextlib
 import math
+import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 
+from hpcdl.data import hdf5
 from hpcdl.data.format import Info
 from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
+from hpcdl.data.formats.tokenizer import BEYOND, code_points
 from hpcdl.data.formats.vocabulary import BYTES, Vocabulary
 from hpcdl.data.hdf5 import FilePath, slabs
 from hpcdl.errors import UsageError, blamed_on, unknown
 
 LEVELS = ("character", "byte")
 Read: TypeAlias = Callable[[slice], np.ndarray]
-BEYOND = 0x110000  # number of Unicode code points
 
 
 def prepare_text(
@@ -43,11 +49,13 @@ def prepare_text(
     check_rows(length, test_fraction)
     if level not in LEVELS:
         raise unknown("level", level, LEVELS)
-    with blamed_on(f"{path} cannot be read"):
-        count, read, vocabulary, size = _bytes(path) if level == "byte" else _characters(path, encoding)
-    groups = token_groups(path, count, read, level, length, Fraction(str(test_fraction)))
-    kind, ratio = np.min_scalar_type(len(vocabulary) - 1), dict.fromkeys(groups, size / count)
-    return output.write(groups, kind, 1.0, None, len(vocabulary), vocabulary, token_bytes=ratio)
+    with tempfile.TemporaryFile(dir=output.path.parent) as scratch:
+        with blamed_on(f"{path} cannot be read"):
+            found = _bytes(path) if level == "byte" else _characters(path, encoding, scratch, output.path)
+        count, read, vocabulary, size = found
+        groups = token_groups(path, count, read, level, length, Fraction(str(test_fraction)))
+        kind, ratio = np.min_scalar_type(len(vocabulary) - 1), dict.fromkeys(groups, size / count)
+        return output.write(groups, kind, 1.0, None, len(vocabulary), vocabulary, token_bytes=ratio)
 
 
 def check_rows(length: int, test_fraction: float) -> None:
@@ -87,11 +95,13 @@ def _bytes(path: FilePath) -> tuple[int, Read, Vocabulary, int]:
     return size, lambda which: np.array(memory[which]), Vocabulary(BYTES), size
 
 
-def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary, int]:
+def _characters(path: FilePath, encoding: str, scratch: IO[bytes], output: Path) -> tuple[int, Read, Vocabulary, int]:
     """Return what `_bytes` does, of characters."""
-    code = _code_points(path, encoding)
-    present = np.zeros(BEYOND, bool)
-    present[code] = True
+    code = _code_points(path, encoding, scratch, output)
+    present, size = np.zeros(BEYOND, bool), len(code)  # bytes in UTF-8
+    for slab in slabs(len(code), code.itemsize):
+        present[code[slab]] = True
+        size += sum(int(np.count_nonzero(code[slab] >= least)) for least in (0x80, 0x800, 0x10000))
     known = np.flatnonzero(present)
     if len(known) == 1:
         raise UsageError(f"{path} holds no other character than {chr(known[0])!r}; there is nothing to predict")
@@ -101,24 +111,39 @@ def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary, i
     number = np.zeros(BEYOND, np.min_scalar_type(max(0, len(known) - 1)))
     number[known] = np.arange(len(known))
     vocabulary = Vocabulary(map(chr, known) if len(known) else BYTES)
-    size = len(code) + sum(int(np.count_nonzero(code >= least)) for least in (0x80, 0x800, 0x10000))  # in UTF-8
     return len(code), lambda which: number[code[which]], vocabulary, size
 
 
-def _code_points(path: FilePath, encoding: str) -> np.ndarray:
-    data, todo = Path(path).read_bytes(), "name its --encoding, or use --level byte"
+def _code_points(path: FilePath, encoding: str, scratch: IO[bytes], output: Path) -> np.ndarray:
+    """Return the code points of a text, mapped from the file `scratch` beside `output`; a slab is read at a time."""
+    todo, done, count = "name its --encoding, or use --level byte", 0, 0
     try:
-        text = data.decode(encoding).removeprefix("\ufeff")
+        with contextlib.suppress(UnicodeError):
+            b"a".decode(encoding)  # LookupError if it is not of texts
+        decoder = codecs.getincrementaldecoder(encoding)()
     except LookupError:
         raise UsageError(f"unknown text encoding {encoding!r}; utf-8 and latin-1 are two that are known") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not {encoding}: byte {error.start} cannot be decoded; {todo}") from None
-    except UnicodeError as error:  # of encodings without a position
-        raise UsageError(f"{path} is not {encoding}: {error}; {todo}") from None
-    code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-    # HDF5 ends a text at its first 0, and half a surrogate pair is no character.
-    odd = (code == 0) | ((code >= 0xD800) & (code < 0xE000))
-    if odd.any():
-        what = f"{text[odd.argmax()]!r} (character {odd.argmax()})"
-        raise UsageError(f"{path} holds {what}, which is not plain text; leave it out, or use --level byte")
-    return code
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(hdf5.SLAB_BYTES)
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                at = done + len(data) - len(error.object) + error.start  # bytes of an unfinished character come first
+                raise UsageError(f"{path} is not {encoding}: byte {at} cannot be decoded; {todo}") from None
+            except UnicodeError as error:  # of encodings without a position
+                raise UsageError(f"{path} is not {encoding}: {error}; {todo}") from None
+            text = text if count else text.removeprefix("\ufeff")
+            code = code_points(text)
+            # HDF5 ends a text at its first 0, and half a surrogate pair is no character.
+            odd = (code == 0) | ((code >= 0xD800) & (code < 0xE000))
+            if odd.any():
+                what = f"{text[odd.argmax()]!r} (character {count + odd.argmax()})"
+                raise UsageError(f"{path} holds {what}, which is not plain text; leave it out, or use --level byte")
+            with blamed_on(f"{output} cannot be written"):
+                scratch.write(code.tobytes())
+            done, count = done + len(data), count + len(code)
+            if not data:
+                break
+    scratch.flush()
+    return np.memmap(scratch, "<u4", "r") if count else np.empty(0, "<u4")

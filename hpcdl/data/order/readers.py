@@ -47,6 +47,7 @@ class MemoryReader:
     spec: str  # the partition: `iid` divides every batch among the ranks, any other gives each rank its own rows
     held: dict[Share, LocalExamples] | None = None  # placement partitioned: the examples held here; None: all
     owners: np.ndarray | None = None  # the owner of each training example; None: the partition is not column:NAME
+    blocks: tuple[np.ndarray, int] | None = None  # counts and window of a `WindowOrder`; None: one shuffle of all rows
 
     def __post_init__(self) -> None:
         self.shared_order, self.local = self.held is None and self.spec == "iid", self.held or {}
@@ -79,7 +80,7 @@ class MemoryReader:
         if drawn[0] != key:
             drawn = self.cached_order = None, None  # free the old order before the new one is drawn
             if self.shared_order:
-                whole = sampler.global_order(self.seed, self.examples, epoch)
+                whole = self._whole(epoch)
                 order = whole, self._source(whole)
             else:
                 local = self._local(share)
@@ -92,6 +93,12 @@ class MemoryReader:
             return index, source, partial(sampler.global_share, self.examples, batch_size, rank=rank, size=size)
         steps = sampler.steps_per_epoch(self.examples, batch_size)
         return index, source, partial(sampler.local_share, *self._bounds(share), self.examples, steps)
+
+    def _whole(self, epoch: int) -> np.ndarray:
+        """Return an epoch's order of all training examples."""
+        if self.blocks is None:
+            return sampler.global_order(self.seed, self.examples, epoch)
+        return sampler.WindowOrder(self.seed, epoch, *self.blocks).examples()
 
     @contextlib.contextmanager
     def reading(self, spans: Iterable[tuple[int, int]] | None) -> Iterator[Take]:
@@ -130,7 +137,7 @@ class MemoryReader:
 
     def with_examples(self, drawn: np.ndarray) -> "MemoryReader":
         owners = None if self.owners is None else self.owners[drawn]
-        return dataclasses.replace(self, numbers=self._source(drawn), held=None, owners=owners)
+        return dataclasses.replace(self, numbers=self._source(drawn), held=None, owners=owners, blocks=None)
 
     def _source(self, index: np.ndarray) -> np.ndarray:
         return index if self.numbers is None else self.numbers[index]
@@ -228,11 +235,9 @@ class StreamReader:
 
     def __init__(self, rows: FileRows, held_out: np.ndarray, seed: int, augment: Augment | None, window: int = 1):
         self.rows, self.held_out, self.seed, self.augment, self.window = rows, held_out, seed, augment, window
-        starts = rows.starts
-        out = np.searchsorted(held_out, starts)
-        self.counts = np.diff(starts) - np.diff(out)
-        self.first = starts - out  # number of the first training example of each block
-        self.examples = int(self.first[-1])
+        self.counts = sampler.training_counts(rows.starts, held_out)
+        self.first = np.cumsum(self.counts) - self.counts  # number of the first training example of each block
+        self.examples = int(self.counts.sum())
         self.held = min(window, len(self.counts)) + 1  # blocks in memory
         what = f"{rows.source.where}: {self.held} blocks of {rows.block} rows, by --shuffle-window {window},"
         check_memory(self.held * rows.block_bytes, what)

@@ -77,6 +77,11 @@ def local_share(before: int, through: int, examples: int, steps: int, step: int)
     return BatchShare(start, stop, lower.stop - lower.start, whole.stop - whole.start)
 
 
+def training_counts(starts: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Return the number of training rows of each block. starts: of the blocks, and the end; held_out: sorted rows."""
+    return np.diff(starts - np.searchsorted(held_out, starts))
+
+
 class WindowOrder:
     """The order of an epoch over blocks of counts[k] rows. Blocks are shuffled, and rows in each block. The rows of the
     block at place i are cut into W (`window`) pieces; piece j belongs to slot i + j. The rows of a slot are shuffled,
@@ -122,3 +127,13 @@ class WindowOrder:
             if start < last:  # not an empty slot
                 yield at, start - begin, last - begin
             start, at = last, at + 1
+
+    def examples(self) -> np.ndarray:
+        """Return the whole order, as numbers of training examples: those of block 0, of block 1, ..."""
+        first = np.cumsum(self.counts) - self.counts
+        placed = [first[block] + self.rows(place) for place, block in enumerate(self.blocks)]
+        slots = []
+        for slot in range(len(self.ends)):
+            rows = np.concatenate([np.empty(0, np.int64), *(placed[each][part] for each, part in self.pieces(slot))])
+            slots.append(rows[self.within(slot, len(rows))])
+        return np.concatenate(slots)
