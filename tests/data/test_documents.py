@@ -382,6 +382,7 @@ def test_what_cannot_be(tmp_path):
         (["a.txt", "b.txt"], [], r"holds '\x00', which is not plain text; leave it out, or use --tokenizer bytes"),
         (["a.txt"], ["--encoding", "utf-16", "--document-separator", "END"], "cannot be found in utf-16"),
         (["a.txt"], ["--encoding", "none", "--document-separator", "END"], "unknown text encoding 'none'"),
+        (["a.txt"], ["--encoding", "rot13", "--tokenizer", "bpe:300"], "unknown text encoding 'rot13'"),  # not of bytes
         (
             ["a.txt"],
             ["--length", "5000", "--tokenizer", "bpe:300"],

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from hpcdl.data.hdf5 import shown
+from hpcdl.data.hdf5 import FilePath, shown
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import files_below
 
@@ -213,41 +213,52 @@ def read(span: DocumentSpan, options: TextOptions) -> Iterator[Part]:
                 yield Part(number, text, True)
 
 
-def _read_plain(span: DocumentSpan, options: TextOptions) -> Iterator[Part]:
-    separates = None if options.separator is None else _separates(span.path, options)
+def text_decoder(path: FilePath, encoding: str, errors: str, todo: str) -> Callable[..., str]:
+    """Return a function (data, at, final=False) that decodes a file's bytes, part by part. at: bytes before `data`.
+    final: a text ends, and the next call begins another. todo: the end of the UsageError for undecodable bytes."""
     try:
-        decoder = codecs.getincrementaldecoder(options.encoding)(options.errors)
+        with contextlib.suppress(UnicodeError):
+            b"a".decode(encoding)  # LookupError if it is not of texts
+        decoder = codecs.getincrementaldecoder(encoding)(errors)
     except LookupError:
-        raise UsageError(
-            f"unknown text encoding {options.encoding!r}; utf-8 and latin-1 are two that are known"
-        ) from None
-    document, at, held, whole, inside = span.first, span.start, "", True, False
+        raise UsageError(f"unknown text encoding {encoding!r}; utf-8 and latin-1 are two that are known") from None
 
-    def decoded(data: bytes, final: bool = False) -> str:
+    def decoded(data: bytes, at: int, final: bool = False) -> str:
         waiting = len(decoder.getstate()[0])
         try:
-            return decoder.decode(data, final)
+            text = decoder.decode(data, final)
         except UnicodeDecodeError as error:
             where = f"byte {at - waiting + error.start} cannot be decoded"
         except UnicodeError as error:  # of encodings without a position
             where = str(error)
-        todo = "name its --encoding, or use --tokenizer bytes"
-        raise UsageError(f"{span.path} is not {options.encoding}: {where}; {todo}")
+        else:
+            if final:
+                decoder.reset()
+            return text
+        raise UsageError(f"{path} is not {encoding}: {where}; {todo}")
+
+    return decoded
+
+
+def _read_plain(span: DocumentSpan, options: TextOptions) -> Iterator[Part]:
+    separates = None if options.separator is None else _separates(span.path, options)
+    todo = "name its --encoding, or use --tokenizer bytes"
+    decoded = text_decoder(span.path, options.encoding, options.errors, todo)
+    document, at, held, whole, inside = span.first, span.start, "", True, False
 
     with open_bytes(span.path, span.start) as file:
         next_part = file.read if separates is None else file.readline
         while data := next_part(PART):
             if separates is not None and whole and separates(data):
                 if inside:
-                    yield Part(document, held + decoded(b"", True), True)
+                    yield Part(document, held + decoded(b"", at, True), True)
                     document, held, inside = document + 1, "", False
-                    decoder.reset()
                 if span.stop is not None and at >= span.stop:
                     return
             elif span.stop is not None and at >= span.stop and whole:  # never, if the file is as it was
                 break
             else:
-                text = decoded(data)
+                text = decoded(data, at)
                 held = held + text if inside else text.removeprefix("\ufeff") if at == 0 else text
                 inside = True
                 if len(held) >= PART:
@@ -256,7 +267,7 @@ def _read_plain(span: DocumentSpan, options: TextOptions) -> Iterator[Part]:
                     held = held[cut:]
             at, whole = at + len(data), data.endswith(b"\n")
     if inside:
-        yield Part(document, held + decoded(b"", True), True)
+        yield Part(document, held + decoded(b"", at, True), True)
 
 
 def safe(text: str) -> int:

@@ -12,8 +12,6 @@ A group of n tokens has (n - 1) // length rows; a rest is left out. Every kept t
 
 A slab of the text is in memory. Code points wait in a file without a name beside the output, 4 bytes a character."""
 
-import codecs
-import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ import numpy as np
 
 from hpcdl.data import hdf5
 from hpcdl.data.format import Info
+from hpcdl.data.formats.documents import text_decoder
 from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.formats.tokenizer import BEYOND, code_points
 from hpcdl.data.formats.vocabulary import BYTES, Vocabulary
@@ -116,23 +115,12 @@ def _characters(path: FilePath, encoding: str, scratch: IO[bytes], output: Path)
 
 def _code_points(path: FilePath, encoding: str, scratch: IO[bytes], output: Path) -> np.ndarray:
     """Return the code points of a text, mapped from the file `scratch` beside `output`; a slab is read at a time."""
-    todo, done, count = "name its --encoding, or use --level byte", 0, 0
-    try:
-        with contextlib.suppress(UnicodeError):
-            b"a".decode(encoding)  # LookupError if it is not of texts
-        decoder = codecs.getincrementaldecoder(encoding)()
-    except LookupError:
-        raise UsageError(f"unknown text encoding {encoding!r}; utf-8 and latin-1 are two that are known") from None
+    decoded = text_decoder(path, encoding, "strict", "name its --encoding, or use --level byte")
+    done = count = 0  # bytes and characters
     with open(path, "rb") as file:
         while True:
             data = file.read(hdf5.SLAB_BYTES)
-            try:
-                text = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                at = done + len(data) - len(error.object) + error.start  # bytes of an unfinished character come first
-                raise UsageError(f"{path} is not {encoding}: byte {at} cannot be decoded; {todo}") from None
-            except UnicodeError as error:  # of encodings without a position
-                raise UsageError(f"{path} is not {encoding}: {error}; {todo}") from None
+            text = decoded(data, done, final=not data)
             text = text if count else text.removeprefix("\ufeff")
             code = code_points(text)
             # HDF5 ends a text at its first 0, and half a surrogate pair is no character.
