@@ -23,6 +23,8 @@ EXTRA  := $(if $(filter mpich,$(MPI)),mpi$(comma),$(if $(filter openmpi,$(MPI)),
 MPIEXEC := $(if $(filter site,$(MPI)),mpiexec,$(BIN)/mpiexec)
 
 SHOW := -q --color=no --durations=5
+# What ends a job of several ranks is said on the stderr that the launcher reads, not into a file of pytest's.
+SHOW_RANKS := $(SHOW) --capture=sys
 
 # Each rank that a test starts would compile hpcdl's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,7 +47,7 @@ test-one: $(STAMP)
 	$(BIN)/python -m pytest $(SHOW) --numprocesses=2 --dist=loadfile $(TESTS) $(ARGS)
 
 test-four: $(STAMP)
-	HPCDL_CHECK=1 $(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
+	HPCDL_CHECK=1 $(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW_RANKS) $(TESTS) $(ARGS)
 
 test-long:
 	$(MAKE) --no-print-directory test test-three ARGS="--long $(ARGS)"
@@ -54,7 +56,7 @@ test-all:
 	$(MAKE) --no-print-directory test test-three ARGS="--all $(ARGS)"
 
 test-three: $(STAMP)
-	HPCDL_CHECK=1 $(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW) --without-groups $(TESTS) $(ARGS)
+	HPCDL_CHECK=1 $(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW_RANKS) --without-groups $(TESTS) $(ARGS)
 
 test-cluster:
 	$(MAKE) --no-print-directory install MPI=mpich

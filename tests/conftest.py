@@ -234,6 +234,7 @@ def pytest_exception_interact(node, call, report):
         sys.stdout.flush()
         sys.stderr.write(f"\nrank {MPI.COMM_WORLD.rank} failed in {node.nodeid}\n{report.longreprtext}\n")
         sys.stderr.flush()
+        time.sleep(0.2)  # MPICH's launcher drops what it has not read when the job ends
         MPI.COMM_WORLD.Abort(1)
 
 

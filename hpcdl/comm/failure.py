@@ -20,7 +20,7 @@ from mpi4py import MPI
 from hpcdl.comm.diagnostics import status_signal
 from hpcdl.comm.diagnostics.flight_recorder import LEFT
 from hpcdl.comm.diagnostics.watchdog import leave_once
-from hpcdl.comm.job_abort import end_job
+from hpcdl.comm.job_abort import end_job, print_error
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, AgreedExit, LoneError, TrainingError, UsageError, line, reason
 
@@ -103,16 +103,6 @@ def claim_report() -> bool:
             owner = mine.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             return struct.unpack("3i", owner)[1] != os.getuid()
     return True
-
-
-def print_error(text: str) -> None:
-    """Write the text to the real stderr: a hook around ours may capture sys.stderr (torch.distributed's does)."""
-    try:
-        sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):
-        sys.stderr = sys.__stderr__
-    if sys.stderr is not None:
-        sys.stderr.write(text)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,16 @@ def end_job(status: int, reason: str = "") -> None:
     os._exit(status)  # Abort returns if the launcher cannot be reached (seen with MPICH and a cut link)
 
 
+def print_error(text: str) -> None:
+    """Write the text to the real stderr: a hook around ours may capture sys.stderr (torch.distributed's does)."""
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        sys.stderr = sys.__stderr__
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+
+
 def is_the_last() -> bool:
     """True if all other ranks have exited; after a death by signal the job's status would be 0 then (PRRTE 3). The
     lowest live rank waits up to OTHERS seconds for the others, which may fail, too."""

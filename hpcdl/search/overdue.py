@@ -18,7 +18,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from hpcdl.comm.diagnostics.call_site import innermost, location
-from hpcdl.comm.job_abort import end_job
+from hpcdl.comm.job_abort import end_job, print_error
 from hpcdl.launch.isolated_run import BEGUN, begun, write_begun
 
 GRACE = 30.0  # minimum seconds for a trial to finish its step, be scored and saved
@@ -53,7 +53,7 @@ def end_search(folder: Path, path: Path, trial: int, limit: float, job: str, gra
         f"trial {trial} hangs within a step: it has taken {grace:g} s longer than --trial-limit {limit:g}; rank "
         f"{MPI.COMM_WORLD.rank} is at {where}; the job ends now; go on with --resume {folder}"
     )
-    sys.stderr.write(f"error: {why}\n")
+    print_error(f"error: {why}\n")
     with contextlib.suppress(OSError):
         return_attempts(folder, path, job)
     end_job(1, why)

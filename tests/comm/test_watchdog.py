@@ -2,8 +2,13 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from mpi4py import MPI
+
+from hpcdl.comm.diagnostics.watchdog import Watchdog
+from hpcdl.comm.progress import WaitTarget, activity
 
 HANG = """
 import sys, time
@@ -150,3 +155,23 @@ def test_a_server_may_wait_for_any_time_while_all_others_are_there(launch):
     assert all(done.returncode != 0 for done in stopped)
     assert "hpcdl watchdog: rank 1: no answer" in stopped[0].stderr
     assert "rank 0 does not answer" in stopped[1].stderr
+
+
+def test_a_communicator_may_be_freed_while_its_status_is_asked_for():
+    """The thread that answers runs beside the one that frees."""
+    group = SimpleNamespace(mpi=MPI.COMM_SELF, sequence=3, name="split")
+
+    class Freeing(dict):
+        def get(self, key, default=None):
+            found = super().get(key, default)
+            watchdog.forget(group)
+            return found
+
+    watchdog = Watchdog(MPI.COMM_SELF, 0.0)
+    watchdog.watch(group)
+    watchdog.keys = Freeing(watchdog.keys)
+    with activity.inside("free", WaitTarget(group)):
+        status = watchdog.status(None)
+    assert status.text.startswith("waits in free")
+    assert status.key is None
+    watchdog.close()

@@ -178,6 +178,7 @@ def test_a_file_that_is_there_is_refused(tmp_path):
 def test_who_reads_a_stream_may_have_enough(world, monkeypatch):
     """As head has: all ranks stop, and nothing is said of it."""
     monkeypatch.setattr(predictions.os, "dup2", lambda *of: None)
+    monkeypatch.setattr(predictions.sys, "stdout", predictions.sys.__stdout__)  # has a descriptor
 
     class Head:
         def write(self, part):

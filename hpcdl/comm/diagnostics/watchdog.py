@@ -33,7 +33,7 @@ from hpcdl.comm.diagnostics import deadlock, status_signal
 from hpcdl.comm.diagnostics.call_signature import ALL
 from hpcdl.comm.diagnostics.call_site import innermost, location
 from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus
-from hpcdl.comm.job_abort import end_job, end_without, launcher
+from hpcdl.comm.job_abort import end_job, end_without, launcher, print_error
 from hpcdl.comm.progress import LONGEST, Wait, WaitTarget, activity
 
 FOLDERS = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(kernels.__file__)
@@ -267,14 +267,15 @@ class Watchdog:
                 calls[key] = min(calls[key], request.awaits.call - 1)
         if left:
             return RankStatus("has ended its program", True, self.freed | calls)
-        group = self.groups[call[0]][0] if call and call[0] in self.groups else None
-        made = group.call_text(call[1]) if group is not None else None
+        asked = self.groups.get(call[0]) if call else None
+        made = asked[0].call_text(call[1]) if asked is not None else None
         status = RankStatus(self.report(), False, calls, activity.busy(self.timeout), made)
         wait = activity.waiting()
         key = self.keys.get(id(wait.awaits.group)) if wait is not None and wait.awaits is not None else None
-        if wait is None or wait.awaits is None or key is None:  # not one of the watched communicators
+        watched = self.groups.get(key) if key is not None else None  # the main thread may free it meanwhile
+        if wait is None or wait.awaits is None or key is None or watched is None:
             return status
-        members, other = self.groups[key][1], wait.awaits.other
+        members, other = watched[1], wait.awaits.other
         return status._replace(
             waits=(wait.seconds, wait.since) if wait.blocked else None,
             key=key,
@@ -319,11 +320,11 @@ class Watchdog:
     def end_if_enabled(self, line: str, status: int) -> None:
         """If `ends`, print this line as an error and end the job with this status."""
         if self.ends:
-            sys.stderr.write(f"error: {line}\n")
+            print_error(f"error: {line}\n")
             end_job(status, f"ended the job: {line}")
 
     def end(self, lines: list[str]) -> None:
-        sys.stderr.write("".join(f"hpcdl watchdog: {line}\n" for line in lines))
+        print_error("".join(f"hpcdl watchdog: {line}\n" for line in lines))
         end_job(1, f"ended the job: {lines[0]}")
 
     def farewell(self) -> None:
