@@ -9,7 +9,6 @@ runs. Trials of other groups end, too, but do not lose an attempt (return_attemp
 
 import contextlib
 import faulthandler
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hpcdl.comm.diagnostics.call_site import innermost, location
+from hpcdl.comm.diagnostics.call_site import place_in, stack_of
 from hpcdl.comm.job_abort import end_job, print_error
 from hpcdl.launch.isolated_run import BEGUN, begun, write_begun
 
@@ -48,7 +47,7 @@ def end_search(folder: Path, path: Path, trial: int, limit: float, job: str, gra
     """End the job with an error line, because trial `trial`, whose run is in `path`, hangs; --resume repeats the trial.
     folder: of the search. limit, grace: seconds. job: name under which this launch has begun trials."""
     main = threading.main_thread().ident
-    where = location(innermost(sys._current_frames()[main]))  # type: ignore[index]
+    where = place_in(stack_of(main))
     why = (
         f"trial {trial} hangs within a step: it has taken {grace:g} s longer than --trial-limit {limit:g}; rank "
         f"{MPI.COMM_WORLD.rank} is at {where}; the job ends now; go on with --resume {folder}"

@@ -1,12 +1,15 @@
 """A hung job ends, and the report names each rank, its operation and the calling line."""
 
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from mpi4py import MPI
 
+from hpcdl.comm.diagnostics import deadlock
+from hpcdl.comm.diagnostics.call_site import place_in, stack_of
 from hpcdl.comm.diagnostics.watchdog import Watchdog
 from hpcdl.comm.progress import WaitTarget, activity
 
@@ -175,3 +178,40 @@ def test_a_communicator_may_be_freed_while_its_status_is_asked_for():
     assert status.text.startswith("waits in free")
     assert status.key is None
     watchdog.close()
+
+
+def test_a_freed_communicator_still_has_its_last_call():
+    """Who is still at the end of that call does not wait for who has freed the communicator and goes on."""
+    group = SimpleNamespace(mpi=MPI.COMM_SELF, sequence=3, name="trial")
+    watchdog = Watchdog(MPI.COMM_SELF, 0.0)
+    watchdog.watch(group)
+    (key,) = watchdog.groups
+    watchdog.forget(group)
+    freed = watchdog.status(None)
+    assert freed.calls[key] == 3
+    wait = freed._replace(waits=(9.0, 1), members=(0, 1), other=deadlock.ALL, together=True)
+    gone_on, at_its_end = (
+        wait._replace(key="world", call=4, calls={"world": 4} | freed.calls),
+        wait._replace(key=key, call=3),
+    )
+    assert not deadlock.mutual_waits({0: gone_on, 1: at_its_end._replace(calls={"world": 3, key: 3})})
+    watchdog.close()
+
+
+def test_the_stack_of_another_thread():
+    """Names beyond ASCII and backslashes included."""
+    waits, end = threading.Event(), threading.Event()
+    source = "def schläft\U00020000():\n    waits.set()\n    end.wait()\n\n\ndef go():\n    schläft\U00020000()\n"
+    names = {"waits": waits, "end": end}
+    exec(compile(source, "/tmp/a\\b/мой €.py", "exec"), names)
+    thread = threading.Thread(target=names["go"])
+    thread.start()
+    waits.wait()
+    stack = stack_of(thread.ident)
+    end.set()
+    thread.join()
+    mine = [place for place in stack if place.file == "/tmp/a\\b/мой €.py"]
+    assert mine == [(mine[0].file, 3, "schläft\U00020000"), (mine[0].file, 7, "go")]
+    assert str(mine[1]) == "мой €.py:7 in go"
+    assert place_in(mine) is mine[0]
+    assert stack_of(0) == [("an unknown file", 0, "an unknown function")]

@@ -18,10 +18,8 @@ import os
 import sys
 import threading
 import time
-import traceback
 import zlib
 from collections import Counter
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,7 @@ from hpcdl import kernels, shared_memory
 from hpcdl.comm.counting import translate_ranks
 from hpcdl.comm.diagnostics import deadlock, status_signal
 from hpcdl.comm.diagnostics.call_signature import ALL
-from hpcdl.comm.diagnostics.call_site import innermost, location
+from hpcdl.comm.diagnostics.call_site import Place, place_in, stack_of
 from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus
 from hpcdl.comm.job_abort import end_job, end_without, launcher, print_error
 from hpcdl.comm.progress import LONGEST, Wait, WaitTarget, activity
@@ -133,7 +131,8 @@ class Watchdog:
         """Stop watching a freed communicator."""
         key = self.keys.pop(id(group), None)
         if key is not None:
-            self.freed[key] = self.groups.pop(key)[0].sequence
+            self.freed[key] = self.groups[key][0].sequence  # first: the thread finds it in one of the two
+            del self.groups[key]
         if len(self.freed) > FREED:
             del self.freed[next(iter(self.freed))]
 
@@ -260,13 +259,14 @@ class Watchdog:
 
     def status(self, call: Any, left: bool = False) -> RankStatus:
         """Return this rank's status. call: as in `query`. left: True at the end of its program."""
-        calls = {key: group.sequence for key, (group, _) in list(self.groups.items())}
+        # Also of communicators that this rank has freed: another rank may still be at the end of their last call.
+        calls = self.freed | {key: group.sequence for key, (group, _) in list(self.groups.items())}
         for request in list(activity.in_flight):  # an incomplete operation does not count as made
             key = self.keys.get(id(request.communicator))
             if left and key is not None and request.awaits.call is not None:
                 calls[key] = min(calls[key], request.awaits.call - 1)
         if left:
-            return RankStatus("has ended its program", True, self.freed | calls)
+            return RankStatus("has ended its program", True, calls)
         asked = self.groups.get(call[0]) if call else None
         made = asked[0].call_text(call[1]) if asked is not None else None
         status = RankStatus(self.report(), False, calls, activity.busy(self.timeout), made)
@@ -286,22 +286,21 @@ class Watchdog:
             if other == ALL
             else wait.operation,
             name=wait.awaits.group.name,
-            at=location(innermost(self.frames()[0])),
+            at=str(place_in(self.stack())),
             together=other == ALL and (wait.operation in deadlock.TOGETHER or wait.awaits.group.checker is not None),
         )
 
-    def frames(self) -> list[FrameType]:
-        """Return the main thread's frames, innermost first; during communication, from hpcdl.comm's innermost on."""
-        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[self.main])]
-        below = [frame.f_code.co_filename.startswith(BELOW) for frame in frames]
-        return frames[below.index(True) :] if True in below else frames
+    def stack(self) -> list[Place]:
+        """Return the main thread's stack, innermost first; during communication, from hpcdl.comm's innermost on."""
+        stack = stack_of(self.main)
+        below = [place.file.startswith(BELOW) for place in stack]
+        return stack[below.index(True) :] if True in below else stack
 
     def report(self) -> str:
-        """Return what the rank does as text: operation, seconds, and the innermost frame outside hpcdl.comm."""
-        frames = self.frames()
-        outside = (each for each in frames if not each.f_code.co_filename.startswith(BELOW))
-        frame = next(outside, frames[0])
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        """Return what the rank does as text: operation, seconds, and the innermost line outside hpcdl.comm."""
+        stack = self.stack()
+        at = next((place for place in stack if not place.file.startswith(BELOW)), stack[0])
+        place = f"{at.file}:{at.line} in {at.function}"
         wait = activity.waiting()
         if wait is None:
             return f"in no communication (the last was {activity.last}), at {place}"
