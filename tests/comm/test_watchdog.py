@@ -203,14 +203,14 @@ def test_the_stack_of_another_thread():
     waits, end = threading.Event(), threading.Event()
     source = "def schläft\U00020000():\n    waits.set()\n    end.wait()\n\n\ndef go():\n    schläft\U00020000()\n"
     names = {"waits": waits, "end": end}
-    exec(compile(source, "/tmp/a\\b/мой €.py", "exec"), names)
-    thread = threading.Thread(target=names["go"])
+    exec(compile(source, "/tmp/a\\users/мой €.py", "exec"), names)
+    thread = threading.Thread(target=names["go"], daemon=True)
     thread.start()
     waits.wait()
     stack = stack_of(thread.ident)
     end.set()
     thread.join()
-    mine = [place for place in stack if place.file == "/tmp/a\\b/мой €.py"]
+    mine = [place for place in stack if place.file == "/tmp/a\\users/мой €.py"]
     assert mine == [(mine[0].file, 3, "schläft\U00020000"), (mine[0].file, 7, "go")]
     assert str(mine[1]) == "мой €.py:7 in go"
     assert place_in(mine) is mine[0]

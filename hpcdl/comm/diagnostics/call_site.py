@@ -27,7 +27,8 @@ PYTORCH = "torch", "typing_extensions", "warnings", "_py_warnings"  # modules wi
 skipped: dict[str, bool] = {}  # by file name
 THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+) ")  # of faulthandler's text, as the next two
 LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-ESCAPED = re.compile(r"\\(?:x(..)|u(.{4})|U(.{8}))")  # characters beyond ASCII
+HEX = "[0-9a-f]"
+ESCAPED = re.compile(rf"\\(?:x({HEX}{{2}})|u({HEX}{{4}})|U(00(?:0{HEX}|10){HEX}{{4}}))")  # characters beyond ASCII
 
 
 class Place(NamedTuple):
